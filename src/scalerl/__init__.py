@@ -1,4 +1,4 @@
-"""Forecast, train and compare reinforcement learning for language models by their compute-performance curves."""
+"""Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
 
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError

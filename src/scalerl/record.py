@@ -113,7 +113,7 @@ class EvalPoint:
 
 
 def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
-    """Unbiased estimate of the mean over prompts of p (1 - p), from `correct_P` successes of `n_samples` each.
+    """Unbiased estimate of the mean over prompts of p (1 - p), `correct_P` successes of `n_samples` each.
 
     For x successes of k, x (k - x) / (k (k - 1)) has expectation p (1 - p). NaN at k = 1, where one sample
     says nothing of the spread.
