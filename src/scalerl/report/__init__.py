@@ -1,0 +1,29 @@
+"""A run on one page: the forecast as frozen, what was measured, the fit, and the health of the training.
+
+    write_report(run)     report.html, self-contained
+    curve_figure(run, fit, frozen=..., out="curve.png")     the main figure as a file
+    print_closing(run)    the closing table in a terminal
+
+It reads the run folder alone, and never imports what trains.
+"""
+
+from scalerl.report.curve_figure import curve_figure, curve_svg
+from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
+from scalerl.report.health_figure import health_svg
+from scalerl.report.page import report_html, write_report
+from scalerl.report.terminal import closing_rows, print_closing
+
+__all__ = [
+    "FrozenForecast",
+    "Outcome",
+    "closing_rows",
+    "curve_figure",
+    "curve_svg",
+    "frozen_forecasts",
+    "health_svg",
+    "judge",
+    "main_forecast",
+    "print_closing",
+    "report_html",
+    "write_report",
+]

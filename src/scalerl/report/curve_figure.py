@@ -1,0 +1,224 @@
+"""The main figure: pass rate against compute, the forecast as frozen, and what came after it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalerl.record import RunRecord
+from scalerl.report.curve_view import CurveView, curve_view
+from scalerl.report.frozen import FrozenForecast
+from scalerl.report.numbers import rate
+from scalerl.report.style import (
+    CEILING,
+    FORECAST,
+    INK,
+    LATER,
+    MUTED,
+    PAPER,
+    WINDOW,
+    inline_svg,
+    new_figure,
+    plain_rates,
+    save_figure,
+    style,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from scalerl.curve import Fit
+
+
+def curve_svg(run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None) -> str:
+    """The main figure as inline SVG for the page.
+
+    Args:
+        run: the record.
+        fit: a fit on all evaluations: its ceiling is shown, and its curve where there is no `frozen`.
+        frozen: the forecast to show, with its own curve and band as stored.
+
+    Raises:
+        InputError: the counters behind the compute axis are missing.
+    """
+    described = f"Pass rate against training compute, {len(run.evals)} evaluations"
+    return inline_svg(_draw(curve_view(run, fit, frozen)), "curve", described)
+
+
+def curve_figure(
+    run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None, out: str | Path
+) -> Path:
+    """Write the figure of `curve_svg` to the file `out` (.svg or .png), for a README or a slide.
+
+    Raises:
+        InputError: `out` ends otherwise, or the counters behind the compute axis are missing.
+        WriteError: the disk does not take it.
+    """
+    return save_figure(_draw(curve_view(run, fit, frozen)), Path(out))
+
+
+def _draw(view: CurveView) -> Figure:
+    with style():
+        figure = new_figure(10.0, 4.4)
+        widths = [5.6, 3.2, 1.4] if view.ceilings else [5.6, 3.2]
+        panels = figure.subplots(1, len(widths), sharey=True, gridspec_kw={"width_ratios": widths})
+        for axes in panels[:2]:
+            _curve(axes, view)
+            _evaluations(axes, view)
+            _levels(axes, view)
+        _finish_linear(panels[0], view)
+        _finish_log(panels[1], view)
+        if view.ceilings:
+            _ceiling_panel(panels[2], view)
+        panels[0].set_ylim(*_limits(view))
+    return figure
+
+
+def _curve(axes: Axes, view: CurveView) -> None:
+    if math.isfinite(view.window):
+        axes.axvspan(0, view.window, color=WINDOW, lw=0, zorder=0)
+    if view.band:
+        axes.fill_between(view.band.compute_M, view.band.lo_M, view.band.hi_M, color=FORECAST, alpha=0.18, lw=0)
+        axes.plot(view.band.compute_M, view.band.median_M, color=FORECAST, lw=1.6)
+    if view.frozen and math.isfinite(view.frozen.width):
+        lo, hi = view.frozen.prediction
+        axes.errorbar(
+            [view.target],
+            [(lo + hi) / 2],
+            yerr=[(hi - lo) / 2],
+            fmt="none",
+            ecolor=FORECAST,
+            elinewidth=1.6,
+            capsize=5,
+            capthick=1.6,
+            zorder=4,
+        )
+
+
+def _evaluations(axes: Axes, view: CurveView) -> None:
+    for chosen_N, colour, face in ((~view.later_N, INK, INK), (view.later_N, LATER, PAPER)):
+        axes.errorbar(
+            view.compute_N[chosen_N],
+            view.pass_rate_N[chosen_N],
+            yerr=view.noise_sd_N[chosen_N],
+            fmt="o",
+            ms=4.2,
+            mfc=face,
+            mec=colour,
+            mew=1.1,
+            ecolor=colour,
+            elinewidth=0.9,
+            zorder=3,
+        )
+
+
+def _levels(axes: Axes, view: CurveView) -> None:
+    if math.isfinite(view.known_ceiling):
+        axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
+    if view.ceilings:
+        axes.axhline(view.ceilings[-1].A, color=CEILING, lw=1.1, ls=(0, (6, 3)), zorder=1)
+
+
+def _finish_linear(axes: Axes, view: CurveView) -> None:
+    axes.set_xlim(0, _largest(view) * 1.03)
+    axes.set_xlabel(f"training compute ({view.unit.name})")
+    axes.set_ylabel("pass rate on the held-out prompts")
+    plain_rates(axes)
+    _label_levels(axes, view)
+    _key(axes, view)
+
+
+def _finish_log(axes: Axes, view: CurveView) -> None:
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    positive_N = view.compute_N[view.compute_N > 0]
+    axes.set_xlabel(f"{view.unit.name}, logarithmic")
+    axes.tick_params(labelleft=False)
+    if not positive_N.size:
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(positive_N.min() / 1.3, _largest(view) * 1.15)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _ceiling_panel(axes: Axes, view: CurveView) -> None:
+    for place, ceiling in enumerate(view.ceilings):
+        lo, hi = ceiling.interval
+        if math.isfinite(lo + hi):
+            axes.plot([place, place], [lo, hi], color=CEILING, lw=5, alpha=0.35, solid_capstyle="butt")
+        axes.plot([place], [ceiling.A], "o", ms=5, color=CEILING)
+    if math.isfinite(view.known_ceiling):
+        axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
+    axes.set_xlim(-0.7, len(view.ceilings) - 0.3)
+    axes.set_xticks(range(len(view.ceilings)), [ceiling.data.replace(" ", "\n", 1) for ceiling in view.ceilings])
+    axes.tick_params(labelleft=False, bottom=False)
+    axes.grid(visible=False, axis="x")
+    axes.spines["left"].set_visible(False)
+    axes.set_title("ceiling A", color=CEILING)
+
+
+def _label_levels(axes: Axes, view: CurveView) -> None:
+    """Name the horizontal lines at the left, where the curve is still low; the higher one from above."""
+    levels = [(view.known_ceiling, f"ceiling known beforehand {rate(view.known_ceiling)}", MUTED)]
+    if view.ceilings:
+        last = view.ceilings[-1]
+        levels.append((last.A, f"ceiling A {rate(last.A)}, fitted on the {last.data}", CEILING))
+    known = sorted((level for level in levels if math.isfinite(level[0])), reverse=True)
+    for (height, text, colour), (offset, align) in zip(known, ((3, "bottom"), (-3, "top")), strict=False):
+        axes.annotate(
+            text,
+            (0.012, height),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, offset),
+            textcoords="offset points",
+            va=align,
+            color=colour,
+        )
+
+
+def _key(axes: Axes, view: CurveView) -> None:
+    """Name points and bands in their own colours, in the corner that a rising curve leaves empty."""
+    from matplotlib.lines import Line2D
+
+    entries: list[tuple[Artist, str]] = []
+    used = "evaluation used by the fit" if math.isfinite(view.window) else "evaluation"
+    noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
+    dot = {"marker": "o", "ls": "", "ms": 4.5, "mew": 1.1}
+    entries.append((Line2D([], [], color=INK, **dot), used + noise))
+    if view.later_N.any():
+        entries.append((Line2D([], [], mfc=PAPER, mec=LATER, color=LATER, **dot), "evaluation made later"))
+    if view.frozen:
+        when = f"step {view.frozen.made_at_step:.0f}" if math.isfinite(view.frozen.made_at_step) else "its time"
+        entries.append((Line2D([], [], color=FORECAST, lw=6, alpha=0.4), f"forecast, frozen at {when}"))
+        entries.append(
+            (Line2D([], [], color=FORECAST, marker="_", ls="", ms=8, mew=1.6), "interval for one evaluation at the target")
+        )
+    elif view.band:
+        entries.append((Line2D([], [], color=FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
+    legend = axes.legend(*zip(*entries, strict=True), loc="lower right", frameon=False, handlelength=1.2)
+    for (handle, _), text in zip(entries, legend.get_texts(), strict=True):
+        text.set_color(handle.get_color() if isinstance(handle, Line2D) else INK)
+
+
+def _largest(view: CurveView) -> float:
+    ends = [view.compute_N.max(initial=0.0), view.target, view.band.compute_M.max() if view.band else 0.0]
+    return float(np.nanmax(ends)) or 1.0
+
+
+def _limits(view: CurveView) -> tuple[float, float]:
+    """From below the lowest to above the highest thing drawn, kept within a little around [0, 1]."""
+    drawn = [view.pass_rate_N - view.noise_sd_N, view.pass_rate_N + view.noise_sd_N, [view.known_ceiling]]
+    drawn += [[ceiling.A, *ceiling.interval] for ceiling in view.ceilings]
+    if view.frozen:
+        drawn.append(view.frozen.prediction)
+    if view.band:
+        drawn += [view.band.lo_M, view.band.hi_M]
+    lowest, highest = (float(bound(np.concatenate(drawn))) for bound in (np.nanmin, np.nanmax))
+    margin = 0.08 * max(highest - lowest, 0.05)
+    return max(lowest - margin, -0.03), min(highest + margin, 1.04)

@@ -1,0 +1,125 @@
+"""What the main figure shows, gathered from the record, the fit and the frozen forecast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.record import RunRecord
+from scalerl.report.frozen import Band, FrozenForecast
+from scalerl.report.numbers import Unit, as_float, pair, percent, unit_for
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
+_AXES_BY_PREFERENCE = ("gpu_hours", "flops", "tokens", "samples", "steps")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One estimate of the ceiling A with its interval, and the share of the data that it rests on."""
+
+    data: str
+    A: float
+    interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class CurveView:
+    """The main figure's content, compute in units of `unit`; arrays `_N` have one entry per evaluation."""
+
+    unit: Unit
+    compute_N: np.ndarray
+    pass_rate_N: np.ndarray
+    noise_sd_N: np.ndarray
+    """Zero where it is not known: no bar is drawn."""
+    later_N: np.ndarray
+    """Whether the evaluation was made after the forecast that is drawn."""
+    window: float
+    """Compute up to which evaluations were used; NaN where nothing is fitted."""
+    band: Band | None
+    frozen: FrozenForecast | None
+    target: float
+    """Compute that the forecast is for; NaN without one."""
+    ceilings: tuple[Ceiling, ...]
+    known_ceiling: float
+
+
+def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> str:
+    """The compute axis of the page: that of the fit, else of the forecast, else the first one logged."""
+    if fit is not None:
+        return fit.axis
+    if frozen is not None:
+        return frozen.axis
+    return next(axis for axis in _AXES_BY_PREFERENCE if _is_logged(run, axis))
+
+
+def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -> CurveView:
+    """Gather what is drawn. A forecast on another axis than the fit's is left out of the figure.
+
+    Raises:
+        InputError: the counters behind the compute axis are missing.
+    """
+    axis = axis_for(run, fit, frozen)
+    if frozen is not None and frozen.axis != axis:
+        frozen = None
+    compute_N = run.compute(axis)
+    largest = float(compute_N.max(initial=0.0))
+    target = frozen.target_compute if frozen else math.nan
+    unit = unit_for(axis, max(largest, target if math.isfinite(target) else 0.0))
+    window = frozen.compute if frozen else (largest if fit is not None else math.nan)
+    return CurveView(
+        unit=unit,
+        compute_N=compute_N / unit.size,
+        pass_rate_N=np.array([point.pass_rate for point in run.evals]),
+        noise_sd_N=np.nan_to_num([point.noise_sd for point in run.evals]),
+        later_N=compute_N > window,
+        window=window / unit.size,
+        band=_in_unit(frozen.band if frozen else _fitted_band(fit, compute_N), unit),
+        frozen=frozen,
+        target=target / unit.size,
+        ceilings=_ceilings(fit, frozen),
+        known_ceiling=known_ceiling(run),
+    )
+
+
+def known_ceiling(run: RunRecord) -> float:
+    """The ceiling that was known before the run, from config.json; NaN without one."""
+    return as_float((run.config.get("ceiling") or {}).get("value"))
+
+
+def _is_logged(run: RunRecord, axis: str) -> bool:
+    try:
+        run.compute(axis)
+    except InputError:
+        return False
+    return True
+
+
+def _ceilings(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[Ceiling, ...]:
+    found = [_ceiling(f"first {percent(frozen.share)}", frozen.fit)] if frozen else []
+    if fit is not None:
+        found.append(_ceiling("whole run", fit.to_json()))
+    return tuple(ceiling for ceiling in found if ceiling)
+
+
+def _ceiling(data: str, fit_json: Mapping[str, Any]) -> Ceiling | None:
+    A = as_float((fit_json.get("fit") or {}).get("A"))
+    return Ceiling(data, A, pair((fit_json.get("intervals") or {}).get("A"))) if math.isfinite(A) else None
+
+
+def _fitted_band(fit: Fit | None, compute_N: np.ndarray) -> Band | None:
+    if fit is None:
+        return None
+    positive_N = compute_N[compute_N > 0]
+    compute_M = np.geomspace(positive_N.min() / 2, positive_N.max(), 120)
+    return Band(compute_M, *fit.band(compute_M))
+
+
+def _in_unit(band: Band | None, unit: Unit) -> Band | None:
+    return band and Band(band.compute_M / unit.size, band.median_M, band.lo_M, band.hi_M)

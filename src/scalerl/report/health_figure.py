@@ -1,0 +1,164 @@
+"""Health of the training over its steps, as small multiples: what broke, what drifted, what was idle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.report.numbers import as_float, plain
+from scalerl.report.style import FORECAST, INK, LATER, MUTED, inline_svg, new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Steps = Sequence[Mapping[str, Any]]
+"""The parsed lines of steps.jsonl."""
+
+_COLUMNS = 4
+_LONGEST_LINE = 400
+"""Points drawn per line; a longer run is drawn in blocks of steps."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel: its values per step, and its name where the panel has several lines."""
+
+    values: Callable[[Steps], np.ndarray]
+    name: str = ""
+    largest: bool = False
+    """The line shows maxima: blocks of steps keep the largest, and nothing is smoothed."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small multiple. `scale` multiplies what is stored (100 for shares in per cent)."""
+
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    scale: float = 1.0
+
+
+def _field(key: str) -> Callable[[Steps], np.ndarray]:
+    return lambda steps: np.array([as_float(row.get(key)) for row in steps])
+
+
+def _share(title: str, of: str, key: str) -> Panel:
+    return Panel(title, f"% of {of}", (Line(_field(key)),), scale=100)
+
+
+def tokens_per_second(steps: Steps) -> np.ndarray:
+    """Tokens generated per wall-clock second between consecutive steps, shape (n,); the first is NaN.
+
+    `tokens.generated` may be cumulative, as in evals.jsonl, or count one step: a counter that never falls
+    is taken as cumulative.
+    """
+    tokens_N = np.array([as_float((row.get("tokens") or {}).get("generated")) for row in steps])
+    seconds_N = np.diff(_field("time")(steps), prepend=math.nan)
+    increments_N = np.diff(tokens_N, prepend=math.nan)
+    cumulative = not (increments_N < 0).any()
+    made_N = increments_N if cumulative else tokens_N
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(seconds_N > 0, made_N / seconds_N, math.nan)
+
+
+PANELS = (
+    Panel("Training reward", "mean of the batch", (Line(_field("reward_mean")),)),
+    _share("Truncated", "completions", "truncated"),
+    _share("Interrupted", "completions", "interrupted"),
+    Panel("Mean length", "tokens", (Line(_field("mean_length")),)),
+    Panel("Entropy", "nats per token", (Line(_field("entropy")),)),
+    _share("Ratios clipped", "tokens", "ratio_clipped"),
+    Panel("Gradient norm", "before clipping", (Line(_field("grad_norm")),)),
+    Panel("Throughput", "tokens per second", (Line(tokens_per_second),)),
+    Panel("Token age", "trainer steps", (Line(_field("age_mean"), "mean"), Line(_field("age_max"), "max", True))),
+    _share("Older than 4 steps", "trained tokens", "age_share_over_4"),
+    _share("Two or more versions", "completions", "multi_version"),
+    _share("Zero variance", "groups", "zero_variance"),
+    Panel("Effective groups", "per step", (Line(_field("groups_used")),)),
+    Panel("Prompts left", "in the pool", (Line(_field("pool")),)),
+)
+
+
+def health_svg(steps: Steps) -> str | None:
+    """The small multiples as inline SVG; None where the steps hold none of the figures."""
+    step_N = _field("step")(steps)
+    shown = [panel for panel in PANELS if any(np.isfinite(line.values(steps)).any() for line in panel.lines)]
+    if not shown:
+        return None
+    return inline_svg(_draw(shown, steps, step_N), "health", f"{len(shown)} health figures over the trainer steps")
+
+
+def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over `window` values, shorter at the ends; NaN values are left out."""
+    known_N = np.isfinite(values_N)
+    box = np.ones(window)
+    total_N = np.convolve(np.where(known_N, values_N, 0.0), box, mode="same")
+    count_N = np.convolve(known_N.astype(float), box, mode="same")
+    with np.errstate(invalid="ignore"):
+        return np.where(count_N > 0.5, total_N / count_N, math.nan)
+
+
+def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
+    """At most `_LONGEST_LINE` values: means (or maxima) over blocks of consecutive steps."""
+    size = math.ceil(values_N.size / _LONGEST_LINE)
+    if size <= 1:
+        return values_N
+    padded_N = np.concatenate([values_N, np.full(-values_N.size % size, math.nan)])
+    blocks_BS = np.ma.masked_invalid(padded_N.reshape(-1, size))
+    return (blocks_BS.max(axis=1) if largest else blocks_BS.mean(axis=1)).filled(math.nan)
+
+
+def _draw(panels: Sequence[Panel], steps: Steps, step_N: np.ndarray) -> Figure:
+    rows = math.ceil(len(panels) / _COLUMNS)
+    with style():
+        figure = new_figure(10.0, 1.55 * rows + 0.15)
+        grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False)
+        for axes, panel in zip(grid.flat, panels, strict=False):
+            _draw_panel(axes, panel, steps, step_N)
+        for spare in grid.flat[len(panels) :]:
+            spare.remove()
+        for column in range(min(_COLUMNS, len(panels))):
+            lowest = grid[(len(panels) - 1 - column) // _COLUMNS, column]
+            lowest.tick_params(labelbottom=True)
+            lowest.set_xlabel("trainer step")
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_title(panel.title, loc="left", weight="bold")
+    axes.set_title(panel.unit, loc="right", fontsize=8, color=MUTED)
+    x_N = in_blocks(step_N)
+    ends = []
+    for line, colour in zip(panel.lines, (FORECAST, LATER), strict=False):
+        y_N = in_blocks(line.values(steps), line.largest) * panel.scale
+        smooth_N = y_N if line.largest else running_mean(y_N, max(1, y_N.size // 24))
+        if not line.largest:
+            axes.plot(x_N, y_N, color=colour, lw=0.7, alpha=0.3)
+        axes.plot(x_N, smooth_N, color=colour, lw=1.5)
+        known_N = np.flatnonzero(np.isfinite(smooth_N))
+        if known_N.size:
+            ends.append((float(smooth_N[known_N[-1]]), line.name))
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.margins(y=0.12)
+    if all((line.values(steps)[np.isfinite(line.values(steps))] >= 0).all() for line in panel.lines):
+        axes.set_ylim(bottom=0)  # so that noise far from zero is not blown up into a trend
+    for value, name in ends:
+        axes.annotate(
+            f"{name} {plain(value)}".strip(),
+            (1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(2, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            color=INK,
+        )

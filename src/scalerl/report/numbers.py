@@ -1,0 +1,100 @@
+"""Numbers as a reader meets them: rates without a leading zero, compute with a prefix, a dash for NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+DASH = "–"
+MINUS = "−"
+
+_SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e4, "thousand "))
+_NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit that keeps the numbers of one run short: `shown = value / size`."""
+
+    size: float
+    name: str
+
+    def show(self, value: Any) -> str:
+        """The value with three significant digits and the unit's name; a dash for NaN or None."""
+        number = as_float(value)
+        return f"{plain(number / self.size)} {self.name}" if math.isfinite(number) else DASH
+
+
+def unit_for(axis: str, largest: float) -> Unit:
+    """The unit for amounts of compute up to `largest` on `axis` (one of `record.AXES`, or a column's name)."""
+    if axis == "gpu_hours":
+        if largest < 0.1:
+            return Unit(1 / 3600, "GPU-seconds")
+        return Unit(1 / 60, "GPU-minutes") if largest < 2 else Unit(1.0, "GPU-hours")
+    scales = _SI if axis == "flops" else _WORDS
+    size, prefix = next(((size, prefix) for size, prefix in scales if largest >= size), (1.0, ""))
+    return Unit(size, f"{prefix}FLOP" if axis == "flops" else f"{prefix}{_NOUN.get(axis, axis)}")
+
+
+def as_float(value: Any) -> float:
+    """`value` as a float; NaN for None and for what is no number (records may lack any field)."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def pair(value: Any) -> tuple[float, float]:
+    """`value` as (lo, hi); NaN where it is no pair of numbers."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        return math.nan, math.nan
+    return as_float(value[0]), as_float(value[1])
+
+
+def rate(value: Any) -> str:
+    """A pass rate, share or ceiling with three decimals and no leading zero: `.803`."""
+    number = as_float(value)
+    if not math.isfinite(number):
+        return DASH
+    return f"{number:.3f}".replace("0.", ".", 1).replace("-", MINUS) if abs(number) < 0.9995 else f"{number:.3f}"
+
+
+def rate_interval(value: Any) -> str:
+    """An interval of rates: `[.771, .832]`."""
+    lo, hi = pair(value)
+    return f"[{rate(lo)}, {rate(hi)}]" if math.isfinite(lo + hi) else DASH
+
+
+def plain(value: Any) -> str:
+    """Three significant digits, grouped, never in powers of ten between 1e-3 and 1e9."""
+    number = as_float(value)
+    if not math.isfinite(number):
+        return DASH
+    if number != 0 and not 1e-3 <= abs(number) < 1e9:
+        return f"{number:.2e}"
+    digits = 2 - math.floor(math.log10(abs(number))) if number else 0
+    return f"{number:,.{min(max(digits, 0), 6)}f}"
+
+
+def plain_interval(value: Any, unit: Unit | None = None) -> str:
+    """An interval of amounts, in `unit` where one is given (its name is left to the value beside it)."""
+    lo, hi = (bound / unit.size if unit else bound for bound in pair(value))
+    return f"[{plain(lo)}, {plain(hi)}]" if math.isfinite(lo + hi) else DASH
+
+
+def percent(value: Any) -> str:
+    """A share as a percentage: `50 %`, `2.4 %`."""
+    number = as_float(value) * 100
+    if not math.isfinite(number):
+        return DASH
+    return f"{number:.0f} %" if number == 0 or number >= 9.95 else f"{number:.1f} %"
+
+
+def duration(seconds: Any) -> str:
+    """Seconds as `35 s`, `4.2 min`, `7.5 h`."""
+    number = as_float(seconds)
+    if not math.isfinite(number):
+        return DASH
+    if number < 120:
+        return f"{number:.0f} s"
+    return f"{number / 60:.1f} min" if number < 7200 else f"{number / 3600:.1f} h"

@@ -1,0 +1,135 @@
+"""The look of every figure: one palette, one font, and SVG text that takes its colours from the page.
+
+Figures are drawn with the light palette. In the page each colour becomes a CSS variable, so that one SVG
+serves light, dark and print; a figure saved as a file keeps the colours as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.errors import InputError, WriteError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1b1f24"
+MUTED = "#68717d"
+GRID = "#e4e7eb"
+WINDOW = "#f2f4f6"
+PAPER = "#fffffe"
+# Okabe and Ito's blue, vermilion and green: told apart with every common colour deficiency.
+FORECAST = "#0072b2"
+LATER = "#d55e00"
+CEILING = "#00805c"
+
+_VARIABLES = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    WINDOW: "window",
+    PAPER: "paper",
+    FORECAST: "forecast",
+    LATER: "later",
+    CEILING: "ceiling",
+}
+
+FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
+
+
+def style() -> AbstractContextManager[None]:
+    """The matplotlib settings that all figures share, as a context; nothing global is changed."""
+    import matplotlib
+
+    return matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "scalerl",  # ids follow from the content: one input, one text
+            "font.family": ["DejaVu Sans"],  # comes with matplotlib, so the layout is the same everywhere
+            "font.size": 9,
+            "axes.titlesize": 9.5,
+            "text.color": INK,
+            "axes.labelcolor": MUTED,
+            "axes.edgecolor": MUTED,
+            "axes.linewidth": 0.7,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": GRID,
+            "grid.linewidth": 0.7,
+            "xtick.color": MUTED,
+            "ytick.color": MUTED,
+            "xtick.major.size": 3,
+            "ytick.major.size": 0,
+            "figure.facecolor": PAPER,
+            "axes.facecolor": PAPER,
+        }
+    )
+
+
+def new_figure(width_in: float, height_in: float) -> Figure:
+    """An empty figure with a tight layout, apart from pyplot and its global state."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def plain_rates(axes: Axes) -> None:
+    """Ticks of pass rates as the text writes them: `.25`, `.5`, `1`."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2f}".removeprefix("0")))
+
+
+def inline_svg(figure: Figure, name: str, described: str) -> str:
+    """The figure as an `<svg>` element for the page: themed, ids prefixed by `name`, no namespace or prolog.
+
+    `described` is what a screen reader says in its place.
+    """
+    svg = _svg(figure)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = svg.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    label = described.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure as `.svg`, or as `.png` at 200 dots per inch.
+
+    Raises:
+        InputError: the name ends otherwise.
+        WriteError: the disk does not take it.
+    """
+    from scalerl.record import write_atomically
+
+    try:
+        if path.suffix == ".svg":
+            write_atomically(path, _svg(figure))
+        elif path.suffix == ".png":
+            with style():
+                figure.savefig(path, format="png", dpi=200)
+        else:
+            raise InputError(f"{path}: a figure is written as .svg or .png")
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror or error}") from error
+    return path
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with style():
+        figure.savefig(buffer, format="svg", metadata=nothing)
+    return re.sub(r"font-family: [^;\"]+", f"font-family: {FONTS}", buffer.getvalue())
