@@ -1,16 +1,21 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
 
 from scalerl._version import __version__
+from scalerl.curve import Fit, Forecast, Points, fit
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
 from scalerl.record import EvalPoint, RunRecord, RunWriter
 
 __all__ = [
     "CannotAnswerError",
     "EvalPoint",
+    "Fit",
+    "Forecast",
     "InputError",
+    "Points",
     "RunRecord",
     "RunWriter",
     "ScalerlError",
     "WriteError",
     "__version__",
+    "fit",
 ]

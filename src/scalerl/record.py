@@ -145,22 +145,29 @@ class RunRecord:
             what = "holds no evals.jsonl, so it is no run folder" if path.is_dir() else "no such run folder"
             raise InputError(f"{path}: {what}")
         warnings: list[str] = []
-        rows = _read_jsonl(path / "evals.jsonl", warnings)
-        evals = []
-        for number, row in enumerate(rows, start=1):
-            where = f"{path / 'evals.jsonl'}, line {number}"
-            if not isinstance(row.get("pass_rate"), int | float) or not isinstance(row.get("step"), int):
-                raise InputError(f"{where}: an evaluation needs a whole 'step' and a numeric 'pass_rate'")
-            try:
-                evals.append(EvalPoint.from_json(row))
-            except (TypeError, ValueError) as error:
-                raise InputError(f"{where}: {error}") from error
-        forecasts = _read_jsonl(path / "forecasts.jsonl", warnings)
-        return cls(path, _read_config(path), tuple(evals), tuple(forecasts), tuple(warnings))
+        evals = _read_evals(path / "evals.jsonl", warnings)
+        forecasts = _read_rows(path / "forecasts.jsonl", warnings)
+        return cls(path, _read_config(path), evals, tuple(forecasts), tuple(warnings))
+
+    @classmethod
+    def read_evals(cls, file: str | Path) -> RunRecord:
+        """Read one file in the form of evals.jsonl that stands alone, without the folder.
+
+        Raises:
+            InputError: there is no such file, or a line of it cannot be read.
+        """
+        warnings: list[str] = []
+        evals = _read_evals(Path(file), warnings)
+        return cls(Path(file), {}, evals, warnings=tuple(warnings))
+
+    @property
+    def evals_file(self) -> Path:
+        """The file that the evaluations came from."""
+        return self.path if self.path.is_file() else self.path / "evals.jsonl"
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of steps.jsonl, read on demand (a long run has many)."""
-        return _read_jsonl(self.path / "steps.jsonl", [])
+        return _read_rows(self.path / "steps.jsonl", [])
 
     def eval_prompts(self) -> list[dict[str, Any]]:
         """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
@@ -183,9 +190,7 @@ class RunRecord:
         if axis == "dollars":
             compute *= price or 0.0
         if not np.isfinite(compute).all():
-            raise InputError(
-                f"{self.path / 'evals.jsonl'}: the counters behind the axis '{axis}' are missing"
-            )
+            raise InputError(f"{self.evals_file}: the counters behind the axis '{axis}' are missing")
         return compute
 
 
@@ -317,13 +322,33 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_jsonl(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    tail = lines.pop()
-    if tail:
-        warnings.append(f"{path}: the last line is unfinished (a crash while writing); it was left out")
+def _read_evals(file: Path, warnings: list[str]) -> tuple[EvalPoint, ...]:
+    evals = []
+    for number, row in read_jsonl(file, warnings):
+        where = f"{file}, line {number}"
+        if not isinstance(row.get("pass_rate"), int | float) or not isinstance(row.get("step"), int):
+            raise InputError(f"{where}: an evaluation needs a whole 'step' and a numeric 'pass_rate'")
+        try:
+            evals.append(EvalPoint.from_json(row))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{where}: {error}") from error
+    return tuple(evals)
+
+
+def _read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
+    return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
+
+
+def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with their line numbers; an unfinished last line goes to `warnings`.
+
+    Raises:
+        InputError: the file cannot be read, or a line that is not the last is no JSON object.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -331,10 +356,13 @@ def _read_jsonl(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except ValueError as error:
+            if number == len(lines):  # no newline after it: the writer was cut off
+                warnings.append(f"{path}: the last line is unfinished (a crash while writing); left out")
+                continue
             raise InputError(f"{path}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{path}, line {number}: expected one JSON object")
-        rows.append(row)
+        rows.append((number, row))
     return rows
 
 

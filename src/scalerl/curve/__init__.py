@@ -1,0 +1,21 @@
+"""Compute-performance curves: fit, forecast, compare. Numpy only."""
+
+from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, LogLogistic, Weibull
+from scalerl.curve.fit import Fit, Forecast, Intervals, NoiseEstimate, fit
+from scalerl.curve.points import Points
+
+__all__ = [
+    "FAMILIES",
+    "LOG_LOGISTIC",
+    "Curve",
+    "Family",
+    "Fit",
+    "Forecast",
+    "Frechet",
+    "Intervals",
+    "LogLogistic",
+    "NoiseEstimate",
+    "Points",
+    "Weibull",
+    "fit",
+]

@@ -1,0 +1,44 @@
+"""Quantiles of weighed values, and of weighed values with noise added."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+_BINS = 2048
+
+
+def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
+    """Quantiles of weighed values by a histogram over their range, linear inside a bin."""
+    value, weight = value.ravel(), weight.ravel()
+    low, high = float(value.min()), float(value.max())
+    if not high - low > 1e-12:
+        return np.full(len(at_Q), low)
+    index = np.minimum(((value - low) * (_BINS / (high - low))).astype(int), _BINS - 1)
+    held = np.cumsum(np.bincount(index, weight, _BINS))
+    edges = np.linspace(low, high, _BINS + 1)
+    return np.interp(np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), edges)
+
+
+def noisy_quantiles(
+    value: np.ndarray, weight: np.ndarray, sd_J: np.ndarray, sd_weight_J: np.ndarray, at_Q: np.ndarray
+) -> np.ndarray:
+    """Quantiles of value + e, with e a scale mixture of N(0, sd_j^2) independent of the value."""
+    held = np.cumsum(sd_weight_J)
+    reach = 5.0 * float(sd_J[min(int(np.searchsorted(held, (1 - 1e-4) * held[-1])), len(sd_J) - 1)])
+    low, high = float(value.min()) - reach, float(value.max()) + reach
+    width = (high - low) / _BINS
+    index = np.minimum(((value.ravel() - low) / width).astype(int), _BINS - 1)
+    mass = np.bincount(index, weight.ravel(), _BINS)
+    half = int(reach / width) + 1
+    # Each bin of the kernel gets the mass between its edges, so that narrow noise is not lost.
+    edges = (np.arange(-half, half + 2) - 0.5) * width
+    erf = np.vectorize(math.erf, otypes=[float])
+    keep = sd_weight_J > 1e-6 * sd_weight_J.max()
+    cdf = sd_weight_J[keep] @ erf(edges / (math.sqrt(2.0) * sd_J[keep, None]))
+    spread = np.convolve(mass, np.diff(cdf))[half : half + _BINS]
+    held = np.cumsum(spread)
+    return np.interp(
+        np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), low + width * np.arange(_BINS + 1)
+    )
