@@ -171,7 +171,7 @@ class RunRecord:
 
     def eval_prompts(self) -> list[dict[str, Any]]:
         """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
-        return _read_jsonl(self.path / "eval_prompts.jsonl", [])
+        return _read_rows(self.path / "eval_prompts.jsonl", [])
 
     def compute(self, axis: str = "gpu_hours", price: float | None = None) -> np.ndarray:
         """Cumulative training compute of every evaluation, shape (n,), in units of `axis`.

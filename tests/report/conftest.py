@@ -54,7 +54,12 @@ def frozen_row(**changes: Any) -> dict[str, Any]:
         "target_compute": target,
         "mean": 0.753,
         "prediction": [0.722, 0.781],
-        "curve": {"compute": grid, "median": curve(grid), "lo": curve(grid) - spread, "hi": curve(grid) + spread},
+        "curve": {
+            "compute": grid,
+            "median": curve(grid),
+            "lo": curve(grid) - spread,
+            "hi": curve(grid) + spread,
+        },
         "fit_json": {
             "points": 16,
             "axis": "flops",
@@ -90,6 +95,8 @@ def step_row(step: int, rng: np.random.Generator) -> dict[str, Any]:
         "mean_length": 6 + 6 * done + float(0.3 * rng.normal()),
         "entropy": float(0.9 - 0.5 * done + 0.03 * rng.normal()),
         "ratio_clipped": float(np.clip(0.004 + 0.002 * rng.normal(), 0, 1)),
+        "ratio_mean": 1 + float(0.01 * rng.normal()),
+        "kv_age_max": int(min(step, rng.integers(7, 11))),
         "age_mean": float(min(step, 4) * 0.8 + 0.3 * rng.random()),
         "age_max": int(min(step, rng.integers(6, 9))),
         "age_share_over_4": float(np.clip(0.2 + 0.05 * rng.normal(), 0, 1)) if step > 5 else 0.0,
@@ -151,6 +158,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     path = tmp_path_factory.mktemp("runs") / "scalerl-chain"
     writer = write_run(path)
     quarter = N_STEPS * FLOPS_PER_STEP / 4
-    writer.forecast(frozen_row(made_at_step=60, compute=quarter, mean=0.66, prediction=[0.55, 0.74], curve={}))
+    writer.forecast(
+        frozen_row(made_at_step=60, compute=quarter, mean=0.66, prediction=[0.55, 0.74], curve={})
+    )
     writer.forecast(frozen_row())
     return RunRecord.read(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from scalerl.report.style import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     from scalerl.curve import Fit
 
@@ -83,8 +83,9 @@ def _curve(axes: Axes, view: CurveView) -> None:
     if math.isfinite(view.window):
         axes.axvspan(0, view.window, color=WINDOW, lw=0, zorder=0)
     if view.band:
-        axes.fill_between(view.band.compute_M, view.band.lo_M, view.band.hi_M, color=FORECAST, alpha=0.18, lw=0)
-        axes.plot(view.band.compute_M, view.band.median_M, color=FORECAST, lw=1.6)
+        band = view.band
+        axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=FORECAST, alpha=0.18, lw=0)
+        axes.plot(band.compute_M, band.median_M, color=FORECAST, lw=1.6)
     if view.frozen and math.isfinite(view.frozen.width):
         lo, hi = view.frozen.prediction
         axes.errorbar(
@@ -107,7 +108,7 @@ def _evaluations(axes: Axes, view: CurveView) -> None:
             view.pass_rate_N[chosen_N],
             yerr=view.noise_sd_N[chosen_N],
             fmt="o",
-            ms=4.2,
+            ms=3.8,
             mfc=face,
             mec=colour,
             mew=1.1,
@@ -134,7 +135,7 @@ def _finish_linear(axes: Axes, view: CurveView) -> None:
 
 
 def _finish_log(axes: Axes, view: CurveView) -> None:
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     positive_N = view.compute_N[view.compute_N > 0]
     axes.set_xlabel(f"{view.unit.name}, logarithmic")
@@ -143,6 +144,7 @@ def _finish_log(axes: Axes, view: CurveView) -> None:
         return
     axes.set_xscale("log")
     axes.set_xlim(positive_N.min() / 1.3, _largest(view) * 1.15)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
@@ -156,11 +158,12 @@ def _ceiling_panel(axes: Axes, view: CurveView) -> None:
     if math.isfinite(view.known_ceiling):
         axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
     axes.set_xlim(-0.7, len(view.ceilings) - 0.3)
-    axes.set_xticks(range(len(view.ceilings)), [ceiling.data.replace(" ", "\n", 1) for ceiling in view.ceilings])
+    names = [ceiling.data.replace(" ", "\n", 1) for ceiling in view.ceilings]
+    axes.set_xticks(range(len(names)), names)
     axes.tick_params(labelleft=False, bottom=False)
     axes.grid(visible=False, axis="x")
     axes.spines["left"].set_visible(False)
-    axes.set_title("ceiling A", color=CEILING)
+    axes.set_xlabel("ceiling A", color=CEILING)
 
 
 def _label_levels(axes: Axes, view: CurveView) -> None:
@@ -168,7 +171,7 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
     levels = [(view.known_ceiling, f"ceiling known beforehand {rate(view.known_ceiling)}", MUTED)]
     if view.ceilings:
         last = view.ceilings[-1]
-        levels.append((last.A, f"ceiling A {rate(last.A)}, fitted on the {last.data}", CEILING))
+        levels.append((last.A, f"ceiling A {rate(last.A)} ({last.data})", CEILING))
     known = sorted((level for level in levels if math.isfinite(level[0])), reverse=True)
     for (height, text, colour), (offset, align) in zip(known, ((3, "bottom"), (-3, "top")), strict=False):
         axes.annotate(
@@ -184,26 +187,27 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
 
 def _key(axes: Axes, view: CurveView) -> None:
     """Name points and bands in their own colours, in the corner that a rising curve leaves empty."""
-    from matplotlib.lines import Line2D
-
-    entries: list[tuple[Artist, str]] = []
     used = "evaluation used by the fit" if math.isfinite(view.window) else "evaluation"
     noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
-    dot = {"marker": "o", "ls": "", "ms": 4.5, "mew": 1.1}
-    entries.append((Line2D([], [], color=INK, **dot), used + noise))
+    entries = [(_sign(INK, marker="o", mfc=INK), used + noise)]
     if view.later_N.any():
-        entries.append((Line2D([], [], mfc=PAPER, mec=LATER, color=LATER, **dot), "evaluation made later"))
+        entries.append((_sign(LATER, marker="o", mfc=PAPER), "evaluation made later"))
     if view.frozen:
-        when = f"step {view.frozen.made_at_step:.0f}" if math.isfinite(view.frozen.made_at_step) else "its time"
-        entries.append((Line2D([], [], color=FORECAST, lw=6, alpha=0.4), f"forecast, frozen at {when}"))
-        entries.append(
-            (Line2D([], [], color=FORECAST, marker="_", ls="", ms=8, mew=1.6), "interval for one evaluation at the target")
-        )
+        step = view.frozen.made_at_step
+        when = f"frozen at step {step:.0f}" if math.isfinite(step) else "as frozen"
+        entries.append((_sign(FORECAST, lw=6, alpha=0.4), f"forecast, {when}"))
+        entries.append((_sign(FORECAST, marker="_", ms=8, mew=1.6), "interval, one evaluation at the target"))
     elif view.band:
-        entries.append((Line2D([], [], color=FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
+        entries.append((_sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
     legend = axes.legend(*zip(*entries, strict=True), loc="lower right", frameon=False, handlelength=1.2)
-    for (handle, _), text in zip(entries, legend.get_texts(), strict=True):
-        text.set_color(handle.get_color() if isinstance(handle, Line2D) else INK)
+    for (sign, _), text in zip(entries, legend.get_texts(), strict=True):
+        text.set_color(sign.get_color())
+
+
+def _sign(colour: str, **look: Any) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color=colour, **{"ls": "" if "marker" in look else "-", "ms": 4.2, **look})
 
 
 def _largest(view: CurveView) -> float:

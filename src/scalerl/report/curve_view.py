@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.report.frozen import Band, FrozenForecast
-from scalerl.report.numbers import Unit, as_float, pair, percent, unit_for
+from scalerl.report.numbers import Unit, as_float, as_mapping, pair, percent, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -90,7 +90,7 @@ def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -
 
 def known_ceiling(run: RunRecord) -> float:
     """The ceiling that was known before the run, from config.json; NaN without one."""
-    return as_float((run.config.get("ceiling") or {}).get("value"))
+    return as_float(as_mapping(run.config.get("ceiling")).get("value"))
 
 
 def _is_logged(run: RunRecord, axis: str) -> bool:
@@ -104,13 +104,14 @@ def _is_logged(run: RunRecord, axis: str) -> bool:
 def _ceilings(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[Ceiling, ...]:
     found = [_ceiling(f"first {percent(frozen.share)}", frozen.fit)] if frozen else []
     if fit is not None:
-        found.append(_ceiling("whole run", fit.to_json()))
+        found.append(_ceiling("all data", fit.to_json()))
     return tuple(ceiling for ceiling in found if ceiling)
 
 
 def _ceiling(data: str, fit_json: Mapping[str, Any]) -> Ceiling | None:
-    A = as_float((fit_json.get("fit") or {}).get("A"))
-    return Ceiling(data, A, pair((fit_json.get("intervals") or {}).get("A"))) if math.isfinite(A) else None
+    A = as_float(as_mapping(fit_json.get("fit")).get("A"))
+    interval = pair(as_mapping(fit_json.get("intervals")).get("A"))
+    return Ceiling(data, A, interval) if math.isfinite(A) else None
 
 
 def _fitted_band(fit: Fit | None, compute_N: np.ndarray) -> Band | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.record import EvalPoint, RunRecord
-from scalerl.report.numbers import as_float, pair, percent, rate, rate_interval
+from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
 """An evaluation counts as the outcome if its compute lies within this share of the forecast's target."""
@@ -56,7 +56,7 @@ class FrozenForecast:
             mean=as_float(row.get("mean")),
             prediction=pair(row.get("prediction")),
             band=_band(row.get("curve")),
-            fit=row.get("fit_json") or {},
+            fit=as_mapping(row.get("fit_json")),
         )
 
     @property
@@ -72,7 +72,8 @@ class FrozenForecast:
     @property
     def share_in_words(self) -> str:
         """`half of the compute`, or `24 % of the compute`."""
-        return "half of the compute" if abs(self.share - 0.5) < 0.03 else f"{percent(self.share)} of the compute"
+        share = "half" if abs(self.share - 0.5) < 0.03 else percent(self.share)
+        return f"{share} of the compute"
 
     def covers(self, pass_rate: float) -> bool:
         """Whether the prediction interval holds `pass_rate`, its ends included."""
@@ -127,10 +128,12 @@ def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
 
 def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
     """The result in one sentence, as the page and the terminal give it."""
-    start = f"Forecast at {forecast.share_in_words}: {rate(forecast.mean)} {rate_interval(forecast.prediction)}; "
+    stated = f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"
     if outcome.measured is None:
-        return f"{start}not measured yet: the run stands at {percent(outcome.progress)} of the target."
-    return f"{start}measured {rate(outcome.measured.pass_rate)}: {outcome.word}. Width {rate(forecast.width)}."
+        result = f"not measured yet: the run stands at {percent(outcome.progress)} of the target"
+    else:
+        result = f"measured {rate(outcome.measured.pass_rate)}: {outcome.word}"
+    return f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
 
 
 def _band(curve: Any) -> Band | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.report.numbers import as_float, plain
+from scalerl.report.numbers import as_float, as_mapping, plain
 from scalerl.report.style import FORECAST, INK, LATER, MUTED, inline_svg, new_figure, style
 
 if TYPE_CHECKING:
@@ -36,12 +36,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small multiple. `scale` multiplies what is stored (100 for shares in per cent)."""
+    """One small multiple.
+
+    `scale` multiplies what is stored (100 for shares in per cent). The axis starts at zero, so that noise
+    is not blown up into a trend, unless values are negative or `from_zero` is off.
+    """
 
     title: str
     unit: str
     lines: tuple[Line, ...]
     scale: float = 1.0
+    from_zero: bool = True
 
 
 def _field(key: str) -> Callable[[Steps], np.ndarray]:
@@ -58,7 +63,7 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
     `tokens.generated` may be cumulative, as in evals.jsonl, or count one step: a counter that never falls
     is taken as cumulative.
     """
-    tokens_N = np.array([as_float((row.get("tokens") or {}).get("generated")) for row in steps])
+    tokens_N = np.array([as_float(as_mapping(row.get("tokens")).get("generated")) for row in steps])
     seconds_N = np.diff(_field("time")(steps), prepend=math.nan)
     increments_N = np.diff(tokens_N, prepend=math.nan)
     cumulative = not (increments_N < 0).any()
@@ -74,9 +79,15 @@ PANELS = (
     Panel("Mean length", "tokens", (Line(_field("mean_length")),)),
     Panel("Entropy", "nats per token", (Line(_field("entropy")),)),
     _share("Ratios clipped", "tokens", "ratio_clipped"),
+    Panel("Importance ratio", "mean", (Line(_field("ratio_mean")),), from_zero=False),
     Panel("Gradient norm", "before clipping", (Line(_field("grad_norm")),)),
     Panel("Throughput", "tokens per second", (Line(tokens_per_second),)),
-    Panel("Token age", "trainer steps", (Line(_field("age_mean"), "mean"), Line(_field("age_max"), "max", True))),
+    Panel(
+        "Token age",
+        "trainer steps",
+        (Line(_field("age_mean"), "mean"), Line(_field("age_max"), "max", largest=True)),
+    ),
+    Panel("Age of the KV cache", "largest, trainer steps", (Line(_field("kv_age_max"), largest=True),)),
     _share("Older than 4 steps", "trained tokens", "age_share_over_4"),
     _share("Two or more versions", "completions", "multi_version"),
     _share("Zero variance", "groups", "zero_variance"),
@@ -91,7 +102,8 @@ def health_svg(steps: Steps) -> str | None:
     shown = [panel for panel in PANELS if any(np.isfinite(line.values(steps)).any() for line in panel.lines)]
     if not shown:
         return None
-    return inline_svg(_draw(shown, steps, step_N), "health", f"{len(shown)} health figures over the trainer steps")
+    described = f"{len(shown)} health figures over the trainer steps"
+    return inline_svg(_draw(shown, steps, step_N), "health", described)
 
 
 def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
@@ -117,7 +129,7 @@ def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
 def _draw(panels: Sequence[Panel], steps: Steps, step_N: np.ndarray) -> Figure:
     rows = math.ceil(len(panels) / _COLUMNS)
     with style():
-        figure = new_figure(10.0, 1.55 * rows + 0.15)
+        figure = new_figure(10.0, 1.75 * rows + 0.15)
         grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False)
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, steps, step_N)
@@ -133,8 +145,16 @@ def _draw(panels: Sequence[Panel], steps: Steps, step_N: np.ndarray) -> Figure:
 def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_title(panel.title, loc="left", weight="bold")
-    axes.set_title(panel.unit, loc="right", fontsize=8, color=MUTED)
+    axes.set_title(panel.title, loc="left", weight="bold", pad=15)
+    axes.annotate(
+        panel.unit,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 4),
+        textcoords="offset points",
+        fontsize=8,
+        color=MUTED,
+    )
     x_N = in_blocks(step_N)
     ends = []
     for line, colour in zip(panel.lines, (FORECAST, LATER), strict=False):
@@ -149,8 +169,8 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.margins(y=0.12)
-    if all((line.values(steps)[np.isfinite(line.values(steps))] >= 0).all() for line in panel.lines):
-        axes.set_ylim(bottom=0)  # so that noise far from zero is not blown up into a trend
+    if panel.from_zero and not any((line.values(steps) < 0).any() for line in panel.lines):
+        axes.set_ylim(bottom=0)
     for value, name in ends:
         axes.annotate(
             f"{name} {plain(value)}".strip(),

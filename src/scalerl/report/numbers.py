@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ DASH = "–"
 MINUS = "−"
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
-_WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e4, "thousand "))
+_WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
 _NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
 
 
@@ -29,12 +29,12 @@ class Unit:
 
 
 def unit_for(axis: str, largest: float) -> Unit:
-    """The unit for amounts of compute up to `largest` on `axis` (one of `record.AXES`, or a column's name)."""
+    """The unit for compute up to `largest` on `axis` (one of `record.AXES`, or the name of a column)."""
     if axis == "gpu_hours":
         if largest < 0.1:
             return Unit(1 / 3600, "GPU-seconds")
         return Unit(1 / 60, "GPU-minutes") if largest < 2 else Unit(1.0, "GPU-hours")
-    scales = _SI if axis == "flops" else _WORDS
+    scales = _SI if axis == "flops" else _WORDS if largest >= 1e4 else ()
     size, prefix = next(((size, prefix) for size, prefix in scales if largest >= size), (1.0, ""))
     return Unit(size, f"{prefix}FLOP" if axis == "flops" else f"{prefix}{_NOUN.get(axis, axis)}")
 
@@ -42,6 +42,11 @@ def unit_for(axis: str, largest: float) -> Unit:
 def as_float(value: Any) -> float:
     """`value` as a float; NaN for None and for what is no number (records may lack any field)."""
     return float(value) if isinstance(value, int | float) else math.nan
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """`value` where it is a mapping, and an empty one otherwise."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def pair(value: Any) -> tuple[float, float]:
@@ -56,7 +61,8 @@ def rate(value: Any) -> str:
     number = as_float(value)
     if not math.isfinite(number):
         return DASH
-    return f"{number:.3f}".replace("0.", ".", 1).replace("-", MINUS) if abs(number) < 0.9995 else f"{number:.3f}"
+    text = f"{number:.3f}".replace("-", MINUS)
+    return text.replace("0.", ".", 1) if abs(number) < 0.9995 else text
 
 
 def rate_interval(value: Any) -> str:
@@ -66,13 +72,15 @@ def rate_interval(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Three significant digits, grouped, never in powers of ten between 1e-3 and 1e9."""
+    """Three significant digits, whole numbers whole; powers of ten below 1e-3 and from 1e9."""
     number = as_float(value)
     if not math.isfinite(number):
         return DASH
     if number != 0 and not 1e-3 <= abs(number) < 1e9:
         return f"{number:.2e}"
-    digits = 2 - math.floor(math.log10(abs(number))) if number else 0
+    if number.is_integer():
+        return f"{number:,.0f}"
+    digits = 2 - math.floor(math.log10(abs(number)))
     return f"{number:,.{min(max(digits, 0), 6)}f}"
 
 

@@ -7,26 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.errors import CannotAnswerError, InputError, WriteError
+from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord, write_atomically
-from scalerl.report import numbers
 from scalerl.report.curve_figure import curve_svg
-from scalerl.report.curve_view import axis_for, known_ceiling
+from scalerl.report.curve_view import axis_for
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
 from scalerl.report.health_figure import health_svg
-from scalerl.report.numbers import DASH, as_float, duration, plain, rate, rate_interval, unit_for
+from scalerl.report.numbers import (
+    DASH,
+    as_float,
+    as_mapping,
+    duration,
+    percent,
+    plain,
+    rate,
+    rate_interval,
+    unit_for,
+)
+from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.strata import strata, strata_svg
 from scalerl.report.terminal import ceiling_text
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
-
-_FAMILIES = {
-    "log_logistic": "log-logistic",
-    "weibull": "Weibull",
-    "frechet": "Fréchet",
-    "power_law": "power law",
-}
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "frozen": frozen,
         "forecast_rows": [_forecast_row(f, o) for f, o in zip(forecasts, outcomes, strict=True)],
         "fits": [name for name, _ in fits],
-        "parameter_rows": _parameter_rows(run, fits, axis_for(run, fit, frozen)),
+        "parameter_rows": parameter_rows(run, fits, axis_for(run, fit, frozen)),
         "health": health_svg(steps),
         "skipped": sum(bool(row.get("skipped")) for row in steps),
         "n_steps": len(steps),
@@ -113,19 +116,19 @@ def _fit_or_reason(run: RunRecord, axis: str) -> tuple[Fit | None, str]:
         return None, str(error)
 
 
-def _fits(fit: Fit | None, frozen: FrozenForecast | None) -> list[tuple[str, Mapping[str, Any]]]:
+def _fits(fit: Fit | None, frozen: FrozenForecast | None) -> list[NamedFit]:
     """The fits that the table of parameters compares, each in the form of `Fit.to_json`."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
+    found: list[NamedFit] = []
     if frozen and frozen.fit:
         found.append((f"frozen at {frozen.share_in_words}", frozen.fit))
     if fit is not None:
-        found.append(("fitted on the whole run", fit.to_json()))
+        found.append(("fitted on all data", fit.to_json()))
     return found
 
 
 def _facts(run: RunRecord, axis: str) -> list[tuple[str, str]]:
     """What was run, for the head of the page."""
-    config, model = run.config, run.config.get("model") or {}
+    config, model = run.config, as_mapping(run.config.get("model"))
     last = run.evals[-1] if run.evals else None
     compute_N = run.compute(axis)
     spent = float(compute_N.max(initial=0.0))
@@ -150,7 +153,7 @@ def _result(frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | N
     start = "No forecast was frozen during this run."
     if fit is None:
         return f"{start} No curve is fitted: {no_fit}"
-    return f"{start} Fitted on the whole run: ceiling A {ceiling_text(fit.to_json(), float('nan'))}."
+    return f"{start} Fitted on all evaluations: ceiling A {ceiling_text(fit.to_json(), float('nan'))}."
 
 
 def _forecast_row(forecast: FrozenForecast, outcome: Outcome) -> dict[str, str]:
@@ -158,7 +161,7 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome) -> dict[str, str]:
     measured = outcome.measured
     return {
         "step": f"{forecast.made_at_step:.0f}" if forecast.made_at_step >= 0 else DASH,
-        "share": numbers.percent(forecast.share),
+        "share": percent(forecast.share),
         "target": unit.show(forecast.target_compute),
         "mean": rate(forecast.mean),
         "interval": rate_interval(forecast.prediction),
@@ -167,74 +170,6 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome) -> dict[str, str]:
         "noise": f"± {rate(measured.noise_sd)}" if measured and measured.noise_sd > 0 else "",
         "verdict": outcome.word,
     }
-
-
-def _parameter_rows(
-    run: RunRecord, fits: list[tuple[str, Mapping[str, Any]]], axis: str
-) -> list[tuple[str, str, list[str]]]:
-    """Rows (symbol, meaning, one cell per fit) of the table of parameters."""
-    if not fits:
-        return []
-    known = known_ceiling(run)
-    rows = [
-        ("A", "ceiling", [ceiling_text(fit, known) for _, fit in fits]),
-        ("B", "efficiency exponent", [_parameter(fit, "B") for _, fit in fits]),
-        ("C_mid", "compute at half of the gain", [_c_mid(fit, axis) for _, fit in fits]),
-        ("R_0", "pass rate before training", [_start(fit) for _, fit in fits]),
-        ("", "evaluations used", [_text(fit.get("points")) for _, fit in fits]),
-        ("", "last compute over C_mid", [plain(fit.get("c_max_over_c_mid")) for _, fit in fits]),
-        ("", "ceiling identified", [_identified(fit) for _, fit in fits]),
-        ("", "families' weights", [_families(fit.get("families")) for _, fit in fits]),
-        ("", "noise of one evaluation", [_noise(fit.get("noise") or {}) for _, fit in fits]),
-    ]
-    why = str((run.config.get("ceiling") or {}).get("why") or "")
-    if why:
-        rows.append(("", "ceiling known beforehand", [why] + [""] * (len(fits) - 1)))
-    return rows
-
-
-def _parameter(fit: Mapping[str, Any], name: str) -> str:
-    value, interval = (fit.get("fit") or {}).get(name), (fit.get("intervals") or {}).get(name)
-    return f"{plain(value)} {numbers.plain_interval(interval)}".removesuffix(f" {DASH}")
-
-
-def _c_mid(fit: Mapping[str, Any], axis: str) -> str:
-    value, interval = (fit.get("fit") or {}).get("C_mid"), (fit.get("intervals") or {}).get("C_mid")
-    unit = unit_for(str(fit.get("axis") or axis), as_float(value))
-    return f"{unit.show(value)} {numbers.plain_interval(interval, unit)}".removesuffix(f" {DASH}")
-
-
-def _start(fit: Mapping[str, Any]) -> str:
-    source = (fit.get("r0") or {}).get("source")
-    return rate((fit.get("r0") or {}).get("value")) + (f" ({source})" if source else "")
-
-
-def _identified(fit: Mapping[str, Any]) -> str:
-    known = fit.get("identified")
-    word = DASH if known is None else "yes" if known else "no"
-    return f"{word}: {fit['why']}" if fit.get("why") else word
-
-
-def _families(weights: Any) -> str:
-    if not isinstance(weights, Mapping):
-        return DASH
-    shown = {name: as_float(weight) for name, weight in weights.items() if weight is not None}
-    ranked = sorted(shown.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_FAMILIES.get(name, name)} {weight:.2f}" for name, weight in ranked) or DASH
-
-
-def _noise(noise: Mapping[str, Any]) -> str:
-    parts = [f"sd {_fine(noise.get('sd'))}"]
-    if as_float(noise.get("floor")) > 0:
-        parts.append(f"of which sampling {_fine(noise['floor'])}")
-    if noise.get("phi") is not None:
-        parts.append(f"correlation of neighbours {plain(noise['phi'])}")
-    return ", ".join(parts)
-
-
-def _fine(value: Any) -> str:
-    number = as_float(value)
-    return f"{number:.4f}".removeprefix("0") if number == number else DASH
 
 
 def _recipe_sections(recipe: Any) -> Iterator[Section]:
@@ -277,14 +212,15 @@ def _accounting(run: RunRecord) -> dict[str, list[tuple[str, str]]]:
     """What counts as training compute, and what was spent apart from it."""
     if not run.evals:
         return {"counted": [], "apart": []}
-    last, base = run.evals[-1], run.config.get("base") or {}
+    last, base = run.evals[-1], as_mapping(run.config.get("base"))
     flops = unit_for("flops", as_float(last.flops.generate + last.flops.train))
     tokens = unit_for("tokens", last.tokens.generated)
     counted = [
         ("generating", f"{duration(last.device_seconds.generate)}, {flops.show(last.flops.generate)}"),
         ("training", f"{duration(last.device_seconds.train)}, {flops.show(last.flops.train)}"),
         ("idle devices", duration(last.device_seconds.idle)),
-        ("tokens", f"{tokens.show(last.tokens.generated)} generated, {tokens.show(last.tokens.trained)} trained"),
+        ("tokens generated", tokens.show(last.tokens.generated)),
+        ("tokens trained", tokens.show(last.tokens.trained)),
         ("completions", f"{plain(last.samples)} in {plain(last.prompts)} groups"),
     ]
     apart = [("evaluating", duration(last.device_seconds.evaluate))]
@@ -296,7 +232,7 @@ def _accounting(run: RunRecord) -> dict[str, list[tuple[str, str]]]:
     return {"counted": counted, "apart": apart}
 
 
-def _warnings(run: RunRecord, fits: list[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def _warnings(run: RunRecord, fits: list[NamedFit]) -> list[str]:
     found = list(run.warnings)
     for name, fit in fits:
         found += [f"{name}: {warning}" for warning in fit.get("warnings") or ()]

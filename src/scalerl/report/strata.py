@@ -25,7 +25,7 @@ _MOST = 40
 
 @dataclass(frozen=True)
 class Stratum:
-    """One group of held-out prompts: its name, its size, and its pass rate at the first and last evaluation."""
+    """A group of held-out prompts: name, size, and pass rate at the first and at the last evaluation."""
 
     name: str
     n_prompts: int
@@ -52,7 +52,7 @@ def strata_svg(groups: Sequence[Stratum], first_step: int, last_step: int) -> st
     """One row per stratum, from its pass rate at `first_step` to that at `last_step`; None if too many."""
     if not 2 <= len(groups) <= _MOST:
         return None
-    described = f"Pass rate of {len(groups)} strata of the held-out prompts, at step {first_step} and {last_step}"
+    described = f"Pass rate of {len(groups)} strata of the prompts, at steps {first_step} and {last_step}"
     return inline_svg(_draw(groups, first_step, last_step), "strata", described)
 
 
@@ -61,7 +61,9 @@ def _draw(groups: Sequence[Stratum], first_step: int, last_step: int) -> Figure:
         figure = new_figure(10.0, 0.95 + 0.27 * len(groups))
         axes = figure.subplots()
         for row, group in enumerate(groups):
-            axes.plot([group.start, group.end], [row, row], color=GRID, lw=4, solid_capstyle="round", zorder=1)
+            axes.plot(
+                [group.start, group.end], [row, row], color=GRID, lw=4, solid_capstyle="round", zorder=1
+            )
             axes.plot([group.start], [row], "o", ms=6, mfc=PAPER, mec=MUTED, mew=1.3)
             axes.plot([group.end], [row], "o", ms=6.5, color=FORECAST)
             axes.annotate(

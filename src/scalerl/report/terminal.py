@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.record import RunRecord
 from scalerl.report.curve_view import known_ceiling
-from scalerl.report.frozen import frozen_forecasts, judge, main_forecast
-from scalerl.report.numbers import as_float, pair, percent, rate, rate_interval
+from scalerl.report.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
+from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -23,19 +23,7 @@ def closing_rows(run: RunRecord, fit: Fit | None = None, report: Path | None = N
     `fit` is a fit on the whole run: its ceiling takes the place of the forecast's. `report` is the page.
     """
     frozen = main_forecast(frozen_forecasts(run))
-    rows: list[tuple[str, str]] = []
-    if frozen is None:
-        rows.append(("forecast", "none was frozen during the run"))
-        rows.append(("measured", f"{rate(run.evals[-1].pass_rate)} at step {run.evals[-1].step}" if run.evals else "–"))
-    else:
-        outcome = judge(run, frozen)
-        interval = f"{rate(frozen.mean)} {rate_interval(frozen.prediction)}"
-        rows.append(("forecast", f"{interval}, at {frozen.share_in_words}"))
-        if outcome.measured is None:
-            rows.append(("measured", f"not yet: the run stands at {percent(outcome.progress)} of the target"))
-        else:
-            rows.append(("measured", f"{rate(outcome.measured.pass_rate)}: {outcome.word}"))
-        rows.append(("width", rate(frozen.width)))
+    rows = _forecast_rows(run, frozen) if frozen else _measured_rows(run)
     fit_json = fit.to_json() if fit is not None else (frozen.fit if frozen else {})
     rows.append(("ceiling A", ceiling_text(fit_json, known_ceiling(run))))
     if report is not None:
@@ -43,32 +31,53 @@ def closing_rows(run: RunRecord, fit: Fit | None = None, report: Path | None = N
     return rows
 
 
-def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
-    """A with its interval, against the ceiling known beforehand where there is one."""
-    A = as_float((fit_json.get("fit") or {}).get("A"))
-    lo, hi = pair((fit_json.get("intervals") or {}).get("A"))
-    if not math.isfinite(A):
-        text = "not fitted"
+def _forecast_rows(run: RunRecord, frozen: FrozenForecast) -> list[tuple[str, str]]:
+    outcome = judge(run, frozen)
+    stated = f"{rate(frozen.mean)} {rate_interval(frozen.prediction)}"
+    if outcome.measured is None:
+        measured = f"not yet: the run stands at {percent(outcome.progress)} of the target"
     else:
-        text = f"{rate(A)} {rate_interval((lo, hi))}" + ("" if fit_json.get("identified", True) else ", not identified")
-    if not math.isfinite(known):
-        return text
-    inside = "inside" if lo <= known <= hi else "outside"
-    return f"{text}; known beforehand {rate(known)}" + (f": {inside}" if math.isfinite(lo + hi) else "")
+        measured = f"{rate(outcome.measured.pass_rate)}: {outcome.word}"
+    return [
+        ("forecast", f"{stated}, at {frozen.share_in_words}"),
+        ("measured", measured),
+        ("width", rate(frozen.width)),
+    ]
+
+
+def _measured_rows(run: RunRecord) -> list[tuple[str, str]]:
+    last = run.evals[-1] if run.evals else None
+    measured = f"{rate(last.pass_rate)} at step {last.step}" if last else "no evaluation yet"
+    return [("forecast", "none was frozen during the run"), ("measured", measured)]
+
+
+def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
+    """A with its interval, against the ceiling known beforehand where there is one (else NaN)."""
+    A = as_float(as_mapping(fit_json.get("fit")).get("A"))
+    lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
+    text = "not fitted"
+    if math.isfinite(A):
+        text = f"{rate(A)} {rate_interval((lo, hi))}"
+        text += "" if fit_json.get("identified", True) else ", not identified"
+    if math.isfinite(known):
+        text += f"; known beforehand {rate(known)}"
+        if math.isfinite(lo + hi):
+            text += ": inside" if lo <= known <= hi else ": outside"
+    return text
 
 
 def print_closing(
     run: RunRecord, fit: Fit | None = None, report: Path | None = None, file: TextIO | None = None
 ) -> None:
-    """Print the closing table to `file` (standard output): with rich on a terminal, as plain text elsewhere."""
-    file = file or sys.stdout
+    """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
+    stream = sys.stdout if file is None else file
     rows = closing_rows(run, fit, report)
     name = str(run.config.get("name") or run.path.name)
-    if file.isatty():
-        _print_rich(name, rows, file)
+    if stream.isatty():
+        _print_rich(name, rows, stream)
         return
     width = max(len(label) for label, _ in rows)
-    print(name, *(f"  {label:<{width}}  {value}" for label, value in rows), sep="\n", file=file)
+    print(name, *(f"  {label:<{width}}  {value}" for label, value in rows), sep="\n", file=stream)
 
 
 def _print_rich(name: str, rows: list[tuple[str, str]], file: TextIO) -> None:

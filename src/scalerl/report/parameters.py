@@ -1,0 +1,92 @@
+"""The table of a curve's parameters: as frozen during the run, and as fitted on the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scalerl.record import RunRecord
+from scalerl.report.curve_view import known_ceiling
+from scalerl.report.numbers import DASH, as_float, as_mapping, percent, plain, plain_interval, rate, unit_for
+from scalerl.report.terminal import ceiling_text
+
+NamedFit = tuple[str, Mapping[str, Any]]
+"""What a fit rests on, in words, and the fit as `Fit.to_json` gives it."""
+
+_FAMILIES = {
+    "log_logistic": "log-logistic",
+    "weibull": "Weibull",
+    "frechet": "Fréchet",
+    "power_law": "power law",
+}
+
+
+def parameter_rows(run: RunRecord, fits: list[NamedFit], axis: str) -> list[tuple[str, str, list[str]]]:
+    """Rows (symbol, meaning, one cell per fit) of the table of parameters."""
+    if not fits:
+        return []
+    known = known_ceiling(run)
+    rows = [
+        ("A", "ceiling", [ceiling_text(fit, known) for _, fit in fits]),
+        ("B", "efficiency exponent", [_parameter(fit, "B") for _, fit in fits]),
+        ("C_mid", "compute at half of the gain", [_c_mid(fit, axis) for _, fit in fits]),
+        ("R_0", "pass rate before training", [_start(fit) for _, fit in fits]),
+        ("", "level of the intervals", [_level(fit) for _, fit in fits]),
+        ("", "evaluations used", [plain(fit.get("points")) for _, fit in fits]),
+        ("", "last compute over C_mid", [plain(fit.get("c_max_over_c_mid")) for _, fit in fits]),
+        ("", "ceiling identified", [_identified(fit) for _, fit in fits]),
+        ("", "families' weights", [_families(fit.get("families")) for _, fit in fits]),
+        ("", "noise of one evaluation", [_noise(as_mapping(fit.get("noise"))) for _, fit in fits]),
+    ]
+    why = str(as_mapping(run.config.get("ceiling")).get("why") or "")
+    if why:
+        rows.append(("", "ceiling known beforehand", [why] + [""] * (len(fits) - 1)))
+    return rows
+
+
+def _parameter(fit: Mapping[str, Any], name: str) -> str:
+    value, interval = as_mapping(fit.get("fit")).get(name), as_mapping(fit.get("intervals")).get(name)
+    return f"{plain(value)} {plain_interval(interval)}".removesuffix(f" {DASH}")
+
+
+def _c_mid(fit: Mapping[str, Any], axis: str) -> str:
+    value, interval = as_mapping(fit.get("fit")).get("C_mid"), as_mapping(fit.get("intervals")).get("C_mid")
+    unit = unit_for(str(fit.get("axis") or axis), as_float(value))
+    return f"{unit.show(value)} {plain_interval(interval, unit)}".removesuffix(f" {DASH}")
+
+
+def _level(fit: Mapping[str, Any]) -> str:
+    return percent(as_mapping(fit.get("intervals")).get("level"))
+
+
+def _start(fit: Mapping[str, Any]) -> str:
+    r0 = as_mapping(fit.get("r0"))
+    return rate(r0.get("value")) + (f" ({r0['source']})" if r0.get("source") else "")
+
+
+def _identified(fit: Mapping[str, Any]) -> str:
+    known = fit.get("identified")
+    word = DASH if known is None else "yes" if known else "no"
+    return f"{word}: {fit['why']}" if fit.get("why") else word
+
+
+def _families(weights: Any) -> str:
+    if not isinstance(weights, Mapping):
+        return DASH
+    shown = {name: as_float(weight) for name, weight in weights.items() if weight is not None}
+    ranked = sorted(shown.items(), key=lambda item: -item[1])
+    return ", ".join(f"{_FAMILIES.get(name, name)} {weight:.2f}" for name, weight in ranked) or DASH
+
+
+def _noise(noise: Mapping[str, Any]) -> str:
+    parts = [f"sd {_fine(noise.get('sd'))}"]
+    if as_float(noise.get("floor")) > 0:
+        parts.append(f"of which sampling {_fine(noise['floor'])}")
+    if noise.get("phi") is not None:
+        parts.append(f"correlation of neighbours {plain(noise['phi'])}")
+    return ", ".join(parts)
+
+
+def _fine(value: Any) -> str:
+    number = as_float(value)
+    return f"{number:.4f}".removeprefix("0") if number == number else DASH

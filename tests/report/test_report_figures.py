@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.report import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
+from scalerl.report.curve_view import axis_for, curve_view
+from scalerl.report.health_figure import in_blocks, running_mean, tokens_per_second
+from scalerl.report.strata import Stratum, strata, strata_svg
+
+
+def test_the_figure_shows_the_forecast_as_stored(run):
+    row = json.loads((run.path / "forecasts.jsonl").read_text().splitlines()[1])
+    frozen = main_forecast(frozen_forecasts(run))
+    view = curve_view(run, None, frozen)
+    assert view.unit.name == "TFLOP"
+    assert view.band is not None
+    np.testing.assert_array_equal(view.band.median_M, row["curve"]["median"])
+    np.testing.assert_allclose(view.band.compute_M * 1e12, row["curve"]["compute"])
+    assert view.later_N.sum() == 15  # evaluations at steps 128, 136, ..., 240
+    assert [ceiling.A for ceiling in view.ceilings] == [0.811]
+    assert view.known_ceiling == 0.82
+
+
+def test_changing_the_stored_curve_changes_the_figure(run):
+    frozen = main_forecast(frozen_forecasts(run))
+    assert frozen is not None
+    before = curve_svg(run, frozen=frozen)
+    frozen.band.median_M[50] += 0.01
+    assert curve_svg(run, frozen=frozen) != before
+
+
+def test_the_axis_follows_the_forecast_and_else_what_was_logged(run):
+    assert axis_for(run, None, main_forecast(frozen_forecasts(run))) == "flops"
+    assert axis_for(run) == "gpu_hours"
+
+
+def test_svg_is_well_formed_themed_and_free_of_outside_references(run):
+    svg = curve_svg(run, frozen=main_forecast(frozen_forecasts(run)))
+    ET.fromstring(svg)
+    assert "http" not in svg
+    assert not re.search(r"#[0-9a-f]{6}", svg)  # every colour comes from the page
+    assert "frozen at step 120" in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids))
+    assert {use.removeprefix("#") for use in re.findall(r'href="([^"]+)"', svg)} <= set(ids)
+
+
+def test_figure_files(run, tmp_path):
+    frozen = main_forecast(frozen_forecasts(run))
+    png = curve_figure(run, frozen=frozen, out=tmp_path / "curve.png")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    svg = curve_figure(run, frozen=frozen, out=tmp_path / "curve.svg")
+    assert "#0072b2" in svg.read_text()
+    ET.parse(svg)
+    with pytest.raises(InputError, match=r"curve\.pdf: a figure is written as \.svg or \.png"):
+        curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.svg"]
+
+
+def test_health_leaves_out_what_was_not_logged():
+    steps = [{"step": n, "entropy": 0.5, "truncated": None} for n in range(10)]
+    svg = health_svg(steps)
+    assert svg is not None
+    assert "Entropy" in svg
+    assert "Truncated" not in svg
+    assert health_svg([]) is None
+    assert health_svg([{"step": 1, "loss": 0.1}]) is None
+
+
+@pytest.mark.parametrize("counts", [[100, 300, 350], [100, 200, 50]], ids=["cumulative", "per step"])
+def test_throughput(counts):
+    times = [10.0, 12.0, 12.5]
+    steps = [{"time": t, "tokens": {"generated": n}} for t, n in zip(times, counts, strict=True)]
+    np.testing.assert_array_equal(tokens_per_second(steps), [math.nan, 100.0, 100.0])
+
+
+def test_throughput_without_counters_is_unknown():
+    assert np.isnan(tokens_per_second([{"step": 1}, {"step": 2, "tokens": None}])).all()
+
+
+def test_running_mean_leaves_out_what_is_unknown():
+    values = np.array([1.0, 3.0, math.nan, 5.0, 9.0])
+    np.testing.assert_allclose(running_mean(values, 3), [2.0, 2.0, 4.0, 7.0, 7.0])
+
+
+def test_long_runs_are_drawn_in_blocks():
+    values = np.arange(1000.0)
+    values[4] = math.nan
+    blocks = in_blocks(values)  # 1000 steps in blocks of 3
+    assert blocks.size == 334
+    np.testing.assert_allclose(blocks[:2], [1.0, 4.0])  # the second of 3, 5
+    assert in_blocks(values, largest=True)[1] == 5.0
+    assert in_blocks(values[:400]).size == 400
+
+
+def test_strata_are_grouped_by_what_stands_before_the_last_slash():
+    ids = ["chain/10/1", "chain/2/1", "chain/2/2", "loose"]
+    first = {"step": 0, "prompt_set": "h", "n": 4, "id": ids, "correct": [0, 1, 3, 4]}
+    last = {**first, "step": 9, "correct": [1, 4, 4, 4]}
+    assert strata([first, last]) == [Stratum("chain/2", 2, 0.5, 1.0), Stratum("chain/10", 1, 0.0, 0.25)]
+    assert strata([first]) == []
+    assert strata([first, {**last, "prompt_set": "other"}]) == []
+    assert strata([{"step": 0}, last]) == []
+
+
+def test_the_figure_of_strata_states_start_and_end():
+    svg = strata_svg([Stratum("chain/2", 2, 0.5, 1.0), Stratum("a<b", 1, 0.0, 0.25)], 0, 9)
+    assert svg is not None
+    assert ".500 → 1.000" in svg
+    assert "a&lt;b" in svg
+    assert "step 9" in svg

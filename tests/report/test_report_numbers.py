@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scalerl.report.numbers import duration, percent, plain, plain_interval, rate, rate_interval, unit_for
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.8034, ".803"),
+        (0.0, ".000"),
+        (1.0, "1.000"),
+        (0.9996, "1.000"),
+        (-0.25, "−.250"),
+        (math.nan, "–"),
+        (None, "–"),
+        ("x", "–"),
+    ],
+)
+def test_rate(value, text):
+    assert rate(value) == text
+
+
+def test_intervals_need_both_ends():
+    assert rate_interval([0.771, 0.832]) == "[.771, .832]"
+    assert rate_interval([0.771, None]) == "–"
+    assert rate_interval(None) == "–"
+    assert plain_interval([3.0e12, 3.66e12], unit_for("flops", 3e12)) == "[3, 3.66]"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (16, "16"), (8.0, "8"), (1.921, "1.92"), (61440, "61,440"), (0.00021, "2.10e-04"), (12345.6, "12,346")],
+)
+def test_plain(value, text):
+    assert plain(value) == text
+
+
+@pytest.mark.parametrize(
+    ("axis", "amount", "text"),
+    [
+        ("flops", 1.464e13, "14.6 TFLOP"),
+        ("flops", 2.5e21, "2.50 ZFLOP"),
+        ("gpu_hours", 7400.0, "7,400 GPU-hours"),
+        ("gpu_hours", 0.5, "30 GPU-minutes"),
+        ("gpu_hours", 0.01, "36 GPU-seconds"),
+        ("tokens", 624_000, "624 thousand tokens"),
+        ("samples", 3840, "3,840 completions"),
+        ("gpu_days", 12.5, "12.5 gpu_days"),
+    ],
+)
+def test_units_keep_the_amount(axis, amount, text):
+    assert unit_for(axis, amount).show(amount) == text
+
+
+def test_shares_and_durations():
+    assert (percent(0.5), percent(0.024), percent(0), percent(None)) == ("50 %", "2.4 %", "0 %", "–")
+    assert (duration(35), duration(252), duration(27_000), duration(math.nan)) == ("35 s", "4.2 min", "7.5 h", "–")
