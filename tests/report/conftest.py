@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, RunWriter, Tokens, mean_p_1mp
 
 N_STEPS, EVERY, N_SAMPLES = 240, 8, 16
+N_EVALS = N_STEPS // EVERY + 1
 FLOPS_PER_STEP = 6.1e10
 A, B, C_MID, R_0 = 0.82, 1.6, 55 * FLOPS_PER_STEP, 0.23
 
@@ -107,12 +109,10 @@ def step_row(step: int, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def write_run(
-    path: Path, config: dict[str, Any] | None = None, n_evals: int = N_STEPS // EVERY + 1, steps: bool = True
-) -> RunWriter:
+def write_run(path: Path, config: dict[str, Any], n_evals: int = N_EVALS, steps: bool = True) -> RunWriter:
     """Write the synthetic run under `path`; the caller adds the forecasts."""
     rng = np.random.default_rng(7)
-    writer = RunWriter(path, CONFIG if config is None else config)
+    writer = RunWriter(path, config)
     lengths = np.arange(1, 11).repeat(30)
     ids = [f"chain/{length}/{number}" for number, length in enumerate(lengths)]
     difficulty = rng.normal(size=lengths.size) * 0.6 + 0.45 * (lengths - 5.5) + 3.0 * (lengths > 8)
@@ -152,11 +152,34 @@ def _with_mean(difficulty: np.ndarray, rate: float) -> np.ndarray:
     return 1 / (1 + np.exp(difficulty - low))
 
 
+MakeRun = Callable[..., RunRecord]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Write a run that lacks this or that, and read it back.
+
+    `config` replaces keys of the configuration (None takes one away); `forecasts` holds the changes of
+    each line of forecasts.jsonl.
+    """
+
+    def make(
+        n_evals: int = N_EVALS, steps: bool = True, forecasts: Sequence[dict[str, Any]] = (), **config: Any
+    ) -> RunRecord:
+        merged = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
+        writer = write_run(tmp_path / "run", merged, n_evals, steps)
+        for changes in forecasts:
+            writer.forecast(frozen_row(**changes))
+        return RunRecord.read(writer.path)
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """The whole run, with a forecast at a quarter and one at half of the compute; read only."""
     path = tmp_path_factory.mktemp("runs") / "scalerl-chain"
-    writer = write_run(path)
+    writer = write_run(path, CONFIG)
     quarter = N_STEPS * FLOPS_PER_STEP / 4
     writer.forecast(
         frozen_row(made_at_step=60, compute=quarter, mean=0.66, prediction=[0.55, 0.74], curve={})

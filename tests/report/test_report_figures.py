@@ -32,6 +32,7 @@ def test_changing_the_stored_curve_changes_the_figure(run):
     frozen = main_forecast(frozen_forecasts(run))
     assert frozen is not None
     before = curve_svg(run, frozen=frozen)
+    assert frozen.band is not None
     frozen.band.median_M[50] += 0.01
     assert curve_svg(run, frozen=frozen) != before
 

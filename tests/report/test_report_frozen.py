@@ -38,7 +38,9 @@ def test_the_sentence():
         "Forecast at half of the compute: .800 [.770, .830]; measured .805: inside. Width .060."
     )
     early = dataclasses.replace(HALF, compute=240.0, prediction=(0.4, 0.7))
-    assert sentence(early, judge(RUN, early)).startswith("Forecast at 24 % of the compute: .800 [.400, .700];")
+    assert sentence(early, judge(RUN, early)).startswith(
+        "Forecast at 24 % of the compute: .800 [.400, .700];"
+    )
     assert "outside" in sentence(early, judge(RUN, early))
 
 
@@ -71,7 +73,9 @@ def test_counters_of_another_axis_are_an_error():
 
 
 def test_the_report_leads_with_the_forecast_nearest_half():
-    made_at = [FrozenForecast(s, "flops", c, 1000.0, 0.8, (0.7, 0.9)) for s, c in ((25, 250), (48, 480), (75, 750))]
+    made_at = [
+        FrozenForecast(s, "flops", c, 1000.0, 0.8, (0.7, 0.9)) for s, c in ((25, 250), (48, 480), (75, 750))
+    ]
     assert main_forecast(made_at) is made_at[1]
     assert main_forecast([]) is None
 

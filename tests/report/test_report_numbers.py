@@ -33,7 +33,15 @@ def test_intervals_need_both_ends():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (16, "16"), (8.0, "8"), (1.921, "1.92"), (61440, "61,440"), (0.00021, "2.10e-04"), (12345.6, "12,346")],
+    [
+        (0, "0"),
+        (16, "16"),
+        (8.0, "8"),
+        (1.921, "1.92"),
+        (61440, "61,440"),
+        (0.00021, "2.10e-04"),
+        (12345.6, "12,346"),
+    ],
 )
 def test_plain(value, text):
     assert plain(value) == text
@@ -58,4 +66,9 @@ def test_units_keep_the_amount(axis, amount, text):
 
 def test_shares_and_durations():
     assert (percent(0.5), percent(0.024), percent(0), percent(None)) == ("50 %", "2.4 %", "0 %", "–")
-    assert (duration(35), duration(252), duration(27_000), duration(math.nan)) == ("35 s", "4.2 min", "7.5 h", "–")
+    assert (duration(35), duration(252), duration(27_000), duration(math.nan)) == (
+        "35 s",
+        "4.2 min",
+        "7.5 h",
+        "–",
+    )

@@ -1,17 +1,199 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
-from conftest import CONFIG, FLOPS_PER_STEP, N_STEPS, frozen_row, write_run
 
 from scalerl.curve import fit
-from scalerl.errors import InputError, WriteError
-from scalerl.record import RunRecord, RunWriter
+from scalerl.errors import WriteError
+from scalerl.record import RunRecord
 from scalerl.report import report_html, write_report
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+HOSTILE = "<script>alert('x')</script>\"&"
+
+
+class Page(HTMLParser):
+    """What a page holds: its text, its attributes, and whether every tag is closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return report_html(run)
+
+
+def test_the_page_states_what_was_forecast_and_what_came(run, html):
+    text = Page(html).text
+    measured = f"{run.evals[-1].pass_rate:.3f}".removeprefix("0")
+    assert "Forecast at half of the compute: .753 [.722, .781]; " in text
+    assert f"measured {measured}: inside. Width .059." in text
+    for stated in (
+        "107 thousand",  # parameters of the model
+        "14.6 TFLOP",
+        "3.31 TFLOP [3.02, 3.66]",  # C_mid
+        "1.63 [1.35, 1.94]",  # B
+        ".811 [.768, .879]; known beforehand .820: inside",
+        "log-logistic 0.55, Fréchet 0.31, Weibull 0.14",
+        "trained on perfect demonstrations under the same budget",
+        "max_ratio",
+        "Warning",
+        "one evaluation lies 2.4 sd off the curve",
+        "Pass rate by chain length",
+        "chain/10",
+        "making the base model",
+        "2.20 TFLOP",
+    ):
+        assert stated in text, stated
+
+
+def test_each_forecast_is_judged(html):
+    rows = re.findall(r'<tr class="(\w+)"><td>(\d+)</td>', html)
+    assert rows == [("outside", "60"), ("inside", "120")]  # [.55, .74] and [.722, .781] against .77
+
+
+def test_an_outcome_outside_is_said_first(make_run):
+    run = make_run(steps=False, forecasts=[{"prediction": [0.70, 0.74]}])
+    html = report_html(run)
+    assert '<p class="result outside">' in html
+    assert ": outside. Width .040." in Page(html).text
+
+
+def test_the_page_stands_alone(html):
+    page = Page(html)
+    assert not {"script", "link", "iframe", "img"} & set(page.tags)
+    for name, value in page.attributes:
+        if name in ("src", "href", "xlink:href", "action", "srcset"):
+            assert value.startswith("#"), (name, value)
+        assert "//" not in value, (name, value)
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_hostile_text_stays_text(make_run):
+    run = make_run(
+        name=HOSTILE,
+        steps=False,
+        seed=HOSTILE,
+        strata=HOSTILE,
+        recipe={HOSTILE: {"loss": HOSTILE}},
+        model={"path": HOSTILE, "parameters": HOSTILE},
+        versions={HOSTILE: HOSTILE},
+        ceiling={"value": 0.82, "why": HOSTILE},
+        forecasts=[{"fit_json": {"why": HOSTILE, "warnings": [HOSTILE], "identified": False}}],
+    )
+    html = report_html(run)
+    assert "<script" not in html
+    assert HOSTILE in Page(html).text
+
+
+def test_one_input_gives_one_page(run, html):
+    assert report_html(RunRecord.read(run.path), fit(run, x="flops")) == html
+
+
+def test_the_fit_on_all_evaluations_stands_beside_the_frozen_one(run, html):
+    A = fit(run, x="flops").curve.A
+    text = Page(html).text
+    assert f"{A:.3f} [".removeprefix("0") in text
+    assert "frozen at half of the compute fitted on all data" in text
+
+
+@pytest.mark.parametrize("n_evals", [1, 2, 4])
+def test_too_few_evaluations_for_a_fit(make_run, n_evals):
+    text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
+    assert "No forecast was frozen during this run." in text
+    assert f"No curve is fitted: {n_evals} evaluations at distinct compute are too few" in text
+    assert "holds no steps.jsonl" in text
+
+
+def test_no_evaluation_at_all(make_run):
+    run = make_run(steps=False)
+    (run.path / "evals.jsonl").write_text("")
+    (run.path / "eval_prompts.jsonl").unlink()
+    assert "This run holds no evaluation yet." in Page(write_report(run.path).read_text()).text
+
+
+def test_without_config_or_steps(make_run):
+    run = make_run(n_evals=12)
+    for name in ("config.json", "steps.jsonl", "eval_prompts.jsonl"):
+        (run.path / name).unlink()
+    text = Page(write_report(run.path).read_text()).text
+    assert "holds no recipe" in text
+    assert "Pass rate by" not in text
+    assert "Fitted on all evaluations: ceiling A" in text
+
+
+def test_a_run_that_is_not_there_yet(make_run):
+    run = make_run(n_evals=20, steps=False, forecasts=[{}])  # 19 intervals of 8 steps: 152 of 240
+    assert (
+        "not measured yet: the run stands at 63 % of the target. Width .059." in Page(report_html(run)).text
+    )
+
+
+def test_a_forecast_row_without_its_numbers(make_run):
+    lacking = {"mean": None, "prediction": None, "curve": None, "fit_json": None}
+    text = Page(report_html(make_run(steps=False, forecasts=[lacking]))).text
+    assert "Forecast at half of the compute: – –;" in text
+    assert not re.search(r"\bnan\b", text, re.IGNORECASE)
+
+
+def test_the_page_is_written_whole_beside_the_run_or_where_told(make_run, tmp_path):
+    run = make_run(n_evals=3, steps=False)
+    before = {path.name for path in run.path.iterdir()}
+    assert write_report(run) == run.path / "report.html"
+    assert {path.name for path in run.path.iterdir()} == before | {"report.html"}
+    elsewhere = write_report(run.path, out=tmp_path / "page.html")
+    assert elsewhere.read_text() == (run.path / "report.html").read_text()
+    with pytest.raises(WriteError, match=r"nowhere/page\.html: No such file"):
+        write_report(run, out=tmp_path / "nowhere" / "page.html")
+
+
+def test_numbers_of_an_older_page_do_not_stay(make_run):
+    run = make_run(n_evals=3, steps=False)
+    write_report(run)
+    renamed = dataclasses.replace(run, config={**run.config, "name": "second"})
+    assert "<h1>second</h1>" in write_report(renamed).read_text()
+
+
+def test_importing_the_report_is_light():
+    heavy = "torch", "transformers", "pydantic", "matplotlib", "jinja2", "rich"
+    code = f"import scalerl.report, sys; print(set({heavy}) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

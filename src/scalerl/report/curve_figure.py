@@ -66,7 +66,9 @@ def _draw(view: CurveView) -> Figure:
     with style():
         figure = new_figure(10.0, 4.4)
         widths = [5.6, 3.2, 1.4] if view.ceilings else [5.6, 3.2]
-        panels = figure.subplots(1, len(widths), sharey=True, gridspec_kw={"width_ratios": widths})
+        margins = {"left": 0.058, "right": 0.995, "bottom": 0.17, "top": 0.99, "wspace": 0.04}
+        grid = {"width_ratios": widths, **margins}
+        panels = figure.subplots(1, len(widths), sharey=True, gridspec_kw=grid)
         for axes in panels[:2]:
             _curve(axes, view)
             _evaluations(axes, view)
@@ -126,7 +128,7 @@ def _levels(axes: Axes, view: CurveView) -> None:
 
 
 def _finish_linear(axes: Axes, view: CurveView) -> None:
-    axes.set_xlim(0, _largest(view) * 1.03)
+    axes.set_xlim(-0.015 * _largest(view), 1.03 * _largest(view))
     axes.set_xlabel(f"training compute ({view.unit.name})")
     axes.set_ylabel("pass rate on the held-out prompts")
     plain_rates(axes)
@@ -186,7 +188,7 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
 
 
 def _key(axes: Axes, view: CurveView) -> None:
-    """Name points and bands in their own colours, in the corner that a rising curve leaves empty."""
+    """Name points and bands in their own colours, in the corner that the curve leaves empty."""
     used = "evaluation used by the fit" if math.isfinite(view.window) else "evaluation"
     noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
     entries = [(_sign(INK, marker="o", mfc=INK), used + noise)]
@@ -199,7 +201,11 @@ def _key(axes: Axes, view: CurveView) -> None:
         entries.append((_sign(FORECAST, marker="_", ms=8, mew=1.6), "interval, one evaluation at the target"))
     elif view.band:
         entries.append((_sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
-    legend = axes.legend(*zip(*entries, strict=True), loc="lower right", frameon=False, handlelength=1.2)
+    if len(entries) == 1 and not noise:
+        return
+    falls = view.pass_rate_N[-1] < view.pass_rate_N[0]
+    corner = "upper right" if falls else "lower right"
+    legend = axes.legend(*zip(*entries, strict=True), loc=corner, frameon=False, handlelength=1.2)
     for (sign, _), text in zip(entries, legend.get_texts(), strict=True):
         text.set_color(sign.get_color())
 

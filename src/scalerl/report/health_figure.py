@@ -129,8 +129,11 @@ def in_blocks(values_N: np.ndarray, largest: bool = False) -> np.ndarray:
 def _draw(panels: Sequence[Panel], steps: Steps, step_N: np.ndarray) -> Figure:
     rows = math.ceil(len(panels) / _COLUMNS)
     with style():
-        figure = new_figure(10.0, 1.75 * rows + 0.15)
-        grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False)
+        height_in = 1.75 * rows + 0.3
+        figure = new_figure(10.0, height_in)
+        edges = {"left": 0.045, "right": 0.935, "bottom": 0.5 / height_in, "top": 1 - 0.4 / height_in}
+        spacing = {**edges, "wspace": 0.5, "hspace": 0.62}
+        grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False, gridspec_kw=spacing)
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, steps, step_N)
         for spare in grid.flat[len(panels) :]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +114,7 @@ def _fit_or_reason(run: RunRecord, axis: str) -> tuple[Fit | None, str]:
     try:
         return fit(run, x=axis), ""
     except CannotAnswerError as error:
-        return None, str(error)
+        return None, f"{_without_path(run, str(error))}."
 
 
 def _fits(fit: Fit | None, frozen: FrozenForecast | None) -> list[NamedFit]:
@@ -216,24 +217,34 @@ def _accounting(run: RunRecord) -> dict[str, list[tuple[str, str]]]:
     flops = unit_for("flops", as_float(last.flops.generate + last.flops.train))
     tokens = unit_for("tokens", last.tokens.generated)
     counted = [
-        ("generating", f"{duration(last.device_seconds.generate)}, {flops.show(last.flops.generate)}"),
-        ("training", f"{duration(last.device_seconds.train)}, {flops.show(last.flops.train)}"),
+        ("generating", _known(duration(last.device_seconds.generate), flops.show(last.flops.generate))),
+        ("training", _known(duration(last.device_seconds.train), flops.show(last.flops.train))),
         ("idle devices", duration(last.device_seconds.idle)),
         ("tokens generated", tokens.show(last.tokens.generated)),
         ("tokens trained", tokens.show(last.tokens.trained)),
-        ("completions", f"{plain(last.samples)} in {plain(last.prompts)} groups"),
+        ("completions trained on", plain(last.samples)),
+        ("groups trained on", plain(last.prompts)),
     ]
     apart = [("evaluating", duration(last.device_seconds.evaluate))]
     if base:
         amount = unit_for("flops", as_float(base.get("flops"))).show(base.get("flops"))
-        apart.append(("making the base model", f"{duration(base.get('seconds'))}, {amount}"))
+        apart.append(("making the base model", _known(duration(base.get("seconds")), amount)))
     if base.get("pass_rate") is not None:
         apart.append(("pass rate of the base model", rate(base["pass_rate"])))
     return {"counted": counted, "apart": apart}
 
 
+def _known(*amounts: str) -> str:
+    return ", ".join(amount for amount in amounts if amount != DASH) or DASH
+
+
 def _warnings(run: RunRecord, fits: list[NamedFit]) -> list[str]:
-    found = list(run.warnings)
+    found = [_without_path(run, warning) for warning in run.warnings]
     for name, fit in fits:
         found += [f"{name}: {warning}" for warning in fit.get("warnings") or ()]
     return found
+
+
+def _without_path(run: RunRecord, message: str) -> str:
+    """The message without the folder that it is about: a page is shown on other machines."""
+    return message.removeprefix(f"{run.evals_file}: ").replace(f"{run.path}{os.sep}", "")

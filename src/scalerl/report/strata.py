@@ -58,12 +58,14 @@ def strata_svg(groups: Sequence[Stratum], first_step: int, last_step: int) -> st
 
 def _draw(groups: Sequence[Stratum], first_step: int, last_step: int) -> Figure:
     with style():
-        figure = new_figure(10.0, 0.95 + 0.27 * len(groups))
+        labels = [f"{group.name}  (n = {group.n_prompts})" for group in groups]
+        height_in = 0.95 + 0.27 * len(groups)
+        figure = new_figure(10.0, height_in)
+        left = min(0.02 + 0.0072 * max(len(label) for label in labels), 0.5)
+        figure.subplots_adjust(left=left, right=0.88, bottom=0.5 / height_in, top=0.99)
         axes = figure.subplots()
         for row, group in enumerate(groups):
-            axes.plot(
-                [group.start, group.end], [row, row], color=GRID, lw=4, solid_capstyle="round", zorder=1
-            )
+            axes.plot([group.start, group.end], [row, row], color=GRID, lw=4, zorder=1)
             axes.plot([group.start], [row], "o", ms=6, mfc=PAPER, mec=MUTED, mew=1.3)
             axes.plot([group.end], [row], "o", ms=6.5, color=FORECAST)
             axes.annotate(
@@ -74,7 +76,7 @@ def _draw(groups: Sequence[Stratum], first_step: int, last_step: int) -> Figure:
                 color=INK,
             )
         _name_dots(axes, groups[0], first_step, last_step)
-        axes.set_yticks(range(len(groups)), [f"{group.name}  (n = {group.n_prompts})" for group in groups])
+        axes.set_yticks(range(len(groups)), labels)
         axes.set_ylim(len(groups) - 0.5, -1.1)
         axes.set_xlim(-0.02, 1.02)
         axes.set_xlabel("pass rate")

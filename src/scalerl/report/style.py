@@ -45,6 +45,7 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 def style() -> AbstractContextManager[None]:
     """The matplotlib settings that all figures share, as a context; nothing global is changed."""
     import matplotlib
+    from cycler import cycler
 
     return matplotlib.rc_context(
         {
@@ -54,6 +55,7 @@ def style() -> AbstractContextManager[None]:
             "font.size": 9,
             "axes.titlesize": 9.5,
             "text.color": INK,
+            "axes.prop_cycle": cycler(color=[FORECAST, LATER, CEILING]),
             "axes.labelcolor": MUTED,
             "axes.edgecolor": MUTED,
             "axes.linewidth": 0.7,
@@ -74,10 +76,14 @@ def style() -> AbstractContextManager[None]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """An empty figure with a tight layout, apart from pyplot and its global state."""
+    """An empty figure, apart from pyplot and its global state.
+
+    Callers set the margins themselves: matplotlib's fitted layouts are slow, and differ in the last digits
+    from call to call.
+    """
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width_in, height_in), layout="constrained")
+    return Figure(figsize=(width_in, height_in))
 
 
 def plain_rates(axes: Axes) -> None:
