@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family, log_compute
-from scalerl.curve.least_squares import Quadratic, Sample, least_squares, quadratic, share_at
+from scalerl.curve.least_squares import Precision, Quadratic, Sample, least_squares, quadratic, share_at
 
 B_RANGE = (0.3, 6.0)
 C_MID_FACTOR = 10.0
@@ -38,7 +38,7 @@ class Noise:
     `log_rss_T`, `log_weight_T` tabulate it; `sd_J` are the nodes, `sd_given_TJ` their posterior at each entry.
     """
 
-    precision_PNN: np.ndarray
+    precision: Precision
     log_det_P: np.ndarray
     sd_J: np.ndarray
     log_rss_T: np.ndarray
@@ -57,7 +57,7 @@ class Noise:
 
 def make_noise(sample: Sample, floor: float) -> Noise:
     """Tabulate the noise model of a sample whose sd is at least `floor`."""
-    precision, log_det = zip(*(_ar1(phi, sample) for phi in PHI), strict=True)
+    precision, log_det_P = _ar1(sample)
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -65,19 +65,19 @@ def make_noise(sample: Sample, floor: float) -> Noise:
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(
-        np.stack(precision), np.array(log_det), sd_J, log_rss_T, log_weight_T, weight_TJ / total_T
-    )
+    return Noise(precision, log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
 
 
-def _ar1(phi: float, sample: Sample) -> tuple[np.ndarray, float]:
-    """Inverse and log-determinant of the correlation phi^gap between consecutive points, replicates weighed."""
-    n = len(sample.y_N)
-    rho_N = np.where(np.arange(n) > 0, phi**sample.gap_N, 0.0)
-    whiten = np.eye(n) - np.diag(rho_N[1:], -1)
-    whiten /= np.sqrt(1 - rho_N**2)[:, None]
-    whiten = whiten * np.sqrt(sample.weight_N)
-    return whiten.T @ whiten, float(np.sum(np.log1p(-(rho_N**2))))
+def _ar1(sample: Sample) -> tuple[Precision, np.ndarray]:
+    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; P = len(PHI)."""
+    rho_PN = np.array(PHI)[:, None] ** sample.gap_N
+    rho_PN[:, 0] = 0.0
+    inverse_PN = 1.0 / (1.0 - rho_PN**2)
+    diagonal_PN = inverse_PN.copy()
+    diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
+    root_N = np.sqrt(sample.weight_N)
+    below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
+    return Precision(diagonal_PN * sample.weight_N, below_PN), -np.log(inverse_PN).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise) -> _Nodes:
     """Nodes of one family: rows of C_mid where there is mass, in every row B where there is mass."""
     log_lo, log_hi = sample.log_c_range
     box = (log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR))
-    centre = least_squares(sample, family, _LOG_B, starts=2).curve
+    centre = least_squares(sample, family, _LOG_B, starts=1).curve
     seek = np.unique(np.clip(math.log(centre.C_mid) + _offsets(0.004, 13), *box))
     _, _, level_M = _row_extent(sample, family, noise, seek)
     low, high = _extent(seek[None], level_M[None])
@@ -222,7 +222,7 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise) -> _Nodes:
     q = quadratic(
         share_at(family, log_b_MK, np.broadcast_to(log_mid_M[:, None], log_b_MK.shape), sample.log_c_N),
         sample.y_N,
-        noise.precision_PNN,
+        noise.precision,
     )
     return _linear_nodes(sample, noise, q, log_b_MK, log_mid_M, area_MK)
 
@@ -295,7 +295,7 @@ def _level(
 ) -> np.ndarray:
     """Log-likelihood of every cell at its best (R_0, A) and phi."""
     log_mid = np.broadcast_to(log_mid_M[:, None], log_b_MK.shape)
-    q = quadratic(share_at(family, log_b_MK, log_mid, sample.log_c_N), sample.y_N, noise.precision_PNN)
+    q = quadratic(share_at(family, log_b_MK, log_mid, sample.log_c_N), sample.y_N, noise.precision)
     return noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within).max(axis=0)
 
 
