@@ -153,7 +153,7 @@ class Fit:
         return float(ends[0]), float(ends[1])
 
     def verdict(self, target: float, budget: float) -> Literal["go", "no-go", "too close", "too early"]:
-        """Is `target` reached at `budget`: go from P = .95, no-go to P = .05, when the ceiling is identified."""
+        """Is `target` reached at `budget`? Go from P = .95, no-go to .05, if the ceiling is identified."""
         if not self.identified:
             return "too early"
         probability = self.probability(target, budget)
@@ -260,7 +260,7 @@ def fit(
     zero_N = points.compute_N == 0
     fixed = None if r0 is None or r0 == "free" else float(r0)
     if fixed is not None:
-        # A given R_0 takes the place of the evaluation at compute 0: there the curve is R_0 whatever the data.
+        # A given R_0 takes the place of the evaluation at compute 0, where the curve is R_0 whatever it is.
         points, zero_N = points.select(~zero_N), zero_N[~zero_N]
         _check_enough(points)
     sample = make_sample(points, fixed)

@@ -155,7 +155,7 @@ def least_squares(
     """Minimise the weighted sum of squares over R_0, A, B and C_mid, with 0 <= R_0 <= A <= 1."""
     log_lo, log_hi = sample.log_c_range
     box = np.array([log_b_range, (log_lo - math.log(100.0), log_hi + math.log(100.0))])
-    log_b = np.linspace(*box[0], 25)
+    log_b = np.linspace(box[0, 0], box[0, 1], 25)
     log_mid = np.concatenate(
         [
             np.linspace(box[1, 0], log_lo, 6)[:-1],

@@ -35,7 +35,7 @@ _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 28, 13, 8, 5
 class Noise:
     """The noise integrated out: log of the integral over sd as a function of the sum of squares.
 
-    `log_rss_T`, `log_weight_T` tabulate it; `sd_J` are the nodes, `sd_given_TJ` their posterior at each entry.
+    `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
     """
 
     precision: Precision
@@ -240,7 +240,7 @@ def _linear_nodes(
     level = noise.log_weight(best) + np.log(np.maximum(area_MK, 1e-300))
     p, m, k = np.nonzero(level > level.max() - _CUT)
     cell = Quadratic(*(getattr(q, name)[p, m, k] for name in ("gg", "hg", "hh", "gy", "hy", "yy")))
-    R_0_best, A_best = cell.best(sample.r0)
+    _, A_best = cell.best(sample.r0)
     dof = max(sample.n_points - 2 - sample.n_linear, 1)
     sd = np.sqrt(np.maximum(best[p, m, k] / dof, noise.sd_J[0] ** 2))
     tiny = 1e-12
