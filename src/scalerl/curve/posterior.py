@@ -4,9 +4,10 @@
 
 Priors, flat and stated: A in [0, 1]; R_0 in [0, A] (or given); log B over B in [0.3, 6]; log C_mid from a
 tenth of the smallest to ten times the largest compute; log sd from the evaluation noise that is known (else
-0.0005) to 0.15; phi in {0, .2, .4, .6, .8}; the families alike. For a family and (B, C_mid, phi) the sum of
-squares is a quadratic in (R_0, A), and the integral over sd depends on the sum of squares alone, so nothing
-is sampled: the nodes are laid where the posterior has mass, and weighed.
+0.0005) to 0.15; the families alike; and falling, phi in {0, .2, .4, .6, .8} with weights 1 - phi.
+For a family and (B, C_mid, phi) the sum of squares is a quadratic in (R_0, A), and the integral over sd
+depends on the sum of squares alone, so nothing is sampled: the nodes are laid where the posterior has mass,
+and weighed.
 
 Shapes: P correlations, M values of log C_mid, K of log B, cells = what is kept of P x M x K over all
 families, a = nodes of A, r = nodes of R_0 for each A.
@@ -36,10 +37,11 @@ class Noise:
     """The noise integrated out: log of the integral over sd as a function of the sum of squares.
 
     `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
+    `log_prior_P` is the prior of phi, with the determinant of its correlation.
     """
 
     precision: Precision
-    log_det_P: np.ndarray
+    log_prior_P: np.ndarray
     sd_J: np.ndarray
     log_rss_T: np.ndarray
     log_weight_T: np.ndarray
@@ -47,11 +49,10 @@ class Noise:
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""
-        log_det = self.log_det_P.reshape(-1, *(1,) * (rss.ndim - 1))
-        return self.of_rss(rss) - 0.5 * log_det
+        return self.of_rss(rss) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
 
     def of_rss(self, rss: np.ndarray) -> np.ndarray:
-        """The same without the determinant of the correlation."""
+        """The same given phi."""
         return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, self.log_weight_T)
 
 
@@ -65,7 +66,8 @@ def make_noise(sample: Sample, floor: float) -> Noise:
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(precision, log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
+    log_prior_P = np.log(1.0 - np.array(PHI)) - 0.5 * log_det_P
+    return Noise(precision, log_prior_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
 
 
 def _ar1(sample: Sample) -> tuple[Precision, np.ndarray]:
@@ -257,7 +259,7 @@ def _linear_nodes(
     wide = Quadratic(*(v[:, None, None] for v in (cell.gg, cell.hg, cell.hh, cell.gy, cell.hy, cell.yy)))
     rss = wide.rss(R_0, A[:, :, None]) + sample.within
     volume = area_MK[m, k][:, None, None] * dA[:, :, None] * dR_0
-    log_weight = noise.of_rss(rss) - 0.5 * noise.log_det_P[p][:, None, None]
+    log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
     return _Nodes(log_b_MK[m, k], log_mid_M[m], np.array(PHI)[p], A, R_0, log_weight, rss)
 

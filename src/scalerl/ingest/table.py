@@ -17,7 +17,7 @@ from scalerl.curve.points import Points
 from scalerl.errors import InputError
 from scalerl.record import AXES, RunRecord, read_jsonl
 
-_COUNTERS = {"device_seconds", "flops", "tokens"}
+_COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
 _NOISE = ("mean_p_1mp", "n_prompts", "n_samples")
 
@@ -48,6 +48,14 @@ class Table:
         near = difflib.get_close_matches(column, self.columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise InputError(f"{self.path}: no column '{column}'; {hint}columns: {', '.join(self.columns)}")
+
+    def has_counters(self, column: str) -> bool:
+        """Whether the cells of a column are objects of counters, as in evals.jsonl."""
+        return any(isinstance(row.get(column), dict) for row in self.rows)
+
+    def has_numbers(self, column: str) -> bool:
+        """Whether there is such a column, of plain cells."""
+        return column in self.columns and not self.has_counters(column)
 
     def is_empty(self, column: str, row: int) -> bool:
         """Whether the cell is missing, null or blank."""
@@ -87,7 +95,12 @@ def read_table(
         InputError: the file, a column or a cell is missing or wrong; it names the line.
     """
     table = _read(Path(path))
-    if y == "pass_rate" and x in AXES and x not in table.columns and _COUNTERS & set(table.columns):
+    if (
+        y == "pass_rate"
+        and x in AXES
+        and not table.has_numbers(x)
+        and any(map(table.has_counters, _COUNTERS))
+    ):
         return Points.from_record(RunRecord.read_evals(path), x, price)
     table.require(y)
     rows = [row for row in range(len(table.rows)) if not table.is_empty(y, row)]
