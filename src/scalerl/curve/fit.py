@@ -18,8 +18,8 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
 MIN_POINTS = 5
-MAX_WIDTH_A = 0.15
-"""A ceiling is identified when its 95 % interval is no wider than this."""
+MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.20, 0.5
+"""A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO = 1.5
 """... and when the data reach this many times C_mid."""
 GO, NO_GO = 0.95, 0.05
@@ -153,7 +153,7 @@ class Fit:
         return float(ends[0]), float(ends[1])
 
     def verdict(self, target: float, budget: float) -> Literal["go", "no-go", "too close", "too early"]:
-        """Is `target` reached at `budget`: go from P = .95, no-go to P = .05, when the ceiling is identified."""
+        """Is `target` reached at `budget`? Go from P = .95, no-go to .05, if the ceiling is identified."""
         if not self.identified:
             return "too early"
         probability = self.probability(target, budget)
@@ -260,7 +260,7 @@ def fit(
     zero_N = points.compute_N == 0
     fixed = None if r0 is None or r0 == "free" else float(r0)
     if fixed is not None:
-        # A given R_0 takes the place of the evaluation at compute 0: there the curve is R_0 whatever the data.
+        # A given R_0 takes the place of the evaluation at compute 0, where the curve is R_0 whatever it is.
         points, zero_N = points.select(~zero_N), zero_N[~zero_N]
         _check_enough(points)
     sample = make_sample(points, fixed)
@@ -365,8 +365,10 @@ def _identified(post: Posterior, ratio: float, sample: Sample) -> tuple[bool, st
     span = f"the data reach {ratio:.2g} C_mid and the 95 % interval of A is [{low:.3f}, {high:.3f}]"
     if ratio < MIN_RATIO:
         return False, f"{span}: below {MIN_RATIO:g} C_mid the bend has hardly been seen"
-    if high - low > MAX_WIDTH_A:
-        return False, f"{span}: wider than {MAX_WIDTH_A:g}"
+    gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
+    widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
+    if high - low > widest:
+        return False, f"{span}: wider than {widest:.2g}"
     weight = post.weight_cells
     log_lo, log_hi = sample.log_c_range
     edges = (

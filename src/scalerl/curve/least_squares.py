@@ -108,22 +108,31 @@ class Quadratic:
         return R_0, A
 
 
-def quadratic(share: np.ndarray, y_N: np.ndarray, precision_PNN: np.ndarray) -> Quadratic:
+@dataclass(frozen=True)
+class Precision:
+    """Inverse noise correlations: tridiagonal, as consecutive evaluations are correlated as AR(1).
+
+    `diagonal_PN`, and `below_PN` with the entry of (i, i - 1) at i, 0 at i = 0.
+    """
+
+    diagonal_PN: np.ndarray
+    below_PN: np.ndarray
+
+    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """a^T K^-1 b for every pair of rows of `a` (cells, N) and `b` (cells, N) or (N,): (P, cells)."""
+        across = a[:, 1:] * b[..., :-1] + a[:, :-1] * b[..., 1:]
+        return self.diagonal_PN @ (a * b).T + self.below_PN[:, 1:] @ across.T
+
+
+def quadratic(share: np.ndarray, y_N: np.ndarray, precision: Precision) -> Quadratic:
     """The quadratic of every cell, from the shares (..., N) and the inverse noise correlations."""
     g = share.reshape(-1, share.shape[-1])
     h = 1.0 - g
-    g_P = np.matmul(g, precision_PNN)
-    h_P = np.matmul(h, precision_PNN)
-    shape = (len(precision_PNN), *share.shape[:-1])
-    yy_P = np.einsum("n,pnm,m->p", y_N, precision_PNN, y_N).reshape(-1, *(1,) * (share.ndim - 1))
-    return Quadratic(
-        gg=np.einsum("pcn,cn->pc", g_P, g).reshape(shape),
-        hg=np.einsum("pcn,cn->pc", h_P, g).reshape(shape),
-        hh=np.einsum("pcn,cn->pc", h_P, h).reshape(shape),
-        gy=(g_P @ y_N).reshape(shape),
-        hy=(h_P @ y_N).reshape(shape),
-        yy=np.broadcast_to(yy_P, shape),
-    )
+    shape = (len(precision.diagonal_PN), *share.shape[:-1])
+    yy = precision.product(y_N[None], y_N).reshape(-1, *(1,) * (share.ndim - 1))
+    pairs = {"gg": (g, g), "hg": (h, g), "hh": (h, h), "gy": (g, y_N), "hy": (h, y_N)}
+    products = {name: precision.product(a, b).reshape(shape) for name, (a, b) in pairs.items()}
+    return Quadratic(yy=np.broadcast_to(yy, shape), **products)
 
 
 def share_at(family: Family, log_b: np.ndarray, log_mid: np.ndarray, log_c_N: np.ndarray) -> np.ndarray:
@@ -146,7 +155,7 @@ def least_squares(
     """Minimise the weighted sum of squares over R_0, A, B and C_mid, with 0 <= R_0 <= A <= 1."""
     log_lo, log_hi = sample.log_c_range
     box = np.array([log_b_range, (log_lo - math.log(100.0), log_hi + math.log(100.0))])
-    log_b = np.linspace(*box[0], 25)
+    log_b = np.linspace(box[0, 0], box[0, 1], 25)
     log_mid = np.concatenate(
         [
             np.linspace(box[1, 0], log_lo, 6)[:-1],
@@ -155,7 +164,7 @@ def least_squares(
         ]
     )
     grid_b, grid_mid = (g.ravel() for g in np.meshgrid(log_b, log_mid))
-    precision = np.diag(sample.weight_N)[None]
+    precision = _independent(sample)
     q = quadratic(share_at(family, grid_b, grid_mid, sample.log_c_N), sample.y_N, precision)
     rss = q.rss(*q.best(sample.r0))[0]
     cells = np.argsort(rss, kind="stable")[: 40 * starts]
@@ -169,11 +178,15 @@ def least_squares(
     return min(polished, key=lambda p: p.rss)
 
 
+def _independent(sample: Sample) -> Precision:
+    return Precision(sample.weight_N[None], np.zeros((1, len(sample.weight_N))))
+
+
 def _solve(sample: Sample, family: Family, theta: np.ndarray) -> tuple[float, float, np.ndarray]:
     """(R_0, A) and the weighted residuals at theta = (log B, log C_mid)."""
     root_N = np.sqrt(sample.weight_N)
     share_N = share_at(family, theta[0], theta[1], sample.log_c_N)
-    q = quadratic(share_N[None], sample.y_N, np.diag(sample.weight_N)[None])
+    q = quadratic(share_N[None], sample.y_N, _independent(sample))
     R_0, A = (float(v[0, 0]) for v in q.best(sample.r0))
     return R_0, A, root_N * (sample.y_N - R_0 - (A - R_0) * share_N)
 

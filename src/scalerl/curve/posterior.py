@@ -4,9 +4,10 @@
 
 Priors, flat and stated: A in [0, 1]; R_0 in [0, A] (or given); log B over B in [0.3, 6]; log C_mid from a
 tenth of the smallest to ten times the largest compute; log sd from the evaluation noise that is known (else
-0.0005) to 0.15; phi in {0, .2, .4, .6, .8}; the families alike. For a family and (B, C_mid, phi) the sum of
-squares is a quadratic in (R_0, A), and the integral over sd depends on the sum of squares alone, so nothing
-is sampled: the nodes are laid where the posterior has mass, and weighed.
+0.0005) to 0.15; the families alike; and falling, phi in {0, .2, .4, .6, .8} with weights 1 - phi.
+For a family and (B, C_mid, phi) the sum of squares is a quadratic in (R_0, A), and the integral over sd
+depends on the sum of squares alone, so nothing is sampled: the nodes are laid where the posterior has mass,
+and weighed.
 
 Shapes: P correlations, M values of log C_mid, K of log B, cells = what is kept of P x M x K over all
 families, a = nodes of A, r = nodes of R_0 for each A.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family, log_compute
-from scalerl.curve.least_squares import Quadratic, Sample, least_squares, quadratic, share_at
+from scalerl.curve.least_squares import Precision, Quadratic, Sample, least_squares, quadratic, share_at
 
 B_RANGE = (0.3, 6.0)
 C_MID_FACTOR = 10.0
@@ -35,11 +36,12 @@ _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 28, 13, 8, 5
 class Noise:
     """The noise integrated out: log of the integral over sd as a function of the sum of squares.
 
-    `log_rss_T`, `log_weight_T` tabulate it; `sd_J` are the nodes, `sd_given_TJ` their posterior at each entry.
+    `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
+    `log_prior_P` is the prior of phi, with the determinant of its correlation.
     """
 
-    precision_PNN: np.ndarray
-    log_det_P: np.ndarray
+    precision: Precision
+    log_prior_P: np.ndarray
     sd_J: np.ndarray
     log_rss_T: np.ndarray
     log_weight_T: np.ndarray
@@ -47,17 +49,16 @@ class Noise:
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""
-        log_det = self.log_det_P.reshape(-1, *(1,) * (rss.ndim - 1))
-        return self.of_rss(rss) - 0.5 * log_det
+        return self.of_rss(rss) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
 
     def of_rss(self, rss: np.ndarray) -> np.ndarray:
-        """The same without the determinant of the correlation."""
+        """The same given phi."""
         return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, self.log_weight_T)
 
 
 def make_noise(sample: Sample, floor: float) -> Noise:
     """Tabulate the noise model of a sample whose sd is at least `floor`."""
-    precision, log_det = zip(*(_ar1(phi, sample) for phi in PHI), strict=True)
+    precision, log_det_P = _ar1(sample)
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -65,19 +66,20 @@ def make_noise(sample: Sample, floor: float) -> Noise:
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(
-        np.stack(precision), np.array(log_det), sd_J, log_rss_T, log_weight_T, weight_TJ / total_T
-    )
+    log_prior_P = np.log(1.0 - np.array(PHI)) - 0.5 * log_det_P
+    return Noise(precision, log_prior_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
 
 
-def _ar1(phi: float, sample: Sample) -> tuple[np.ndarray, float]:
-    """Inverse and log-determinant of the correlation phi^gap between consecutive points, replicates weighed."""
-    n = len(sample.y_N)
-    rho_N = np.where(np.arange(n) > 0, phi**sample.gap_N, 0.0)
-    whiten = np.eye(n) - np.diag(rho_N[1:], -1)
-    whiten /= np.sqrt(1 - rho_N**2)[:, None]
-    whiten = whiten * np.sqrt(sample.weight_N)
-    return whiten.T @ whiten, float(np.sum(np.log1p(-(rho_N**2))))
+def _ar1(sample: Sample) -> tuple[Precision, np.ndarray]:
+    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; P = len(PHI)."""
+    rho_PN = np.array(PHI)[:, None] ** sample.gap_N
+    rho_PN[:, 0] = 0.0
+    inverse_PN = 1.0 / (1.0 - rho_PN**2)
+    diagonal_PN = inverse_PN.copy()
+    diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
+    root_N = np.sqrt(sample.weight_N)
+    below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
+    return Precision(diagonal_PN * sample.weight_N, below_PN), -np.log(inverse_PN).sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise) -> _Nodes:
     """Nodes of one family: rows of C_mid where there is mass, in every row B where there is mass."""
     log_lo, log_hi = sample.log_c_range
     box = (log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR))
-    centre = least_squares(sample, family, _LOG_B, starts=2).curve
+    centre = least_squares(sample, family, _LOG_B, starts=1).curve
     seek = np.unique(np.clip(math.log(centre.C_mid) + _offsets(0.004, 13), *box))
     _, _, level_M = _row_extent(sample, family, noise, seek)
     low, high = _extent(seek[None], level_M[None])
@@ -222,7 +224,7 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise) -> _Nodes:
     q = quadratic(
         share_at(family, log_b_MK, np.broadcast_to(log_mid_M[:, None], log_b_MK.shape), sample.log_c_N),
         sample.y_N,
-        noise.precision_PNN,
+        noise.precision,
     )
     return _linear_nodes(sample, noise, q, log_b_MK, log_mid_M, area_MK)
 
@@ -240,7 +242,7 @@ def _linear_nodes(
     level = noise.log_weight(best) + np.log(np.maximum(area_MK, 1e-300))
     p, m, k = np.nonzero(level > level.max() - _CUT)
     cell = Quadratic(*(getattr(q, name)[p, m, k] for name in ("gg", "hg", "hh", "gy", "hy", "yy")))
-    R_0_best, A_best = cell.best(sample.r0)
+    _, A_best = cell.best(sample.r0)
     dof = max(sample.n_points - 2 - sample.n_linear, 1)
     sd = np.sqrt(np.maximum(best[p, m, k] / dof, noise.sd_J[0] ** 2))
     tiny = 1e-12
@@ -257,7 +259,7 @@ def _linear_nodes(
     wide = Quadratic(*(v[:, None, None] for v in (cell.gg, cell.hg, cell.hh, cell.gy, cell.hy, cell.yy)))
     rss = wide.rss(R_0, A[:, :, None]) + sample.within
     volume = area_MK[m, k][:, None, None] * dA[:, :, None] * dR_0
-    log_weight = noise.of_rss(rss) - 0.5 * noise.log_det_P[p][:, None, None]
+    log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
     return _Nodes(log_b_MK[m, k], log_mid_M[m], np.array(PHI)[p], A, R_0, log_weight, rss)
 
@@ -295,7 +297,7 @@ def _level(
 ) -> np.ndarray:
     """Log-likelihood of every cell at its best (R_0, A) and phi."""
     log_mid = np.broadcast_to(log_mid_M[:, None], log_b_MK.shape)
-    q = quadratic(share_at(family, log_b_MK, log_mid, sample.log_c_N), sample.y_N, noise.precision_PNN)
+    q = quadratic(share_at(family, log_b_MK, log_mid, sample.log_c_N), sample.y_N, noise.precision)
     return noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within).max(axis=0)
 
 

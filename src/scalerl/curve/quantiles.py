@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-_BINS = 2048
+_BINS = 8192
+_NOISY_BINS = 2048  # its convolution costs the square, and noise needs no finer
 
 
 def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
@@ -28,17 +29,17 @@ def noisy_quantiles(
     held = np.cumsum(sd_weight_J)
     reach = 5.0 * float(sd_J[min(int(np.searchsorted(held, (1 - 1e-4) * held[-1])), len(sd_J) - 1)])
     low, high = float(value.min()) - reach, float(value.max()) + reach
-    width = (high - low) / _BINS
-    index = np.minimum(((value.ravel() - low) / width).astype(int), _BINS - 1)
-    mass = np.bincount(index, weight.ravel(), _BINS)
+    width = (high - low) / _NOISY_BINS
+    index = np.minimum(((value.ravel() - low) / width).astype(int), _NOISY_BINS - 1)
+    mass = np.bincount(index, weight.ravel(), _NOISY_BINS)
     half = int(reach / width) + 1
     # Each bin of the kernel gets the mass between its edges, so that narrow noise is not lost.
     edges = (np.arange(-half, half + 2) - 0.5) * width
     erf = np.vectorize(math.erf, otypes=[float])
     keep = sd_weight_J > 1e-6 * sd_weight_J.max()
     cdf = sd_weight_J[keep] @ erf(edges / (math.sqrt(2.0) * sd_J[keep, None]))
-    spread = np.convolve(mass, np.diff(cdf))[half : half + _BINS]
+    spread = np.convolve(mass, np.diff(cdf))[half : half + _NOISY_BINS]
     held = np.cumsum(spread)
     return np.interp(
-        np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), low + width * np.arange(_BINS + 1)
+        np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), low + width * np.arange(_NOISY_BINS + 1)
     )

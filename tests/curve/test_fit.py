@@ -1,0 +1,192 @@
+import math
+
+import numpy as np
+import pytest
+
+import scalerl
+from scalerl import CannotAnswerError, InputError
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+
+TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
+
+
+def noisy_points(truth=TRUTH, top=8000.0, n=16, sd=0.004, seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    compute_N = np.linspace(0, top, n)
+    return Points.from_arrays(scale * compute_N, truth(compute_N) + rng.normal(0, sd, n))
+
+
+@pytest.mark.parametrize(
+    ("C_mid", "B", "A", "top"),
+    [(2542, 1.92, 0.610, 8000), (10909, 1.70, 0.645, 50000), (4242, 1.65, 0.710, 16000)],
+)
+def test_published_parameters_lie_in_the_intervals(C_mid, B, A, top):
+    truth = Curve(LOG_LOGISTIC, A, B, float(C_mid), 0.40)
+    result = fit(noisy_points(truth, float(top), n=20))
+    intervals = result.intervals
+    for (low, high), value in ((intervals.A, A), (intervals.A_given_family, A), (intervals.B, B)):
+        assert low < value < high
+    assert intervals.C_mid[0] < C_mid < intervals.C_mid[1]
+    low, high = result.forecast(2.0 * top).interval
+    assert low < float(truth(2.0 * top)) < high
+    assert high - low < 0.10
+
+
+def test_exact_points_fit_exactly():
+    compute_N = np.linspace(0, 8000, 16)
+    result = fit(Points.from_arrays(compute_N, TRUTH(compute_N)))
+    np.testing.assert_allclose(
+        (result.curve.A, result.curve.B, result.curve.C_mid, result.curve.R_0),
+        (0.61, 1.92, 2542, 0.40),
+        rtol=1e-6,
+    )
+    assert result.families["log_logistic"] > 0.99
+    assert result.identified
+    assert result.forecast(16000.0).mean == pytest.approx(float(TRUTH(16000.0)), abs=0.002)
+
+
+def test_the_unit_of_compute_and_the_order_of_rows_do_not_matter():
+    plain, scaled = fit(noisy_points()), fit(noisy_points(scale=3.6e18))
+    assert scaled.curve.C_mid == pytest.approx(3.6e18 * plain.curve.C_mid, rel=1e-7)
+    assert pytest.approx(plain.intervals.A, abs=1e-6) == scaled.intervals.A
+    assert scaled.forecast(3.6e18 * 2e4).mean == pytest.approx(plain.forecast(2e4).mean, abs=1e-7)
+    points = noisy_points()
+    shuffled = fit(points.select(np.random.default_rng(1).permutation(len(points))))
+    assert shuffled.to_json([1e4]) == plain.to_json([1e4])
+
+
+def test_replicates_narrow_the_answer():
+    one = noisy_points(sd=0.008)
+    rng = np.random.default_rng(9)
+    compute_N = np.repeat(one.compute_N, 4)
+    four = Points.from_arrays(compute_N, TRUTH(compute_N) + rng.normal(0, 0.008, len(compute_N)))
+    narrow, wide = fit(four).forecast(16000.0).interval, fit(one).forecast(16000.0).interval
+    assert narrow[1] - narrow[0] < 0.8 * (wide[1] - wide[0])
+
+
+def test_where_r0_comes_from():
+    points = noisy_points()
+    measured = fit(points)
+    assert (measured.r0_source, measured.r0_value) == ("measured", float(points.pass_rate_N[0]))
+    rest = points.select(points.compute_N > 0)
+    fitted = fit(rest, r0="free")
+    assert (fitted.r0_source, fitted.r0_value) == ("fitted", fitted.curve.R_0)
+    given = fit(points, r0=0.40)
+    assert (given.r0_source, given.r0_value, given.curve.R_0) == ("given", 0.40, 0.40)
+    assert given.n_points == len(points) - 1
+
+
+def test_min_compute_keeps_step_0_and_the_rest_apart():
+    result = fit(noisy_points(), min_compute=1500.0)
+    assert result.points.compute_N[0] == 0.0
+    assert (result.points.compute_N[1:] >= 1500).all()
+    assert ((result.excluded.compute_N > 0) & (result.excluded.compute_N < 1500)).all()
+    assert result.n_points + len(result.excluded) == 16
+
+
+def test_forecast_band_and_probability_agree():
+    result = fit(noisy_points())
+    forecast = result.forecast(16000.0)
+    median_M, low_M, high_M = result.band(np.array([0.0, 4000.0, 16000.0]))
+    assert low_M[-1] == pytest.approx(forecast.interval[0], abs=2e-3)
+    assert high_M[-1] == pytest.approx(forecast.interval[1], abs=2e-3)
+    assert forecast.prediction[0] < forecast.interval[0] < forecast.mean < forecast.interval[1]
+    assert forecast.interval[1] < forecast.prediction[1]
+    assert result.probability(float(median_M[-1]), 16000.0) == pytest.approx(0.5, abs=0.01)
+    assert result.probability(forecast.interval[0], 16000.0) == pytest.approx(0.975, abs=0.005)
+    assert forecast.paper_point == pytest.approx(float(result.curve(16000.0)))
+
+
+def test_compute_to_reach_a_target_is_where_the_band_crosses_it():
+    result = fit(noisy_points())
+    low, high = result.compute_to(0.55)
+    assert result.probability(0.55, low) == pytest.approx(0.025, abs=0.01)
+    assert result.probability(0.55, high) == pytest.approx(0.975, abs=0.01)
+    assert result.compute_to(0.9)[1] == math.inf
+
+
+def test_verdicts():
+    seen = fit(noisy_points(n=24, sd=0.003, top=10000.0))
+    assert seen.identified
+    assert seen.verdict(0.50, 20000.0) == "go"
+    assert seen.verdict(0.90, 20000.0) == "no-go"
+    assert seen.verdict(seen.forecast(20000.0).mean, 20000.0) == "too close"
+    early = fit(noisy_points(top=2000.0))
+    assert not early.identified
+    assert early.verdict(0.50, 20000.0) == "too early"
+    assert "C_mid" in early.why
+
+
+def test_json_has_exactly_the_documented_keys():
+    data = fit(noisy_points()).to_json([16000.0], target=0.6, budget=16000.0)
+    assert {key: set(value) for key, value in data.items() if isinstance(value, dict)} == {
+        "r0": {"value", "source"},
+        "fit": {"family", "A", "B", "C_mid", "R_0", "rmse"},
+        "intervals": {"level", "A", "A_given_family", "B", "C_mid"},
+        "families": {"log_logistic", "weibull", "frechet", "power_law"},
+        "noise": {"sd", "phi", "floor", "seed_sd"},
+        "target": {"reward", "budget", "probability", "probability_rerun", "compute_to_target", "verdict"},
+    }
+    assert set(data) - {key for key, value in data.items() if isinstance(value, dict)} == {
+        *("points", "axis", "min_compute", "prior", "identified", "why", "c_max_over_c_mid"),
+        *("lack_of_fit", "forecast", "warnings"),
+    }
+    assert set(data["forecast"][0]) == {
+        *("compute", "mean", "paper_point", "interval", "prediction", "rerun"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("compute", "pass_rate", "message"),
+    [
+        ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.35], "4 evaluations .* too few.*at least 5"),
+        ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "4 evaluations"),
+        (range(9), np.linspace(0.6, 0.3, 9), "falls"),
+        (range(9), [0.4] * 9, "does not rise"),
+        (range(9), [0.40, 0.41, 0.39, 0.40, 0.41, 0.39, 0.40, 0.41, 0.395], "does not rise"),
+    ],
+)
+def test_data_that_cannot_answer(compute, pass_rate, message):
+    with pytest.raises(CannotAnswerError, match=message):
+        fit(Points.from_arrays(list(compute), pass_rate))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"level": 1.0}, "level"), ({"level": 95}, "level"), ({"r0": 1.2}, "R_0"), ({"r0": -0.1}, "R_0")],
+)
+def test_bad_arguments(arguments, message):
+    with pytest.raises(InputError, match=message):
+        fit(noisy_points(), **arguments)
+    result = fit(noisy_points())
+    with pytest.raises(InputError, match="compute"):
+        result.forecast(-1.0)
+    with pytest.raises(InputError, match="target"):
+        result.probability(60.0, 1000.0)
+
+
+def test_a_fit_prints_its_answer():
+    text = str(scalerl.fit(noisy_points()))
+    assert "C_mid" in text
+    assert "identified" in text
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_prediction_intervals_hold_whatever_the_shape(family):
+    """A short version of benchmarks/coverage.py: forecasts of the end from the first half of 20 runs."""
+    rng = np.random.default_rng([7, FAMILIES.index(family)])
+    hits, widths = 0, []
+    for run in range(20):
+        half = 3000.0 * (1.5, 2.5, 4.0)[run % 3]
+        truth = Curve(family, 0.82, float(rng.uniform(1.2, 2.2)), 3000.0, 0.25)
+        sd, phi = float(rng.uniform(0.004, 0.010)), float(rng.uniform(0, 0.5))
+        compute_N, noise_N = np.linspace(0, half, 14), rng.normal(0, sd, 14)
+        for i in range(1, 14):
+            noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+        forecast = fit(Points.from_arrays(compute_N, truth(compute_N) + noise_N)).forecast(2 * half)
+        end = float(truth(2 * half)) + float(rng.normal(0, sd))
+        hits += forecast.prediction[0] <= end <= forecast.prediction[1]
+        if run % 3:
+            widths.append(forecast.prediction[1] - forecast.prediction[0])
+    assert hits >= 18
+    assert np.median(widths) < 0.10

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve.least_squares import least_squares, make_sample
+
+# C_mid, B, A of the published fits (arXiv 2510.13786), R_0 about .40.
+PUBLISHED = [
+    (2542, 1.92, 0.610),
+    (11272, 1.89, 0.645),
+    (2542, 2.44, 0.585),
+    (4242, 1.65, 0.710),
+    (10909, 1.70, 0.645),
+    (1675, 1.09, 0.615),
+    (3000, 4.97, 0.490),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("step_0", [True, False])
+@pytest.mark.parametrize(("C_mid", "B", "A"), PUBLISHED)
+def test_exact_points_give_the_parameters_back(family, step_0, C_mid, B, A):
+    truth = Curve(family, A, B, float(C_mid), 0.40)
+    compute_N = np.linspace(0, 8000, 16)[0 if step_0 else 1 :]
+    best = least_squares(make_sample(Points.from_arrays(compute_N, truth(compute_N)), None), family)
+    found = (best.curve.A, best.curve.B, best.curve.C_mid, best.curve.R_0)
+    np.testing.assert_allclose(found, (A, B, C_mid, 0.40), rtol=1e-6)
+    assert best.at_bounds == ()
+
+
+def test_given_r0_is_held():
+    truth = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
+    compute_N = np.linspace(500, 8000, 16)
+    best = least_squares(make_sample(Points.from_arrays(compute_N, truth(compute_N)), 0.40), LOG_LOGISTIC)
+    assert best.curve.R_0 == 0.40
+    assert pytest.approx(0.61, rel=1e-7) == best.curve.A
+
+
+def test_no_other_start_finds_less():
+    # A brute grid over all four parameters around and far from the optimum never goes below it.
+    rng = np.random.default_rng(3)
+    truth = Curve(LOG_LOGISTIC, 0.8, 1.5, 3000.0, 0.3)
+    compute_N = np.linspace(0, 9000, 14)
+    y_N = truth(compute_N) + rng.normal(0, 0.01, 14)
+    best = least_squares(make_sample(Points.from_arrays(compute_N, y_N), None), LOG_LOGISTIC)
+    for _ in range(3000):
+        A, R_0 = rng.uniform(0.5, 1.0), rng.uniform(0.2, 0.4)
+        B, C_mid = np.exp(rng.uniform(-1, 2)), np.exp(rng.uniform(6, 10))
+        rss = np.sum((y_N - Curve(LOG_LOGISTIC, A, B, C_mid, R_0)(compute_N)) ** 2)
+        assert best.rss <= rss
+    # and at the optimum the gradient vanishes
+    for name, value in (("A", 1e-5), ("B", 1e-4), ("C_mid", 0.1), ("R_0", 1e-5)):
+        for sign in (-1, 1):
+            p = {"A": best.curve.A, "B": best.curve.B, "C_mid": best.curve.C_mid, "R_0": best.curve.R_0}
+            p[name] += sign * value
+            assert np.sum((y_N - Curve(LOG_LOGISTIC, **p)(compute_N)) ** 2) > best.rss
+
+
+def test_a_ceiling_on_its_bound_is_flagged():
+    # A line that has not bent: any ceiling will do, and A runs into 1.
+    compute_N = np.linspace(0, 1000, 12)
+    best = least_squares(
+        make_sample(Points.from_arrays(compute_N, 0.2 + 0.0004 * compute_N), None), LOG_LOGISTIC
+    )
+    assert best.curve.A == 1.0
+    assert "A = 1" in best.at_bounds
+
+
+def test_replicates_weigh_as_many_points():
+    rng = np.random.default_rng(1)
+    truth = Curve(LOG_LOGISTIC, 0.7, 1.6, 300.0, 0.2)
+    compute_N = np.repeat(np.linspace(0, 1000, 9), 3)
+    y_N = truth(compute_N) + rng.normal(0, 0.01, 27)
+    best = least_squares(make_sample(Points.from_arrays(compute_N, y_N), None), LOG_LOGISTIC)
+    residual_N = y_N - best.curve(compute_N)
+    assert best.rss == pytest.approx(float(residual_N @ residual_N), rel=1e-9)

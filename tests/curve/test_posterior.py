@@ -1,0 +1,103 @@
+import math
+
+import numpy as np
+import pytest
+
+from scalerl.curve import LOG_LOGISTIC, Curve, Points
+from scalerl.curve.least_squares import make_sample
+from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, PHI, SD_RANGE, make_noise, posterior
+from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
+
+
+def noisy(ratio=2.5, sd=0.008, n=14, seed=5):
+    rng = np.random.default_rng(seed)
+    truth = Curve(LOG_LOGISTIC, 0.7, 1.7, 3000.0, 0.3)
+    compute_N = np.linspace(0, ratio * 3000.0, n + 1)[1:]
+    return compute_N, truth(compute_N) + rng.normal(0, sd, n)
+
+
+def brute_force(compute_N, y_N, r0, at):
+    """The same posterior by dense matrices on a plain grid: log B, log C_mid, A, phi and sd."""
+    n = len(y_N)
+    log_b = np.linspace(math.log(B_RANGE[0]), math.log(B_RANGE[1]), 91)
+    log_mid = np.linspace(math.log(compute_N[0] / C_MID_FACTOR), math.log(compute_N[-1] * C_MID_FACTOR), 161)
+    A = np.linspace(r0, 1.0, 161)
+    sds = np.geomspace(*SD_RANGE, 24)
+    distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    values, logs = [], []
+    bb, mm = (g.ravel() for g in np.meshgrid(log_b, log_mid))
+    share = 1 / (1 + np.exp(-np.exp(bb)[:, None] * (np.log(compute_N) - mm[:, None])))
+    end = 1 / (1 + np.exp(-np.exp(bb) * (math.log(at) - mm)))
+    z = y_N - r0
+    for phi in PHI:
+        K = phi**distance if phi else np.eye(n)
+        inverse, log_det = np.linalg.inv(K), np.linalg.slogdet(K)[1]
+        gg = np.einsum("cn,nm,cm->c", share, inverse, share)
+        gz = share @ inverse @ z
+        rss = z @ inverse @ z - 2 * np.outer(A - r0, gz) + np.outer((A - r0) ** 2, gg)
+        # Eight times the least sum of squares is e^-14 in likelihood at 14 points: no mass is left out.
+        near = rss < 8 * rss.min()
+        log_like = -n * np.log(sds) - rss[near][:, None] / (2 * sds**2)
+        top = log_like.max(axis=1, keepdims=True)
+        logs.append(np.log(np.exp(log_like - top).sum(axis=1)) + top[:, 0] - log_det / 2 + math.log(1 - phi))
+        values.append((r0 + np.outer(A - r0, end))[near])
+    value, log_weight = np.concatenate(values), np.concatenate(logs)
+    weight = np.exp(log_weight - log_weight.max())
+    order = np.argsort(value)
+    held = np.cumsum(weight[order]) / weight.sum()
+    return np.interp([0.025, 0.5, 0.975], held, value[order])
+
+
+@pytest.mark.parametrize("ratio", [1.5, 3.0])
+def test_forecast_equals_brute_force_quadrature(ratio):
+    compute_N, y_N = noisy(ratio)
+    at = 2 * compute_N[-1]
+    expected = brute_force(compute_N, y_N, 0.3, at)
+    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), 0.3), SD_RANGE[0], (LOG_LOGISTIC,))
+    found = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))
+    np.testing.assert_allclose(found, expected, atol=0.05 * (expected[2] - expected[0]))
+
+
+def test_ar1_precision_is_the_inverse_of_the_correlation():
+    compute_N, y_N = noisy(n=6)
+    steps = np.array([100, 200, 300, 500, 600, 900.0])
+    sample = make_sample(Points.from_arrays(compute_N, y_N, step=steps), None)
+    noise = make_noise(sample, 1e-3)
+    place = np.cumsum(np.array([0, 1, 1, 2, 1, 3.0]))
+    for p, phi in enumerate(PHI):
+        distance = np.abs(np.subtract.outer(place, place))
+        K = phi**distance if phi else np.eye(6)
+        precision = np.diag(noise.precision.diagonal_PN[p]) + np.diag(noise.precision.below_PN[p, 1:], -1)
+        precision = precision + np.diag(noise.precision.below_PN[p, 1:], 1)
+        np.testing.assert_allclose(precision @ K, np.eye(6), atol=1e-12)
+        log_prior = math.log(1 - phi) - 0.5 * np.linalg.slogdet(K)[1]
+        assert noise.log_prior_P[p] == pytest.approx(log_prior, abs=1e-12)
+
+
+def test_weights_sum_to_one_and_respect_the_bounds():
+    compute_N, y_N = noisy(1.2)
+    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    assert post.weight.sum() == pytest.approx(1.0)
+    assert sum(post.family_weights().values()) == pytest.approx(1.0)
+    assert post.A.max() <= 1.0
+    assert post.R_0.min() >= 0.0
+    assert (post.A[:, :, None] >= post.R_0).all()
+
+
+def test_the_known_sampling_noise_is_a_lower_bound():
+    compute_N, y_N = noisy(2.5, sd=0.002)
+    sample = make_sample(Points.from_arrays(compute_N, y_N), None)
+    free, floored = posterior(sample, SD_RANGE[0]), posterior(sample, 0.01)
+    assert free.sd_J @ free.sd_weight_J < 0.004
+    assert floored.sd_J[floored.sd_weight_J > 0].min() >= 0.01 * (1 - 1e-12)
+
+
+def test_quantiles_of_a_normal():
+    # Standard normal quantiles: 1.959964, 0 and -1.959964; a point mass with noise is that normal.
+    at_Q = np.array([0.025, 0.5, 0.975])
+    found = noisy_quantiles(np.array([0.5]), np.array([1.0]), np.array([0.01]), np.array([1.0]), at_Q)
+    np.testing.assert_allclose(found, 0.5 + 0.01 * np.array([-1.959964, 0, 1.959964]), atol=1e-4)
+    x = np.linspace(-6, 6, 20001)
+    np.testing.assert_allclose(
+        weighted_quantiles(x, np.exp(-(x**2) / 2), at_Q), [-1.959964, 0, 1.959964], atol=2e-3
+    )

@@ -1,0 +1,112 @@
+import json
+
+import numpy as np
+import pytest
+
+from scalerl import InputError
+from scalerl.ingest import read_table
+
+
+def write(tmp_path, text, name="log.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_csv_with_noise_and_steps(tmp_path):
+    path = write(
+        tmp_path,
+        "gpu_hours,step,pass_rate,n_prompts,n_samples,mean_p_1mp\n0,0,.2,100,16,.16\n2.5,100,.3,100,16,.04\n",
+    )
+    points = read_table(path)
+    np.testing.assert_allclose(points.compute_N, [0, 2.5])
+    np.testing.assert_allclose(points.pass_rate_N, [0.2, 0.3])
+    np.testing.assert_allclose(points.noise_sd_N, [0.01, 0.005])
+    np.testing.assert_allclose(points.step_N, [0, 100])
+    assert points.axis == "gpu_hours"
+
+
+@pytest.mark.parametrize(
+    "text", ["c;acc\n1;.5\n2;.6\n", "c\tacc\n1\t.5\n2\t.6\n", "\ufeffc, acc\r\n1,.5\r\n2,.6"]
+)
+def test_dialects_and_any_column(tmp_path, text):
+    points = read_table(write(tmp_path, text), x="c", y="acc")
+    np.testing.assert_allclose(points.pass_rate_N, [0.5, 0.6])
+    assert np.isnan(points.noise_sd_N).all()
+
+
+def test_rows_without_an_evaluation_are_passed_over_with_a_warning(tmp_path):
+    points = read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,\n3,.6\n"))
+    np.testing.assert_allclose(points.compute_N, [1, 3])
+    assert "1 rows have no 'pass_rate'" in points.warnings[0]
+
+
+def test_dollars_from_gpu_hours(tmp_path):
+    path = write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,.6\n")
+    np.testing.assert_allclose(read_table(path, x="dollars", price=3.0).compute_N, [3, 6])
+    with pytest.raises(InputError, match="price"):
+        read_table(path, x="dollars")
+
+
+def test_jsonl_and_its_unfinished_last_line(tmp_path):
+    whole = "".join(json.dumps({"gpu_hours": c, "pass_rate": 0.1 * c}) + "\n" for c in range(4))
+    points = read_table(write(tmp_path, whole + '{"gpu_hours": 4, "pass_', "log.jsonl"))
+    assert len(points) == 4
+    assert "unfinished" in points.warnings[0]
+    # A whole last line that only lacks its newline is kept.
+    assert len(read_table(write(tmp_path, whole.rstrip("\n"), "whole.jsonl"))) == 4
+
+
+def test_evals_jsonl_alone_builds_its_axes(tmp_path):
+    rows = [
+        {
+            "step": 100 * i,
+            "pass_rate": 0.2 + 0.1 * i,
+            "device_seconds": {"generate": 3600.0 * i, "train": 1800.0 * i, "evaluate": 5.0, "idle": 0.0},
+            "tokens": {"generated": 7.0 * i, "trained": 3.0 * i},
+        }
+        for i in range(3)
+    ]
+    path = write(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "evals.jsonl")
+    np.testing.assert_allclose(read_table(path).compute_N, [0, 1.5, 3.0])
+    np.testing.assert_allclose(read_table(path, x="tokens").compute_N, [0, 10, 20])
+    with pytest.raises(InputError, match="counters behind the axis 'flops'"):
+        read_table(path, x="flops")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "gpuhours,pass_rate\n1,.5\n",
+            "no column 'gpu_hours'; did you mean 'gpuhours'\\? columns: gpuhours, pass",
+        ),
+        ("gpu_hours,reward\n1,.5\n", "no column 'pass_rate'; columns: gpu_hours, reward"),
+        (
+            "gpu_hours,pass_rate\n1,.5\n2,good\n",
+            "line 3, column 'pass_rate': expected a finite number.*'good'",
+        ),
+        ("gpu_hours,pass_rate\n1,.5\n2,nan\n", "line 3, column 'pass_rate': expected a finite number"),
+        ("gpu_hours,pass_rate\n,.5\n", "line 2, column 'gpu_hours': empty"),
+        ("gpu_hours,pass_rate\n1,.5\n\n2,61\n", "line 4: the pass rate is above 1.*divide by 100"),
+        ("gpu_hours,pass_rate\n1,-.5\n", "line 2: the pass rate is below 0"),
+        ("gpu_hours,pass_rate\n-1,.5\n", "line 2: gpu_hours is negative"),
+        ("gpu_hours,pass_rate\n1,.5,9\n", "line 2: 3 cells for 2 columns"),
+        ("", "the file is empty"),
+        ("  \n", "the file is empty"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "not a text file"),
+        (b"abc\x00def\n", "binary"),
+        ('{"gpu_hours": 1, "pass_rate": .5}\n{"gpu_hours": 2\n{"a": 1}\n', "line 1: not JSON"),
+        ('{"gpu_hours": 1, "pass_rate": "x"}\n', "line 1, column 'pass_rate'.*'x'"),
+        ('{"gpu_hours": true, "pass_rate": 0.5}\n', "line 1, column 'gpu_hours'.*True"),
+    ],
+)
+def test_every_fault_is_named_in_one_line(tmp_path, text, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read_table(write(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        read_table(tmp_path / "nothing.csv")

@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scalerl.cli import main
+from scalerl.curve import LOG_LOGISTIC, Curve
+
+TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
+
+
+@pytest.fixture
+def log(tmp_path):
+    compute_N = np.linspace(0, 8000, 16)
+    y_N = TRUTH(compute_N) + np.random.default_rng(0).normal(0, 0.003, 16)
+    lines = ["gpu_hours,pass_rate", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_json_is_one_object_and_nothing_else(log, capsys):
+    assert main(["fit", str(log), "--json", "--at", "1e4,16000", "--target", ".5", "--budget", "16000"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert err == ""
+    assert [f["compute"] for f in data["forecast"]] == [1e4, 16000]
+    low, high = data["forecast"][1]["interval"]
+    assert low < float(TRUTH(16000.0)) < high
+    assert data["target"]["verdict"] in {"go", "no-go", "too close", "too early"}
+    assert data["points"] == 16
+
+
+def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
+    arguments = ["fit", str(log), "--at", "16000", "--target", ".9", "--budget", "16000"]
+    assert main([*arguments, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert f"{data['fit']['A']:.3f}" in text
+    assert f"{data['forecast'][0]['mean']:.3f}" in text
+    assert data["target"]["verdict"].upper() in text
+    assert "\x1b" not in text
+
+
+def test_a_run_folder(tmp_path, capsys):
+    rows = []
+    for i in range(12):
+        hours = 700.0 * i
+        seconds = {"generate": 3000 * hours, "train": 600 * hours, "evaluate": 1e6, "idle": 0.0}
+        rows.append({"step": 100 * i, "pass_rate": float(TRUTH(hours)), "device_seconds": seconds})
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "evals.jsonl").write_text("\n".join(lines) + '\n{"step": 12')
+    assert main(["fit", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert "0.610" in out
+    assert "unfinished" in err
+    assert main(["fit", str(tmp_path), "--x", "steps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fit"]["C_mid"] == pytest.approx(2542 / 7, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["fit", "missing.csv"], 2, "missing.csv: no such file"),
+        (["fit", "{folder}"], 2, "holds no evals.jsonl"),
+        (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
+        (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
+        (["fit", "{log}", "--target", "60", "--budget", "1e4"], 2, "the target is a pass rate"),
+        (["fit", "{log}", "--at", "-5"], 2, "a compute to forecast at"),
+        (["fit", "{log}", "--level", "95"], 2, "the level of the intervals"),
+        (["fit", "{log}", "--min-compute", "7000"], 3, "too few"),
+    ],
+)
+def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, message):
+    places = {"{log}": str(log), "{folder}": str(log.parent)}
+    assert main([places.get(a, a) for a in arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+    assert err.startswith("scalerl: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["fit"], ["fit", "x", "--r0", "half"], ["fit", "x", "--wrong"], ["no"]]
+)
+def test_usage_errors_are_one_line(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("scalerl 0.")
+
+
+def test_an_interrupt_is_one_line(log, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("scalerl.ingest.table.read_table", interrupt)
+    assert main(["fit", str(log)]) == 130
+    assert capsys.readouterr().err == "scalerl: interrupted\n"
+
+
+def test_a_reader_that_leaves_is_no_error(log):
+    command = f'"{sys.executable}" -m scalerl.cli fit "{log}" --json | head -c 1'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == "{"
+    assert done.stderr == ""
+
+
+def test_fit_imports_nothing_heavy(log):
+    code = (
+        "import sys; from scalerl.cli import main; "
+        f"main(['fit', {str(log)!r}, '--json', '--at', '9e3']); "
+        "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'scipy', 'jinja2'}; "
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["forecast"]
