@@ -108,7 +108,8 @@ def test_strata_are_grouped_by_what_stands_before_the_last_slash():
     assert strata([first, last]) == [Stratum("chain/2", 2, 0.5, 1.0), Stratum("chain/10", 1, 0.0, 0.25)]
     assert strata([first]) == []
     assert strata([first, {**last, "prompt_set": "other"}]) == []
-    assert strata([{"step": 0}, last]) == []
+    for broken in ({"step": 0}, {**first, "n": 0}, {**first, "correct": [1]}):
+        assert strata([broken, last]) == []
 
 
 def test_the_figure_of_strata_states_start_and_end():

@@ -66,9 +66,9 @@ def _draw(view: CurveView) -> Figure:
     with style():
         figure = new_figure(10.0, 4.4)
         widths = [5.6, 3.2, 1.4] if view.ceilings else [5.6, 3.2]
-        margins = {"left": 0.058, "right": 0.995, "bottom": 0.17, "top": 0.99, "wspace": 0.04}
-        grid = {"width_ratios": widths, **margins}
-        panels = figure.subplots(1, len(widths), sharey=True, gridspec_kw=grid)
+        bottom = 0.17 if view.ceilings else 0.12
+        figure.subplots_adjust(left=0.058, right=0.995, bottom=bottom, top=0.99, wspace=0.04)
+        panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
         for axes in panels[:2]:
             _curve(axes, view)
             _evaluations(axes, view)
@@ -198,7 +198,9 @@ def _key(axes: Axes, view: CurveView) -> None:
         step = view.frozen.made_at_step
         when = f"frozen at step {step:.0f}" if math.isfinite(step) else "as frozen"
         entries.append((_sign(FORECAST, lw=6, alpha=0.4), f"forecast, {when}"))
-        entries.append((_sign(FORECAST, marker="_", ms=8, mew=1.6), "interval, one evaluation at the target"))
+        if math.isfinite(view.frozen.width):
+            bar = _sign(FORECAST, marker="_", ms=8, mew=1.6)
+            entries.append((bar, "interval, one evaluation at the target"))
     elif view.band:
         entries.append((_sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
     if len(entries) == 1 and not noise:

@@ -1,6 +1,7 @@
 """Pass rate by stratum of the held-out prompts, at the start of the run and at its end.
 
 A stratum is what stands before the last slash of a prompt's id: `chain/7/123` belongs to `chain/7`.
+The page calls them what config.json says under "strata" (`chain length`, say).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.report.numbers import rate
+from scalerl.report.numbers import as_float, rate
 from scalerl.report.style import FORECAST, GRID, INK, MUTED, PAPER, inline_svg, new_figure, style
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def strata(evaluations: Sequence[Mapping[str, Any]]) -> list[Stratum]:
 
     Returns nothing where there are fewer than two evaluations of one prompt set, or fewer than two strata.
     """
-    evaluations = [line for line in evaluations if line.keys() >= {"id", "correct", "n"}]
+    evaluations = [line for line in evaluations if _is_whole(line)]
     if len(evaluations) < 2 or evaluations[0].get("prompt_set") != evaluations[-1].get("prompt_set"):
         return []
     start, end = _rates(evaluations[0]), _rates(evaluations[-1])
@@ -101,6 +102,12 @@ def _name_dots(axes: Any, group: Stratum, first_step: int, last_step: int) -> No
             va="bottom",
             color=colour,
         )
+
+
+def _is_whole(evaluation: Mapping[str, Any]) -> bool:
+    ids, correct = evaluation.get("id"), evaluation.get("correct")
+    lists = isinstance(ids, list) and isinstance(correct, list) and len(ids) == len(correct)
+    return lists and as_float(evaluation.get("n")) > 0
 
 
 def _rates(evaluation: Mapping[str, Any]) -> dict[str, list[float]]:
