@@ -75,8 +75,7 @@ def test_a_run_folder(tmp_path, capsys):
     ],
 )
 def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, message):
-    places = {"{log}": str(log), "{folder}": str(log.parent)}
-    assert main([places.get(a, a) for a in arguments]) == status
+    assert main([argument.format(log=log, folder=log.parent) for argument in arguments]) == status
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

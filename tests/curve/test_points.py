@@ -32,5 +32,6 @@ def test_a_run_becomes_points(tmp_path):
     # (3600 + 1800 + 1800) s = 2 h, at 3 dollars; sqrt(.16 / 1600) = .01; step 0 is before any training.
     np.testing.assert_allclose(points.compute_N, [0.0, 6.0])
     np.testing.assert_allclose(points.noise_sd_N, [np.nan, 0.01])
+    assert points.step_N is not None
     np.testing.assert_allclose(points.step_N, [0, 100])
     assert points.source.endswith("evals.jsonl")

@@ -22,6 +22,7 @@ def test_csv_with_noise_and_steps(tmp_path):
     np.testing.assert_allclose(points.compute_N, [0, 2.5])
     np.testing.assert_allclose(points.pass_rate_N, [0.2, 0.3])
     np.testing.assert_allclose(points.noise_sd_N, [0.01, 0.005])
+    assert points.step_N is not None
     np.testing.assert_allclose(points.step_N, [0, 100])
     assert points.axis == "gpu_hours"
 
