@@ -13,6 +13,7 @@ from scalerl.report import curve_figure, curve_svg, frozen_forecasts, health_svg
 from scalerl.report.curve_view import axis_for, curve_view
 from scalerl.report.health_figure import in_blocks, running_mean, tokens_per_second
 from scalerl.report.strata import Stratum, strata, strata_svg
+from scalerl.report.style import inline_svg, new_figure
 
 
 def test_the_figure_shows_the_forecast_as_stored(run):
@@ -113,8 +114,13 @@ def test_strata_are_grouped_by_what_stands_before_the_last_slash():
 
 
 def test_the_figure_of_strata_states_start_and_end():
-    svg = strata_svg([Stratum("chain/2", 2, 0.5, 1.0), Stratum("a<b", 1, 0.0, 0.25)], 0, 9)
+    svg = strata_svg([Stratum("chain/2", 2, 0.5, 1.0), Stratum("a<b $\\no$", 1, 0.0, 0.25)], 0, 9)
     assert svg is not None
     assert ".500 → 1.000" in svg
-    assert "a&lt;b" in svg
+    assert "a&lt;b $\\no$" in svg
     assert "step 9" in svg
+
+
+def test_the_description_of_a_figure_is_escaped():
+    svg = inline_svg(new_figure(1, 1), "f", '<b> & "c"')
+    assert ET.fromstring(svg).get("aria-label") == '<b> & "c"'

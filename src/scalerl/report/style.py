@@ -6,6 +6,7 @@ serves light, dark and print; a figure saved as a file keeps the colours as they
 
 from __future__ import annotations
 
+import html
 import io
 import re
 from contextlib import AbstractContextManager
@@ -54,6 +55,7 @@ def style() -> AbstractContextManager[None]:
             "font.family": ["DejaVu Sans"],  # comes with matplotlib, so the layout is the same everywhere
             "font.size": 9,
             "axes.titlesize": 9.5,
+            "text.parse_math": False,  # a dollar in somebody's prompt id is a dollar
             "text.color": INK,
             "axes.prop_cycle": cycler(color=[FORECAST, LATER, CEILING]),
             "axes.labelcolor": MUTED,
@@ -107,8 +109,7 @@ def inline_svg(figure: Figure, name: str, described: str) -> str:
     svg = svg.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, f"var(--{variable})")
-    label = described.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(described)}" ', 1)
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
