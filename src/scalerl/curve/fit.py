@@ -10,8 +10,9 @@ import numpy as np
 from scalerl.curve.families import LOG_LOGISTIC
 from scalerl.curve.identify import identified_ceiling, intervals_of
 from scalerl.curve.least_squares import LeastSquares, least_squares, make_sample
+from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import SD_RANGE, Posterior, posterior
+from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
@@ -127,7 +128,7 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     else:
         return
     raise CannotAnswerError(
-        f"{points.source}: {what}: {first:.3f} in the first third, {last:.3f} in the last, "
+        f"{points.source}: {what}: {first:.3f} at the start, {last:.3f} in the last third, "
         f"with noise {sd:.3f}; there is no saturating curve to fit"
     )
 

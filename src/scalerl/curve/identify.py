@@ -23,8 +23,6 @@ def intervals_of(post: Posterior, level: float) -> Intervals:
     at_Q = tails(level)
 
     def interval(post: Posterior, value: np.ndarray) -> Interval:
-        if not len(value):
-            return math.nan, math.nan
         low, high = weighted_quantiles(value, post.weight if value.ndim == 3 else post.weight_cells, at_Q)
         return float(low), float(high)
 
