@@ -66,6 +66,7 @@ def test_a_run_folder(tmp_path, capsys):
     [
         (["fit", "missing.csv"], 2, "missing.csv: no such file"),
         (["fit", "{folder}"], 2, "holds no evals.jsonl"),
+        (["fit", "{folder}", "--y", "reward"], 2, "--y names a column"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
         (["fit", "{log}", "--target", "60", "--budget", "1e4"], 2, "the target is a pass rate"),

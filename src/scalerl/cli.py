@@ -85,6 +85,8 @@ def _fit(args: argparse.Namespace) -> None:
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
     path: Path = args.run_or_file
+    if path.is_dir() and args.y != "pass_rate":
+        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     data = RunRecord.read(path) if path.is_dir() else read_table(path, args.x, args.y, args.price)
     result = fit(data, x=args.x, r0=args.r0, min_compute=args.min_compute, level=args.level, price=args.price)
     if args.json:

@@ -3,9 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve import LOG_LOGISTIC, Curve, Points
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
 from scalerl.curve.least_squares import make_sample
-from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, PHI, SD_RANGE, make_noise, posterior
+from scalerl.curve.noise import PHI, SD_RANGE, make_noise
+from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
 
 
@@ -82,6 +83,16 @@ def test_weights_sum_to_one_and_respect_the_bounds():
     assert post.A.max() <= 1.0
     assert post.R_0.min() >= 0.0
     assert (post.A[:, :, None] >= post.R_0).all()
+
+
+def test_a_family_that_is_ruled_out_still_has_intervals_of_its_own():
+    # 600 nearly exact Weibull points leave the log-logistic shape less than 1e-300 of the probability.
+    compute_N = np.linspace(10, 9000, 600)
+    y_N = Curve(FAMILIES[1], 0.7, 1.7, 3000.0, 0.3)(compute_N)
+    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    assert post.family_weights()["log_logistic"] == 0.0
+    assert post.family_weights()["weibull"] == pytest.approx(1.0)
+    assert post.only(0).weight.sum() == pytest.approx(1.0)
 
 
 def test_the_known_sampling_noise_is_a_lower_bound():

@@ -1,8 +1,9 @@
 """Compute-performance curves: fit, forecast, compare. Numpy only."""
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, LogLogistic, Weibull
-from scalerl.curve.fit import Fit, Forecast, Intervals, NoiseEstimate, fit
+from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
+from scalerl.curve.result import Fit, Forecast, Intervals, NoiseEstimate
 
 __all__ = [
     "FAMILIES",

@@ -21,70 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family, log_compute
-from scalerl.curve.least_squares import Precision, Quadratic, Sample, least_squares, quadratic, share_at
+from scalerl.curve.least_squares import Quadratic, Sample, least_squares, quadratic, share_at
+from scalerl.curve.noise import PHI, Noise, make_noise
 
 B_RANGE = (0.3, 6.0)
 C_MID_FACTOR = 10.0
-PHI = (0.0, 0.2, 0.4, 0.6, 0.8)
-SD_RANGE = (5e-4, 0.15)
 _LOG_B = (math.log(B_RANGE[0]), math.log(B_RANGE[1]))
 _CUT = 11.0  # log-density below the best at which a node is not worth its place (1.7e-5)
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 28, 13, 8, 5
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The noise integrated out: log of the integral over sd as a function of the sum of squares.
-
-    `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
-    `log_prior_P` is the prior of phi, with the determinant of its correlation.
-    """
-
-    precision: Precision
-    log_prior_P: np.ndarray
-    sd_J: np.ndarray
-    log_rss_T: np.ndarray
-    log_weight_T: np.ndarray
-    sd_given_TJ: np.ndarray
-
-    def log_weight(self, rss: np.ndarray) -> np.ndarray:
-        """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""
-        return self.of_rss(rss) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
-
-    def of_rss(self, rss: np.ndarray) -> np.ndarray:
-        """The same given phi."""
-        return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, self.log_weight_T)
-
-
-def make_noise(sample: Sample, floor: float) -> Noise:
-    """Tabulate the noise model of a sample whose sd is at least `floor`."""
-    precision, log_det_P = _ar1(sample)
-    sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
-    log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
-    log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
-    top_T = log_TJ.max(axis=1, keepdims=True)
-    weight_TJ = np.exp(log_TJ - top_T)
-    total_T = weight_TJ.sum(axis=1, keepdims=True)
-    log_weight_T = (top_T + np.log(total_T))[:, 0]
-    log_prior_P = np.log(1.0 - np.array(PHI)) - 0.5 * log_det_P
-    return Noise(precision, log_prior_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
-
-
-def _ar1(sample: Sample) -> tuple[Precision, np.ndarray]:
-    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; P = len(PHI)."""
-    rho_PN = np.array(PHI)[:, None] ** sample.gap_N
-    rho_PN[:, 0] = 0.0
-    inverse_PN = 1.0 / (1.0 - rho_PN**2)
-    diagonal_PN = inverse_PN.copy()
-    diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
-    root_N = np.sqrt(sample.weight_N)
-    below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
-    return Precision(diagonal_PN * sample.weight_N, below_PN), -np.log(inverse_PN).sum(axis=1)
-
-
-@dataclass(frozen=True)
 class Posterior:
-    """Weighed nodes. `weight` sums to 1; (cells, a, r) are the shapes of `weight` and `R_0`."""
+    """Weighed nodes. `weight` sums to 1; `weight`, its logarithm and `R_0` have the shape (cells, a, r)."""
 
     family_cells: np.ndarray
     log_b_cells: np.ndarray
@@ -92,6 +41,7 @@ class Posterior:
     phi_cells: np.ndarray
     A: np.ndarray
     R_0: np.ndarray
+    log_weight: np.ndarray
     weight: np.ndarray
     sd_J: np.ndarray
     sd_weight_J: np.ndarray
@@ -108,13 +58,11 @@ class Posterior:
         return {family.name: float(m) for family, m in zip(self.families, mass, strict=True)}
 
     def only(self, family: int) -> Posterior:
-        """The same, given one family."""
-        keep = self.family_cells == family
-        if not keep.any():  # the family has no weight at all; say so by an empty posterior
-            return self._take(keep, 1.0)
-        return self._take(keep, float(self.weight[keep].sum()))
+        """The same, given one family, however little weight it has."""
+        return self._take(np.flatnonzero(self.family_cells == family))
 
-    def _take(self, keep: np.ndarray, total: float) -> Posterior:
+    def _take(self, keep: np.ndarray) -> Posterior:
+        log_weight = _normalised(self.log_weight[keep])
         return Posterior(
             self.family_cells[keep],
             self.log_b_cells[keep],
@@ -122,7 +70,8 @@ class Posterior:
             self.phi_cells[keep],
             self.A[keep],
             self.R_0[keep],
-            self.weight[keep] / total,
+            log_weight,
+            np.exp(log_weight),
             self.sd_J,
             self.sd_weight_J,
             self.families,
@@ -132,8 +81,7 @@ class Posterior:
         """The fewest cells that hold `mass` of the posterior, for what is asked at many computes."""
         order = np.argsort(-self.weight_cells, kind="stable")
         held = np.cumsum(self.weight_cells[order])
-        keep = order[: int(np.searchsorted(held, mass)) + 1]
-        return self._take(keep, float(self.weight[keep].sum()))
+        return self._take(order[: int(np.searchsorted(held, mass)) + 1])
 
     def share_cells(self, compute: float) -> np.ndarray:
         """Share of the gain at one compute, for every cell."""
@@ -170,11 +118,9 @@ def posterior(sample: Sample, floor: float, families: tuple[Family, ...] = FAMIL
     """Integrate over every family, and normalise over all of them."""
     noise = make_noise(sample, floor)
     parts = [_family_nodes(sample, family, noise) for family in families]
-    top = max(float(part.log_weight.max()) for part in parts)
-    weights = [np.exp(part.log_weight - top) for part in parts]
-    total = sum(float(w.sum()) for w in weights)
     rss = np.concatenate([part.rss.ravel() for part in parts])
-    weight = np.concatenate(weights) / total
+    log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))
+    weight = np.exp(log_weight)
     return Posterior(
         np.concatenate([np.full(len(part.log_b), i) for i, part in enumerate(parts)]),
         np.concatenate([part.log_b for part in parts]),
@@ -182,18 +128,17 @@ def posterior(sample: Sample, floor: float, families: tuple[Family, ...] = FAMIL
         np.concatenate([part.phi for part in parts]),
         np.concatenate([part.A for part in parts]),
         np.concatenate([part.R_0 for part in parts]),
+        log_weight,
         weight,
         noise.sd_J,
-        _sd_weights(noise, rss, weight.ravel()),
+        noise.sd_weights(rss, weight.ravel()),
         families,
     )
 
 
-def _sd_weights(noise: Noise, rss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    step = noise.log_rss_T[1] - noise.log_rss_T[0]
-    index = np.round((np.log(np.maximum(rss, 1e-300)) - noise.log_rss_T[0]) / step).astype(int)
-    mass_T = np.bincount(np.clip(index, 0, len(noise.log_rss_T) - 1), weight, len(noise.log_rss_T))
-    return mass_T @ noise.sd_given_TJ
+def _normalised(log_weight: np.ndarray) -> np.ndarray:
+    top = log_weight.max()
+    return log_weight - top - np.log(np.exp(log_weight - top).sum())
 
 
 @dataclass(frozen=True)

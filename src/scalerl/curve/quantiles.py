@@ -10,6 +10,11 @@ _BINS = 8192
 _NOISY_BINS = 2048  # its convolution costs the square, and noise needs no finer
 
 
+def tails(level: float) -> np.ndarray:
+    """The two probabilities that leave out equal tails around a central interval."""
+    return np.array([(1 - level) / 2, (1 + level) / 2])
+
+
 def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
     """Quantiles of weighed values by a histogram over their range, linear inside a bin."""
     value, weight = value.ravel(), weight.ravel()
