@@ -1,0 +1,1 @@
+"""Training: prompts -> rollouts -> verified groups -> advantages -> loss -> weights -> generators."""

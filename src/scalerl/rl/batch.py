@@ -1,0 +1,87 @@
+"""From verified groups to the arrays of one trainer step.
+
+Shapes in names: G completions of one group, N completions of the batch, T positions (prompt and completion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.rl.advantage import BatchStd, centre, has_signal
+from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.types import Group, Rollout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions that enter the loss, right-padded. Position t predicts the token at t.
+
+    `weight_NT` sums to 1 over the batch and is 0 on prompts, inserted tokens and padding.
+    """
+
+    token_NT: np.ndarray
+    behaviour_logp_NT: np.ndarray
+    weight_NT: np.ndarray
+    version_NT: np.ndarray
+    advantage_N: np.ndarray
+    length_N: np.ndarray
+    """Prompt and completion, inserted tokens included."""
+    groups_used: int
+    zero_variance: int
+    """Groups without signal."""
+
+    @property
+    def sampled_NT(self) -> np.ndarray:
+        """True on the tokens that are trained."""
+        return self.weight_NT > 0
+
+    def __len__(self) -> int:
+        return len(self.advantage_N)
+
+
+def make_batch(
+    groups: Sequence[Group], advantage: BatchStd, averaging: PromptAverage, keep_zero_variance: bool = False
+) -> Batch:
+    """Build the batch of one trainer step; it may be empty, and the step is then skipped and counted."""
+    kept: list[list[Rollout]] = []
+    centred: list[np.ndarray] = []
+    without_signal = 0
+    for group in groups:
+        whole = [
+            i for i, rollout in enumerate(group.rollouts) if not rollout.truncated and rollout.length > 0
+        ]
+        reward_G = group.reward_G[whole]
+        signal = has_signal(reward_G)
+        without_signal += not signal
+        if signal or (keep_zero_variance and whole):
+            kept.append([group.rollouts[i] for i in whole])
+            centred.append(centre(reward_G))
+    rollouts = [rollout for members in kept for rollout in members]
+    group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
+    advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
+    weight_N = (
+        averaging(np.array([r.length for r in rollouts], dtype=float), group_N) if rollouts else np.zeros(0)
+    )
+    return _pad(rollouts, advantage_N, weight_N, len(kept), without_signal)
+
+
+def _pad(
+    rollouts: Sequence[Rollout], advantage_N: np.ndarray, weight_N: np.ndarray, used: int, without_signal: int
+) -> Batch:
+    length_N = np.array([len(r.prompt_T) + len(r.token_T) for r in rollouts], dtype=np.int64)
+    shape = (len(rollouts), int(length_N.max()) if len(rollouts) else 0)
+    token_NT = np.zeros(shape, dtype=np.int64)
+    logp_NT = np.zeros(shape, dtype=np.float32)
+    weight_NT = np.zeros(shape, dtype=np.float64)
+    version_NT = np.zeros(shape, dtype=np.int64)
+    for n, (rollout, weight) in enumerate(zip(rollouts, weight_N, strict=True)):
+        start, stop = len(rollout.prompt_T), length_N[n]
+        token_NT[n, :start] = rollout.prompt_T
+        token_NT[n, start:stop] = rollout.token_T
+        logp_NT[n, start:stop] = rollout.logp_T
+        weight_NT[n, start:stop] = weight * rollout.sampled_T
+        version_NT[n, start:stop] = rollout.version_T
+    return Batch(token_NT, logp_NT, weight_NT, version_NT, advantage_N, length_N, used, without_signal)

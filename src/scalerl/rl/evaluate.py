@@ -1,0 +1,116 @@
+"""Evaluation on the held-out prompts: one version of the weights, with a KV cache of its own.
+
+Temperature, length rule and seed are fixed for the run, so that two evaluations differ by their weights
+alone.
+
+Shapes in names: P held-out prompts.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl.rl.generator import TorchGenerator
+from scalerl.rl.setup import load_generator, verifier
+from scalerl.rl.types import Weights
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of one evaluation; shares are of completions, lengths in sampled tokens."""
+
+    version: int
+    correct_P: np.ndarray
+    """Correct completions of each held-out prompt."""
+    truncated: float
+    interrupted: float
+    mean_length: float
+    entropy: float
+    """Nats per token at the sampling temperature: minus the mean log-probability of what was sampled."""
+    seconds: float
+
+
+Evaluate = Callable[[Weights, int], "Future[Evaluation]"]
+
+
+class Evaluator:
+    """Evaluates in this process."""
+
+    def __init__(self, recipe: Any, model_folder: str) -> None:
+        self._n_samples = recipe.evaluation.samples
+        self._prompts = recipe.task.prompts("heldout")
+        rows = min(recipe.evaluation.rows, len(self._prompts) * self._n_samples)
+        self._make: Callable[[], TorchGenerator] = load_generator(
+            recipe, model_folder, recipe.evaluation.seed, rows
+        )
+        self._recipe = recipe
+
+    def evaluate(self, weights: Weights, version: int) -> Evaluation:
+        """Sample every held-out prompt with `weights`, and judge the completions."""
+        started = time.perf_counter()
+        generator = self._make()
+        generator.update(weights, version)
+        for prompt in self._prompts:
+            generator.submit(prompt, 0, self._n_samples)
+        groups = generator.collect(len(self._prompts))
+        verify = verifier(self._recipe.task, generator.tokenizer)
+        rollouts = [rollout for group in groups for rollout in group]
+        return Evaluation(
+            version=version,
+            correct_P=np.array([sum(verify(r).correct for r in group) for group in groups]),
+            truncated=float(np.mean([r.truncated for r in rollouts])),
+            interrupted=float(np.mean([r.interrupted for r in rollouts])),
+            mean_length=float(np.mean([r.length for r in rollouts])),
+            entropy=-float(np.concatenate([r.logp_T[r.sampled_T] for r in rollouts]).mean(dtype=np.float64)),
+            seconds=time.perf_counter() - started,
+        )
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """Evaluate now; the future is already done."""
+        future: Future[Evaluation] = Future()
+        future.set_result(self.evaluate(weights, version))
+        return future
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class EvaluationProcess:
+    """Evaluates in a process of its own, in order, while training goes on."""
+
+    def __init__(self, recipe: Any, model_folder: str) -> None:
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=get_context("spawn"), initializer=_start, initargs=(recipe, model_folder)
+        )
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """Queue an evaluation of `weights`."""
+        return self._pool.submit(_evaluate, dict(weights), version)
+
+    def close(self) -> None:
+        """Let the evaluation in progress end, and forget the queued ones."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+_evaluator: Evaluator | None = None
+
+
+def _start(recipe: Any, model_folder: str) -> None:
+    global _evaluator
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes this process
+    torch.set_num_threads(1)
+    _evaluator = Evaluator(recipe, model_folder)
+
+
+def _evaluate(weights: Weights, version: int) -> Evaluation:
+    assert _evaluator is not None
+    return _evaluator.evaluate(weights, version)

@@ -1,0 +1,256 @@
+"""The built-in generator: continuous batching on a Hugging Face model, one decode step at a time.
+
+    submit -> waiting (in order of admission) -> rows -> finished -> collect (in order of admission)
+
+A row holds one completion. When it finishes, the next waiting completion takes the row at once, whatever
+the other rows are doing; rows are never shared by age or by group. `update` exchanges the weights between two
+decode steps: completions in flight go on with the KV cache that older weights wrote, and every token records
+the version that sampled it.
+
+Shapes in names: R rows, L positions of a row (prompt and completion), V vocabulary, T tokens of a completion.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scalerl.rl.cache import SlotCache
+from scalerl.rl.length import LengthRule
+from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
+from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.types import Prompt, Rollout, Weights
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled: shared by every completion of a run, and by its evaluations."""
+
+    temperature: float
+    fp32_logits: bool
+    seed: int
+    max_prompt_tokens: int
+    length: LengthRule
+    """When thinking and answer end (token ids resolved)."""
+    end_token: int
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A completion that waits for a row, or has one."""
+
+    place: int
+    prompt: Prompt
+    prompt_T: np.ndarray
+    draw: int
+    sample: int
+    key: np.uint64
+    interrupt_at: int
+
+
+@dataclass
+class Counters:
+    """What a generator has spent."""
+
+    tokens: int = 0
+    """Tokens sampled."""
+    flops: float = 0.0
+    ticks: int = 0
+    row_ticks_used: int = 0
+    seconds: float = field(default=0.0)
+
+
+class TorchGenerator:
+    """Samples with a Transformers model in this process, `n_rows` completions at a time."""
+
+    def __init__(self, model: nn.Module, tokenizer: Any, sampling: Sampling, n_rows: int) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.version = 0
+        self.counters = Counters()
+        self._flop_count = FlopCount.of(model)
+        self._device = next(model.parameters()).device
+        self._waiting: deque[_Request] = deque()
+        self._finished: dict[int, list[Rollout | None]] = {}
+        self._admitted = 0
+        self._collected = 0
+        n_positions = sampling.max_prompt_tokens + sampling.length.max_tokens
+        config: Any = model.config
+        self._cache = SlotCache(config.num_hidden_layers, n_rows, n_positions)
+        self._rows: list[_Request | None] = [None] * n_rows
+        self._token_RL = np.zeros((n_rows, n_positions + 1), dtype=np.int64)
+        self._logp_RL = np.zeros((n_rows, n_positions + 1), dtype=np.float32)
+        self._sampled_RL = np.zeros((n_rows, n_positions + 1), dtype=bool)
+        self._version_RL = np.zeros((n_rows, n_positions + 1), dtype=np.int32)
+        self._first_version_R = np.zeros(n_rows, dtype=np.int32)
+        self._key_R = np.zeros(n_rows, dtype=np.uint64)
+        self._start_R = np.zeros(n_rows, dtype=np.int64)  # where the completion begins
+        self._next_R = np.zeros(n_rows, dtype=np.int64)  # where the next token goes
+        self._state = sampling.length.state(n_rows)
+        self._active_R = np.zeros(n_rows, dtype=bool)
+
+    # -- the interface ---------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+        """Admit a group; see `scalerl.rl.types.Generator`."""
+        place = self._admitted
+        self._admitted += 1
+        prompt_T = np.array(
+            self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"], dtype=np.int64
+        )
+        if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
+            raise ValueError(
+                f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
+                f"{self.sampling.max_prompt_tokens}"
+            )
+        self._finished[place] = [None] * n_samples
+        for sample in range(n_samples):
+            key = stream_key(self.sampling.seed, prompt.id, draw, sample)
+            at = self.sampling.length.draw(float(uniform(np.array([key]), np.array([-2]))[0]))
+            self._waiting.append(_Request(place, prompt, prompt_T, draw, sample, key, at))
+        return place
+
+    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """Decode until the next `n_groups` groups in order of admission are complete."""
+        places = range(self._collected, self._collected + n_groups)
+        if places.stop > self._admitted:
+            raise ValueError(
+                f"only {self._admitted - self._collected} groups are admitted, {n_groups} were asked for"
+            )
+        while any(rollout is None for place in places for rollout in self._finished[place]):
+            self.tick()
+        self._collected = places.stop
+        return [tuple(r for r in self._finished.pop(place) if r is not None) for place in places]
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Install new weights between two decode steps; the KV cache stays as it is."""
+        install_weights(self.model, weights)
+        self.version = version
+
+    # -- one decode step -------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def tick(self) -> None:
+        """Refill free rows, run the model one position on, sample, and hand over what is finished."""
+        self._refill()
+        position_R = np.where(self._active_R, self._next_R - 1, 0)
+        logp_RV = self._forward(position_R)
+        token_R, logp_R = self._sample(logp_RV)
+        forced_R = self._state.forced_token()
+        inserted_R = forced_R >= 0
+        token_R = np.where(inserted_R, forced_R, token_R)
+
+        rows = np.flatnonzero(self._active_R)
+        at = self._next_R[rows]
+        self._token_RL[rows, at] = token_R[rows]
+        self._logp_RL[rows, at] = np.where(inserted_R, 0.0, logp_R)[rows]
+        self._sampled_RL[rows, at] = ~inserted_R[rows]
+        self._version_RL[rows, at] = self.version
+        self._next_R[rows] += 1
+
+        self._count(rows, position_R)
+        self.counters.tokens += int((~inserted_R[rows]).sum())
+        done_R, truncated_R = self._state.advance(token_R, self.sampling.end_token)
+        for row in np.flatnonzero(done_R & self._active_R):
+            self._finish(int(row), bool(truncated_R[row]))
+
+    def _forward(self, position_R: np.ndarray) -> torch.Tensor:
+        position_R1 = torch.from_numpy(position_R).to(self._device)[:, None]
+        token_R1 = torch.from_numpy(self._token_RL[np.arange(len(position_R)), position_R]).to(self._device)[
+            :, None
+        ]
+        rows_R = torch.arange(len(position_R), device=self._device)
+        cache = self._cache.at(rows_R, position_R1, prefilling=False)
+        reach = torch.arange(cache.extent, device=self._device)
+        mask_R11L = (reach[None, :] <= position_R1)[:, None, None, :]
+        hidden_R1D = hidden_states(
+            self.model,
+            input_ids=token_R1,
+            position_ids=position_R1,
+            attention_mask=mask_R11L,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return log_probs_TV(
+            self.model, hidden_R1D[:, 0], self.sampling.temperature, self.sampling.fp32_logits
+        )
+
+    def _sample(self, logp_RV: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Invert the cumulative distribution at a number that only (key, position) decide."""
+        draw_R = uniform(self._key_R, self._next_R - self._start_R)
+        cdf_RV = logp_RV.double().exp().cumsum(-1)
+        cdf_RV /= cdf_RV[:, -1:].clone()
+        threshold_R1 = torch.from_numpy(draw_R).to(self._device)[:, None]
+        token_R1 = torch.searchsorted(cdf_RV, threshold_R1, right=True).clamp_(max=cdf_RV.shape[-1] - 1)
+        logp_R = logp_RV.gather(-1, token_R1)[:, 0]
+        return token_R1[:, 0].cpu().numpy(), logp_R.cpu().numpy()
+
+    def _refill(self) -> None:
+        """Give free rows to the next waiting completions, and run their prompts but for the last token."""
+        free = np.flatnonzero(~self._active_R)[: len(self._waiting)]
+        if not len(free):
+            return
+        requests = [self._waiting.popleft() for _ in free]
+        for row, request in zip(free, requests, strict=True):
+            n = len(request.prompt_T)
+            self._rows[row] = request
+            self._token_RL[row] = 0
+            self._token_RL[row, :n] = request.prompt_T
+            self._key_R[row] = request.key
+            self._start_R[row] = self._next_R[row] = n
+            self._first_version_R[row] = self.version
+            self._state.start(int(row), request.interrupt_at)
+        self._active_R[free] = True
+        longest = int(self._start_R[free].max()) - 1
+        if longest:
+            self._prefill(free, longest)
+
+    def _prefill(self, rows: np.ndarray, longest: int) -> None:
+        """Fill the cache from right-padded prompts; what padding writes is overwritten before it is read."""
+        token_BT = torch.from_numpy(self._token_RL[rows, :longest]).to(self._device)
+        position_BT = torch.arange(longest, device=self._device).expand(len(rows), -1)
+        causal = torch.ones(longest, longest, dtype=torch.bool, device=self._device).tril()[None, None]
+        cache = self._cache.at(torch.from_numpy(rows).to(self._device), position_BT, prefilling=True)
+        hidden_states(
+            self.model,
+            input_ids=token_BT,
+            position_ids=position_BT,
+            attention_mask=causal.expand(len(rows), 1, -1, -1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        tokens = self._start_R[rows] - 1
+        self.counters.flops += self._flop_count.forward(
+            float(tokens.sum()), float((tokens * (tokens + 1) / 2).sum())
+        )
+
+    def _count(self, rows: np.ndarray, position_R: np.ndarray) -> None:
+        self.counters.flops += self._flop_count.forward(len(rows), float((position_R[rows] + 1).sum()))
+        self.counters.ticks += 1
+        self.counters.row_ticks_used += len(rows)
+
+    def _finish(self, row: int, truncated: bool) -> None:
+        request = self._rows[row]
+        assert request is not None
+        span = slice(int(self._start_R[row]), int(self._next_R[row]))
+        self._finished[request.place][request.sample] = Rollout(
+            prompt=request.prompt,
+            draw=request.draw,
+            sample=request.sample,
+            prompt_T=request.prompt_T,
+            token_T=self._token_RL[row, span].copy(),
+            sampled_T=self._sampled_RL[row, span].copy(),
+            logp_T=self._logp_RL[row, span].copy(),
+            version_T=self._version_RL[row, span].copy(),
+            first_version=int(self._first_version_R[row]),
+            truncated=truncated,
+            interrupted=bool((~self._sampled_RL[row, span]).any()),
+        )
+        self._rows[row] = None
+        self._active_R[row] = False

@@ -1,0 +1,160 @@
+"""The learner: forward, loss, one optimiser step.
+
+Shapes in names: M completions of a micro-batch, T positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalerl.rl.batch import Batch
+from scalerl.rl.loss import Cispo
+from scalerl.rl.model import FlopCount, copy_weights, hidden_states, log_probs_TV
+from scalerl.rl.types import Weights
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
+
+    `eps` is the paper's 1e-15: at its learning rate gradients are small enough for the usual 1e-8 to matter.
+    `max_grad_norm` clips the norm of the whole gradient.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: float = 5e-7
+    warmup_steps: int = 100
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-15
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError("lr must be positive")
+        if self.warmup_steps < 0 or self.weight_decay < 0 or not self.max_grad_norm > 0:
+            raise ValueError(
+                "warmup_steps and weight_decay must not be negative, max_grad_norm must be positive"
+            )
+
+    def build(self, model: nn.Module) -> torch.optim.AdamW:
+        """The optimiser over the parameters of `model`."""
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of the step that makes version `step` + 1."""
+        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step showed, over the trained tokens; NaN where the step was skipped."""
+
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    lr: float = math.nan
+    entropy: float = math.nan
+    """Mean entropy of the trainer's distribution, nats per token."""
+    ratio_mean: float = math.nan
+    ratio_clipped: float = math.nan
+    """Share of tokens whose importance ratio is above the cap."""
+    flops: float = 0.0
+    tokens: int = 0
+
+
+class Learner:
+    """Trains one model in this process. `version` counts trainer steps, skipped ones included."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Cispo,
+        optimiser: AdamW,
+        temperature: float,
+        fp32_logits: bool,
+        micro_batch: int,
+    ) -> None:
+        self.model = model.train()
+        self.version = 0
+        self._loss = loss
+        self._settings = optimiser
+        self._optimiser = optimiser.build(model)
+        self._temperature = temperature
+        self._fp32_logits = fp32_logits
+        self._micro_batch = micro_batch
+        self._flop_count = FlopCount.of(model)
+        self._device = next(model.parameters()).device
+
+    def weights(self) -> Weights:
+        """A copy of the current weights."""
+        return copy_weights(self.model)
+
+    def step(self, batch: Batch) -> StepStats:
+        """One update from `batch`; an empty batch changes nothing but the version."""
+        if not len(batch):
+            self.version += 1
+            return StepStats()
+        sums = torch.zeros(4, dtype=torch.float64)
+        # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
+        order = np.argsort(batch.length_N, kind="stable")
+        for start in range(0, len(order), self._micro_batch):
+            sums += self._accumulate(batch, order[start : start + self._micro_batch])
+        lr = self._settings.lr_at(self.version)
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        self.version += 1
+        tokens = int(batch.sampled_NT.sum())
+        loss, entropy, ratio, clipped = sums.tolist()
+        length_N = batch.length_N - 1.0  # the last token is predicted, never read
+        flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
+        return StepStats(
+            loss, float(norm), lr, entropy / tokens, ratio / tokens, clipped / tokens, flops, tokens
+        )
+
+    def _accumulate(self, batch: Batch, rows: np.ndarray) -> Tensor:
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio and clipped tokens."""
+        extent = int(batch.length_N[rows].max())
+
+        def cut(array_NT: np.ndarray) -> Tensor:
+            return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
+
+        weight_MT = cut(batch.weight_NT)
+        logp_MT, entropy_MT = self.log_probs(torch.from_numpy(batch.token_NT[rows, :extent]), weight_MT > 0)
+        behaviour_MT = cut(batch.behaviour_logp_NT)
+        advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
+        loss = (self._loss(logp_MT, behaviour_MT, advantage_M) * weight_MT.to(logp_MT)).sum()
+        loss.backward()
+        sampled_MT = weight_MT > 0
+        ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].exp()
+        clipped = self._loss.clipped(ratio).sum()
+        return torch.stack([loss.detach(), entropy_MT.sum(), ratio.sum(), clipped]).double().cpu()
+
+    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
+
+        Only the wanted positions go through the head, so that the logits of prompts and padding are never
+        made. Right padding needs no mask: causal attention does not look ahead.
+        """
+        token_MT = token_MT.to(self._device)
+        hidden_MTD = hidden_states(self.model, input_ids=token_MT[:, :-1], use_cache=False)
+        logp_WV = log_probs_TV(self.model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
+        chosen_W = logp_WV.gather(-1, token_MT[:, 1:][wanted_MT][:, None])[:, 0]
+        logp_MT = torch.zeros(wanted_MT.shape, device=self._device).masked_scatter(wanted_MT, chosen_W)
+        with torch.no_grad():
+            entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
+        return logp_MT, torch.zeros_like(logp_MT).masked_scatter(wanted_MT, entropy_W)

@@ -1,0 +1,111 @@
+"""Models in Hugging Face format, and the one place where hidden states become log-probabilities.
+
+Generator and learner both go through `log_probs_TV`: the temperature and the precision of the LM head are
+the same on both sides because it is the same code.
+
+Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalerl.errors import InputError
+from scalerl.rl.types import Weights
+
+
+def load_model(path: str | Path) -> nn.Module:
+    """Load a causal LM from a folder or by name, ready to be trained.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"model {path}: cannot be loaded ({reason})") from error
+    without_dropout(model)
+    return model
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set every dropout to 0: the trainer's log-probabilities must be those of the sampled distribution."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer that stands beside a model."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
+    """Last hidden states, before the LM head: shape (B, T, D)."""
+    return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
+
+
+def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
+    """Log-probabilities over the vocabulary at the sampling temperature, in FP32.
+
+    With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
+    arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
+    """
+    head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    if fp32_logits and hidden_TD.dtype != torch.float32:
+        bias = None if head.bias is None else head.bias.float()
+        logits_TV = nn.functional.linear(hidden_TD.float(), head.weight.float(), bias)
+    else:
+        logits_TV = head(hidden_TD)
+    return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+
+
+def copy_weights(model: nn.Module) -> Weights:
+    """The parameters as numpy copies, by name; tied parameters once."""
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in model.named_parameters()}
+
+
+@torch.no_grad()
+def install_weights(model: nn.Module, weights: Weights) -> None:
+    """Copy `weights` into the parameters of `model`, in place."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(torch.from_numpy(np.asarray(weights[name])))
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of a causal LM, counted from its shape.
+
+    A forward pass costs 2 per weight of a matrix product and token, and 4 D L per token and position that
+    it attends to; a backward pass costs twice the forward. Embedding look-ups are free, the head is not.
+    """
+
+    matrix_weights: int
+    attention_per_position: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> FlopCount:
+        """Count the matrix weights of `model`; a tied head counts once, as the head."""
+        config: Any = model.config
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        seen = {id(p): p.numel() for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings}
+        head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
+        seen[id(head)] = head.numel()
+        heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(sum(seen.values()), 4 * config.num_hidden_layers * heads * head_dim)
+
+    def forward(self, tokens: float, positions: float) -> float:
+        """Cost of `tokens` tokens that attend to `positions` positions in all."""
+        return 2.0 * self.matrix_weights * tokens + self.attention_per_position * positions

@@ -1,0 +1,81 @@
+"""The prompt pool: which prompt is drawn next, and which never again.
+
+Prompts are drawn without replacement, pass after pass, each pass shuffled by the seed and its number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from scalerl.rl.types import Group, Prompt
+
+
+@dataclass(frozen=True)
+class NoPositiveResampling:
+    """A prompt whose pass rate has reached `threshold` is never drawn again (arXiv 2510.13786, section 2).
+
+    The pass rate is over all completions of the prompt's whole history, truncated ones counted as failures.
+    """
+
+    kind: Literal["no_positive_resampling"] = "no_positive_resampling"
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError("threshold must be in (0, 1]")
+
+    def retires(self, correct: int, n: int) -> bool:
+        """Whether a prompt with `correct` of `n` completions right is done with."""
+        return n > 0 and correct >= self.threshold * n
+
+
+@dataclass
+class _History:
+    correct: int = 0
+    n: int = 0
+
+
+@dataclass
+class PromptPool:
+    """Draws prompts in passes, and learns from verified groups."""
+
+    prompts: Sequence[Prompt]
+    curriculum: NoPositiveResampling
+    seed: int
+    passes: int = 0
+    _queue: list[Prompt] = field(default_factory=list)
+    _draws: Counter[str] = field(default_factory=Counter)
+    _history: dict[str, _History] = field(default_factory=dict)
+    _retired: set[str] = field(default_factory=set)
+
+    @property
+    def left(self) -> int:
+        """Prompts that can still be drawn."""
+        return len(self.prompts) - len(self._retired)
+
+    def draw(self) -> tuple[Prompt, int] | None:
+        """The next prompt and how often it was drawn before; None when every prompt has been retired."""
+        while True:
+            while self._queue:
+                prompt = self._queue.pop()
+                if prompt.id not in self._retired:
+                    self._draws[prompt.id] += 1
+                    return prompt, self._draws[prompt.id] - 1
+            if not self.left:
+                return None
+            order = np.random.default_rng([self.seed, self.passes]).permutation(len(self.prompts))
+            self._queue = [self.prompts[i] for i in order]
+            self.passes += 1
+
+    def record(self, group: Group) -> None:
+        """Take note of a verified group."""
+        history = self._history.setdefault(group.prompt.id, _History())
+        history.correct += int(group.correct_G.sum())
+        history.n += len(group.correct_G)
+        if self.curriculum.retires(history.correct, history.n):
+            self._retired.add(group.prompt.id)

@@ -1,0 +1,257 @@
+"""The recipe: every choice of a run in one frozen object.
+
+A recipe is written by hand as sparse TOML, where what is not said takes its default, and is saved resolved in
+config.json. Choices with variants are objects whose `kind` names them in TOML:
+
+    [loss]
+    kind = "cispo"
+    max_ratio = 4.0
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+from pydantic import Discriminator, TypeAdapter, ValidationError
+
+from scalerl.errors import InputError
+from scalerl.rl.advantage import BatchStd
+from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption, NoInterruption
+from scalerl.rl.loss import Cispo
+from scalerl.rl.pool import NoPositiveResampling
+from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.tasks.chain import Chain
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Completions per trainer step: `prompts` groups of `samples` completions each."""
+
+    prompts: int = 48
+    samples: int = 16
+    micro: int = 64
+    """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, prompts=self.prompts, micro=self.micro)
+        _at_least(2, samples=self.samples)  # a group of one has no baseline
+
+
+@dataclass(frozen=True)
+class Context:
+    """Budgets in tokens. Once the thinking has ended, the answer has a budget of its own."""
+
+    prompt: int = 2048
+    thinking: int = 12288
+    answer: int = 2048
+
+    def __post_init__(self) -> None:
+        _at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A budget of trainer steps."""
+
+    amount: float
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        _positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class FlopsBudget:
+    """A budget of floating-point operations, of generation and training together."""
+
+    amount: float
+    kind: Literal["flops"] = "flops"
+
+    def __post_init__(self) -> None:
+        _positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluations on the held-out prompts: `count` of them evenly over the budget, and one before it.
+
+    All have the same seed, so that the noise between them is the least.
+    """
+
+    count: int = 30
+    samples: int = 4
+    rows: int = 1000
+    seed: int = 20251016
+
+    def __post_init__(self) -> None:
+        _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults are the paper's."""
+
+    model: str
+    """A Hugging Face causal LM: a folder, or a name."""
+    task: Chain
+    budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
+    name: str = "scalerl"
+    seed: int = 0
+    schedule: PipelineRL = field(default_factory=PipelineRL)
+    loss: Cispo = field(default_factory=Cispo)
+    averaging: PromptAverage = field(default_factory=PromptAverage)
+    advantage: BatchStd = field(default_factory=BatchStd)
+    zero_variance: Literal["drop", "keep"] = "drop"
+    fp32_logits: bool = True
+    curriculum: NoPositiveResampling = field(default_factory=NoPositiveResampling)
+    length: Annotated[ForcedInterruption | NoInterruption, Discriminator("kind")] = field(
+        default_factory=ForcedInterruption
+    )
+    end_of_thinking: str = "</think>"
+    temperature: float = 1.0
+    batch: BatchSize = field(default_factory=BatchSize)
+    context: Context = field(default_factory=Context)
+    optimiser: AdamW = field(default_factory=AdamW)
+    rows: int = 768
+    """Completions that a generator decodes at once."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def __post_init__(self) -> None:
+        _positive(temperature=self.temperature)
+        _at_least(1, rows=self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
+        return asdict(self)
+
+
+def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    """Check `values` and build the recipe.
+
+    Raises:
+        InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of range.
+    """
+    _check_keys(Recipe, values, source)
+    try:
+        return _ADAPTER.validate_python(dict(values))
+    except ValidationError as error:
+        raise InputError(f"{source}: {_explain(error)}") from error
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a TOML file, or a recipe of the package by its name, and apply overrides like `loss.max_ratio=4`.
+
+    Raises:
+        InputError: no such recipe, bad TOML, or what `from_dict` raises.
+    """
+    return from_dict(read_toml(source, overrides), str(source))
+
+
+def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The sparse values of a recipe, with the overrides applied."""
+    path = Path(source)
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+    else:
+        packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
+        if not packaged.is_file():
+            known = sorted(
+                f.name.removesuffix(".toml") for f in (resources.files("scalerl") / "recipes").iterdir()
+            )
+            raise InputError(
+                f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
+            )
+        text = packaged.read_text(encoding="utf-8")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: not TOML ({error})") from error
+    for override in overrides:
+        _override(values, override)
+    return values
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise InputError(f"--set {override}: expected key=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {override}: {parent!r} is a value, not a table")
+    values[last] = value
+
+
+def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+    """Complain of the first key that no variant at its place knows."""
+    hints = get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            close = difflib.get_close_matches(prefix + key, _keys(Recipe), n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
+            raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
+        if isinstance(value, Mapping) and (variants := _variants(hints[key])):
+            fitting = [v for v in variants if get_type_hints(v).get("kind") == Literal[value.get("kind")]]
+            _check_keys((fitting or variants)[0], value, source, f"{prefix}{key}.")
+
+
+def _variants(hint: Any) -> list[Any]:
+    """The dataclasses that may stand at a place of the recipe."""
+    return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
+
+
+def _keys(cls: Any, prefix: str = "") -> set[str]:
+    """Every dotted key of the recipe, those of all variants included."""
+    keys = set()
+    for name, hint in get_type_hints(cls).items():
+        keys.add(prefix + name)
+        for variant in _variants(hint):
+            keys |= _keys(variant, f"{prefix}{name}.")
+    return keys
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint in one line, in the words of the recipe."""
+    first = error.errors()[0]
+    known = _keys(Recipe)
+    where: list[str] = []
+    for part in map(str, first["loc"]):
+        if ".".join([*where, part]) in known:  # what is no key is the tag of a variant
+            where.append(part)
+    key = ".".join(where)
+    if first["type"] == "missing":
+        return f"missing key {'.'.join(map(str, first['loc']))!r}"
+    if first["type"] in ("union_tag_invalid", "literal_error"):
+        expected = first["ctx"].get("expected_tags") or first["ctx"].get("expected")
+        return f"{key}: found {first['input']!r}, expected {expected}"
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
+    return f"{key}: {message}{found}" if key else message
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name} must be positive")
+
+
+def _at_least(bound: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < bound:
+            raise ValueError(f"{name} must be at least {bound}")
+
+
+_ADAPTER = TypeAdapter(Recipe)

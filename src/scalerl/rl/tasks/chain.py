@@ -1,0 +1,201 @@
+"""`chain`: left-to-right arithmetic modulo 10, the task of the demonstration.
+
+    prompt     3 + 4 * 7 - 9 = . . . .     filled up with dots to one width
+    thinking   + 7 * 9 - 0           one `op value` pair per step
+    answer     </think> 0 <eos>
+
+A chain of k operations needs 2 k thinking tokens, so a thinking budget of 16 tokens lets a model work out at
+most 8 operations: the budget sets a ceiling on the pass rate that is known before anything is trained.
+Multipliers are coprime to 10, so every operation is a bijection, every value is equally likely, and a guess
+is right exactly one time in ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Literal
+
+from scalerl.rl.types import Prompt, Reward, Split
+
+END_OF_THINKING = "</think>"
+END = "<eos>"
+PAD = "<pad>"
+TIME_IS_UP = "!"
+FILLER = "."
+INTERRUPTION = f"{TIME_IS_UP} {END_OF_THINKING}"
+DIGITS = "0123456789"
+VOCABULARY = [PAD, END, END_OF_THINKING, TIME_IS_UP, FILLER, "=", "+", "-", "*", *DIGITS]
+
+OPERANDS = {"+": DIGITS, "-": DIGITS, "*": "1379"}
+
+
+def apply(op: str, x: int, b: int) -> int:
+    """One operation modulo 10."""
+    return {"+": x + b, "-": x - b, "*": x * b}[op] % 10
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Chains of 1..`k_max` operations, `train_per_length` and `heldout_per_length` distinct prompts of each.
+
+    Short chains have few distinct prompts (k = 1: 240); those that are not held out are all there is to
+    train on. Held-out prompts are drawn first and never appear in the training split or in demonstrations.
+    """
+
+    kind: Literal["chain"] = "chain"
+    k_max: int = 10
+    heldout_per_length: int = 100
+    train_per_length: int = 240
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k_max <= 40:
+            raise ValueError("k_max must be between 1 and 40")
+        if not 1 <= self.heldout_per_length <= 200:
+            raise ValueError("heldout_per_length must be between 1 and 200 (k = 1 has 240 prompts in all)")
+        if self.train_per_length < 1:
+            raise ValueError("train_per_length must be at least 1")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of every prompt: the start value, two per operation, the equals sign, and dots."""
+        return 2 * self.k_max + 2
+
+    def text(self, chain: Sequence[str]) -> str:
+        """The prompt of a chain, filled up with dots: step j always comes as far behind operation j."""
+        return " ".join([*chain, "=", *[FILLER] * (self.prompt_tokens - len(chain) - 1)])
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """The prompts of a split, balanced over chain lengths; ids are `chain/<k>/<number>`."""
+        return self._splits[split]
+
+    @cached_property
+    def heldout_texts(self) -> frozenset[str]:
+        """The texts of the held-out prompts, to keep them out of everything else."""
+        return frozenset(prompt.text for prompt in self.prompts("heldout"))
+
+    @cached_property
+    def _splits(self) -> dict[Split, list[Prompt]]:
+        rng = Random(self.seed)
+        splits: dict[Split, list[Prompt]] = {"heldout": [], "train": []}
+        for k in range(1, self.k_max + 1):
+            chains = _distinct(rng, k, self.heldout_per_length + self.train_per_length)
+            for number, text in enumerate(map(self.text, chains)):
+                split: Split = "heldout" if number < self.heldout_per_length else "train"
+                splits[split].append(Prompt(f"chain/{k}/{number}", text, str(solve(text)[-1])))
+        return splits
+
+    def verify(self, prompt: Prompt, text: str) -> Reward:
+        """+1 if exactly the right digit stands between the end of thinking and the end token, else -1."""
+        _, separator, answer = text.rpartition(END_OF_THINKING)
+        body, end, rest = answer.partition(END)
+        correct = bool(separator and end) and body.strip() == prompt.answer and not rest.strip()
+        return Reward(1.0 if correct else -1.0, correct)
+
+    def ceiling(self, thinking_tokens: int) -> float:
+        """Pass rate of a model that never errs where the budget lets it finish, and guesses elsewhere."""
+        solvable = min(thinking_tokens // 2, self.k_max)
+        return (solvable + 0.1 * (self.k_max - solvable)) / self.k_max
+
+
+def solve(text: str) -> list[int]:
+    """The value after each operation of a prompt."""
+    symbols = chain_of(text)
+    x, values = int(symbols[0]), []
+    for op, b in zip(symbols[1::2], symbols[2::2], strict=True):
+        x = apply(op, x, int(b))
+        values.append(x)
+    return values
+
+
+def chain_of(text: str) -> list[str]:
+    """The symbols of a prompt before the equals sign."""
+    return text.partition("=")[0].split()
+
+
+def random_chain(rng: Random, k: int) -> list[str]:
+    """The symbols of a random chain of `k` operations."""
+    symbols = [DIGITS[rng.randrange(10)]]
+    for _ in range(k):
+        op = "+-*"[rng.randrange(3)]
+        symbols += [op, rng.choice(OPERANDS[op])]
+    return symbols
+
+
+def _distinct(rng: Random, k: int, n: int) -> list[tuple[str, ...]]:
+    if k == 1:  # few enough to list
+        chains = [(x, op, b) for x in DIGITS for op in "+-*" for b in OPERANDS[op]]
+        return rng.sample(chains, min(n, len(chains)))
+    seen: dict[tuple[str, ...], None] = {}  # in order, unlike a set
+    while len(seen) < n:
+        seen[tuple(random_chain(rng, k))] = None
+    return list(seen)
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Imperfect worked examples for the base model, or perfect ones.
+
+    Authors differ in patience: before each step one gives up with a probability of its own, uniform in
+    [0, 2 `give_up`], and answers with the value it has, which is right one time in ten. A value is wrong with
+    probability `slip`, and the chain goes on from it. The answer is followed by a further digit with
+    probability `ramble`, then again with probability one half, so that some answers overrun their budget.
+    Thinking that reaches `thinking_tokens` is interrupted as the generator interrupts it.
+
+    With the three chances at 0 the demonstrations are perfect under that budget: even then the right answer
+    follows, so that a model trained on them shows whether the rest can be worked out without writing it down.
+    """
+
+    task: Chain
+    thinking_tokens: int
+    give_up: float = 0.35
+    slip: float = 0.03
+    ramble: float = 0.06
+
+    def sample(self, rng: Random) -> tuple[str, str]:
+        """A prompt that is not held out, and a completion of it."""
+        held_out = self.task.heldout_texts
+        while (text := self.task.text(random_chain(rng, rng.randrange(self.task.k_max) + 1))) in held_out:
+            pass
+        return text, self.complete(rng, text)
+
+    def complete(self, rng: Random, text: str) -> str:
+        """A worked completion of the prompt `text`."""
+        symbols = chain_of(text)
+        x, thinking = int(symbols[0]), []
+        closing = END_OF_THINKING
+        impatience = rng.random() * 2 * self.give_up
+        for op, b in zip(symbols[1::2], symbols[2::2], strict=True):
+            if rng.random() < impatience:
+                break
+            if len(thinking) + 2 > self.thinking_tokens:
+                x = x if self.give_up else solve(text)[-1]
+                break
+            x = apply(op, x, int(b))
+            if rng.random() < self.slip:
+                x = (x + 1 + rng.randrange(9)) % 10
+            thinking += [op, str(x)]
+        if len(thinking) >= self.thinking_tokens:
+            closing = INTERRUPTION
+        answer = [str(x)]
+        chance = self.ramble
+        while rng.random() < chance:
+            answer.append(str(rng.randrange(10)))
+            chance = 0.5
+        return " ".join([*thinking, closing, *answer, END])
+
+
+def write_tokenizer(folder: str) -> None:
+    """Save the tokenizer of `chain` in Hugging Face format: one token per symbol."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: index for index, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
+    wrapped.save_pretrained(folder)

@@ -1,0 +1,113 @@
+"""What flows along the arrows of the training loop: one type per arrow.
+
+    PromptPool -Prompt-> Generator -Rollout-> Task.verify -Group-> advantage -Batch-> Learner
+
+Shapes in names: T tokens of a completion, G completions of a group, N completions of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+Split = Literal["train", "heldout"]
+Weights = Mapping[str, np.ndarray]
+"""A model's parameters by name, as copies that nobody writes to."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A problem: `text` for the model, `answer` for the verifier. `id` is `task/stratum/number`."""
+
+    id: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion as it was sampled, with what the trainer must never have to guess afterwards."""
+
+    prompt: Prompt
+    draw: int
+    """How many times the prompt had been drawn before."""
+    sample: int
+    """Index of this completion within its group."""
+    prompt_T: np.ndarray
+    """Prompt tokens."""
+    token_T: np.ndarray
+    """Completion tokens, the inserted ones included."""
+    sampled_T: np.ndarray
+    """True where the model sampled the token, False where an interruption inserted it."""
+    logp_T: np.ndarray
+    """Log-probability at sampling, at the sampling temperature; 0 where the token was inserted."""
+    version_T: np.ndarray
+    """Version of the weights that made the logits of each token."""
+    first_version: int
+    """Version of the weights that filled the first entries of the KV cache (those of the prompt)."""
+    truncated: bool
+    """Ran out of its budget before the end token."""
+    interrupted: bool
+    """The thinking was ended by force."""
+
+    @property
+    def length(self) -> int:
+        """Sampled tokens; inserted ones do not count."""
+        return int(self.sampled_T.sum())
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a verifier says of a completion: the number to train on, and whether the answer is right."""
+
+    value: float
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one draw of one prompt, verified."""
+
+    rollouts: tuple[Rollout, ...]
+    reward_G: np.ndarray
+    correct_G: np.ndarray
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt that all completions share."""
+        return self.rollouts[0].prompt
+
+
+class Task(Protocol):
+    """Where prompts come from, and how completions are judged."""
+
+    def prompts(self, split: Split) -> list[Prompt]:
+        """The prompts of a split; the same list at every call."""
+        ...
+
+    def verify(self, prompt: Prompt, text: str) -> Reward:
+        """Judge the decoded completion `text`."""
+        ...
+
+
+class Generator(Protocol):
+    """Samples completions. Where and on what engine is its own business.
+
+    Groups come back in the order in which they were submitted, whatever order they finish in: that is
+    what bounds the age of trained tokens.
+    """
+
+    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+        """Admit a group of `n_samples` completions; returns its place in the order of admission."""
+        ...
+
+    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """Wait until the next `n_groups` groups in order are complete, and hand them over."""
+        ...
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Go on with new weights. Completions in flight keep their KV cache, stale as it is."""
+        ...
