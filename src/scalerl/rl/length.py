@@ -122,7 +122,7 @@ class LengthState:
         return self._phrase[self._inserting_R]
 
     def advance(self, token_R: np.ndarray, end_token: int) -> tuple[np.ndarray, np.ndarray]:
-        """Take the next token of each row; returns which completions are done, and which of those truncated."""
+        """Take the next token of each row; returns which completions are done, and which truncated."""
         rule = self.rule
         inserting_R = self._inserting_R >= 0
         thinking_R = self._thinking_R & ~inserting_R

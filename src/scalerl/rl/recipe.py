@@ -235,7 +235,8 @@ def _explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"missing key {'.'.join(map(str, first['loc']))!r}"
     if first["type"] in ("union_tag_invalid", "literal_error"):
-        expected = first["ctx"].get("expected_tags") or first["ctx"].get("expected")
+        context = first.get("ctx", {})
+        expected = context.get("expected_tags") or context.get("expected")
         return f"{key}: found {first['input']!r}, expected {expected}"
     message = first["msg"].removeprefix("Value error, ")
     found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
