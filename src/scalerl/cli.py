@@ -7,6 +7,7 @@ says what is wrong and what would be right.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import sys
@@ -19,6 +20,7 @@ from scalerl.errors import InputError, ScalerlError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
+    from scalerl.rl.recipe import Recipe
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_fit(commands)
+    _add_report(commands)
+    _add_train(commands)
+    _add_demo(commands)
     return parser
 
 
@@ -95,6 +100,86 @@ def _fit(args: argparse.Namespace) -> None:
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     _print(_fit_lines(result, args.at, args.target, args.budget))
+
+
+def _add_report(commands: argparse._SubParsersAction) -> None:
+    report = commands.add_parser("report", help="write report.html of a run")
+    report.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
+    report.add_argument("-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html")
+    report.set_defaults(run=_report)
+
+
+def _report(args: argparse.Namespace) -> None:
+    from scalerl.report import write_report
+
+    print(write_report(args.run_folder, out=args.output))
+
+
+def _add_train(commands: argparse._SubParsersAction) -> None:
+    train = commands.add_parser("train", help="train a recipe into a run folder")
+    train.add_argument("recipe", metavar="RECIPE", help="a TOML file, or the name of a recipe of the package")
+    train.add_argument("-o", "--output", metavar="RUN", type=Path, help="run folder (runs/NAME-seedN)")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key: loss.max_ratio=4"
+    )
+    train.set_defaults(run=_train)
+
+
+def _add_demo(commands: argparse._SubParsersAction) -> None:
+    demo = commands.add_parser("demo", help="train, forecast half-way, and hold the forecast to the end")
+    demo.add_argument(
+        "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
+    )
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
+    demo.add_argument("--quick", action="store_true", help="a fifth of the compute, for a first look")
+    demo.set_defaults(run=_demo)
+
+
+def _train(args: argparse.Namespace) -> None:
+    from scalerl.rl.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.set)
+    _run_training(recipe, args.output or Path("runs") / f"{recipe.name}-seed{recipe.seed}")
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from scalerl.rl.recipe import load_recipe
+
+    quick = ["budget.amount=1.8e11", "evaluation.count=12", "evaluation.samples=2"] if args.quick else []
+    recipe = load_recipe("demo", [f"seed={args.seed}", *quick])
+    _run_training(recipe, args.output or _unused(Path("runs") / "demo"))
+
+
+def _run_training(recipe: Recipe, folder: Path) -> None:
+    """Train, write the report, and print the closing table."""
+    from scalerl.console import TrainingProgress
+    from scalerl.curve.freeze import freeze
+    from scalerl.record import check_unused
+    from scalerl.report import print_closing, write_report
+    from scalerl.rl.base import find_model
+    from scalerl.rl.train import train
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar is enough: ours
+    check_unused(folder)
+    with TrainingProgress("base model") as bar:
+        model, about = find_model(recipe, bar.base_model)
+    try:
+        with TrainingProgress(recipe.name) as bar:
+            run = train(recipe, folder, model, forecaster=freeze, watch=bar.update, extra=about)
+    except KeyboardInterrupt:
+        if (folder / "evals.jsonl").exists():
+            print(
+                f"\nscalerl: interrupted; what was run is in {folder}: scalerl fit {folder} --x flops",
+                file=sys.stderr,
+            )
+        raise
+    print_closing(run, report=write_report(run))
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, ... that does not exist."""
+    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def _fit_lines(

@@ -21,6 +21,12 @@ class CannotAnswerError(ScalerlError):
     exit_status = 3
 
 
+class InterruptedRunError(ScalerlError):
+    """The user stopped a run; the text says where the record is that it left."""
+
+    exit_status = 130
+
+
 class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 

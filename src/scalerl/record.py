@@ -219,8 +219,7 @@ class RunWriter:
             WriteError: the disk does not take it.
         """
         self.path = Path(path)
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InputError(f"{self.path} exists already: choose another folder with -o, or remove it")
+        check_unused(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "config.json", dumps({"schema": SCHEMA, **config}, indent=2) + "\n")
@@ -266,6 +265,12 @@ class RunWriter:
                     raise
         except OSError as error:
             raise _write_error(path, error) from error
+
+
+def check_unused(folder: Path) -> None:
+    """Raise InputError if `folder` cannot become a new run: it is a file, or holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ reads it as it would read any model.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,12 +19,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from scalerl.errors import WriteError
 from scalerl.record import dumps, write_atomically
+from scalerl.rl.model import FlopCount
+from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Demonstrations, write_tokenizer
+
+CHAIN_BASE = "chain-base"
+USUAL_STEPS = 1200
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,36 @@ class BaseProgress:
     """How far the base model is."""
 
     step: int
+    share: float
+    """Of the usual number of steps; how many it takes shows only as the loss falls."""
     loss: float
+
+
+def find_model(
+    recipe: Recipe, progress: Callable[[BaseProgress], None] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The folder or name to load the recipe's model from, and what config.json should say of it.
+
+    The name `chain-base` stands for the base model of the task, which is built at its first use and cached.
+    """
+    if recipe.model != CHAIN_BASE:
+        return recipe.model, {}
+    spec = BaseModel(Demonstrations(recipe.task, recipe.context.thinking))
+    folder = build_base(spec, cache_folder(), progress)
+    made = json.loads((folder / "base.json").read_text())
+    ceiling = {
+        "value": recipe.task.ceiling(recipe.context.thinking),
+        "why": f"{recipe.context.thinking} thinking tokens are enough for {recipe.context.thinking // 2} of "
+        f"up to {recipe.task.k_max} operations; a guess is right one time in ten",
+    }
+    base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
+    return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
+
+
+def cache_folder() -> Path:
+    """Where base models are kept: $SCALERL_CACHE, or scalerl in the user's cache folder."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
 
 
 def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], None] | None = None) -> Path:
@@ -68,26 +106,65 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
     if (folder / "base.json").is_file():
         return folder
     aside = cache / f".{folder.name}.{os.getpid()}"
-    aside.mkdir(parents=True, exist_ok=True)
     try:
+        aside.mkdir(parents=True, exist_ok=True)
         started = time.perf_counter()
-        model, steps, loss = _train(spec, progress)
+        model, cost = _train(spec, progress)
         model.save_pretrained(aside)  # pyright: ignore[reportCallIssue]
         write_tokenizer(str(aside))
-        cost = {"seconds": time.perf_counter() - started, "steps": steps, "loss": loss, "spec": asdict(spec)}
-        write_atomically(aside / "base.json", dumps(cost, indent=2) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        aside.rename(folder)
+        made = {"seconds": time.perf_counter() - started, **cost, "spec": asdict(spec)}
+        write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
+        with contextlib.suppress(FileExistsError):  # another process was first: one is as good as the other
+            aside.rename(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder}: the base model could not be saved ({error.strerror or error})"
+        ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
-def _train(spec: BaseModel, progress: Callable[[BaseProgress], None] | None) -> tuple[nn.Module, int, float]:
+def _train(
+    spec: BaseModel, progress: Callable[[BaseProgress], None] | None
+) -> tuple[nn.Module, dict[str, float]]:
+    """The trained model, and what it cost."""
+    torch.set_num_threads(1)  # the result must not depend on how many cores there are
+    torch.manual_seed(spec.seed)
+    model = _new_model(spec)
+    flop_count = FlopCount.of(model)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    careful = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
+    rng = Random(spec.seed)
+    step, flops, smoothed = 0, 0.0, 3.0
+
+    def train(demonstrations: Demonstrations, lr: float) -> None:
+        nonlocal step, flops, smoothed
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        token_BT, label_BT, length_B = _demonstration_batch(demonstrations, spec.batch, rng)
+        logits_BTV = model(input_ids=token_BT, attention_mask=torch.ones_like(token_BT)).logits
+        loss = nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), label_BT[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        step += 1
+        flops += 3 * flop_count.forward(length_B.sum(), (length_B * (length_B + 1) / 2).sum())
+        smoothed += (loss.item() - smoothed) / 50
+        if progress and step % 20 == 0:
+            progress(BaseProgress(step, min(step / USUAL_STEPS, 1.0), smoothed))
+
+    while smoothed > spec.careful_loss and step < spec.max_careful_steps:
+        train(careful, spec.lr * min(1.0, (step + 1) / 100))
+    for left in range(spec.imperfect_steps, 0, -1):
+        train(spec.demonstrations, spec.lr * left / spec.imperfect_steps / 2)
+    return model, {"steps": step, "loss": smoothed, "flops": flops}
+
+
+def _new_model(spec: BaseModel) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(spec.seed)
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=spec.hidden_size,
@@ -106,45 +183,20 @@ def _train(spec: BaseModel, progress: Callable[[BaseProgress], None] | None) -> 
         eos_token_id=VOCABULARY.index(END),
         pad_token_id=VOCABULARY.index(PAD),
     )
-    model = LlamaForCausalLM(config)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.01, betas=(0.9, 0.98))
-    careful = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
-    rng = Random(spec.seed)
-
-    def train(demonstrations: Demonstrations, step: int, lr: float) -> float:
-        for group in optimiser.param_groups:
-            group["lr"] = lr
-        loss = _supervised_loss(model, demonstrations, spec.batch, rng)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        if progress and step % 20 == 0:
-            progress(BaseProgress(step, loss.item()))
-        return loss.item()
-
-    step, smoothed = 0, 3.0
-    while smoothed > spec.careful_loss and step < spec.max_careful_steps:
-        smoothed += (train(careful, step, spec.lr * min(1.0, (step + 1) / 100)) - smoothed) / 50
-        step += 1
-    for left in range(spec.imperfect_steps, 0, -1):
-        smoothed += (
-            train(spec.demonstrations, step, spec.lr * left / spec.imperfect_steps / 2) - smoothed
-        ) / 50
-        step += 1
-    return model, step, smoothed
+    return LlamaForCausalLM(config)
 
 
-def _supervised_loss(model: nn.Module, demonstrations: Demonstrations, n: int, rng: Random) -> torch.Tensor:
-    """Cross-entropy of the completions of `n` demonstrations, in nats per token."""
+def _demonstration_batch(
+    demonstrations: Demonstrations, n: int, rng: Random
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Tokens (n, T), labels that are -100 on prompts and padding, and lengths (n,)."""
     ids = {word: i for i, word in enumerate(VOCABULARY)}
     pairs = [demonstrations.sample(rng) for _ in range(n)]
     rows = [([ids[word] for word in p.split()], [ids[word] for word in c.split()]) for p, c in pairs]
-    extent = max(len(p) + len(c) for p, c in rows)
-    token_BT = torch.zeros(n, extent, dtype=torch.long)
-    label_BT = torch.full((n, extent), -100)  # prompts and padding are not trained
+    length_B = np.array([len(p) + len(c) for p, c in rows], dtype=float)
+    token_BT = torch.zeros(n, int(length_B.max()), dtype=torch.long)
+    label_BT = torch.full_like(token_BT, -100)
     for row, (p, c) in enumerate(rows):
         token_BT[row, : len(p) + len(c)] = torch.tensor(p + c)
         label_BT[row, len(p) : len(p) + len(c)] = torch.tensor(c)
-    logits_BTV = model(input_ids=token_BT, attention_mask=torch.ones_like(token_BT)).logits
-    return nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), label_BT[:, 1:].flatten())
+    return token_BT, label_BT, length_B

@@ -12,6 +12,7 @@ is right exactly one time in ten.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +77,12 @@ class Chain:
     def heldout_texts(self) -> frozenset[str]:
         """The texts of the held-out prompts, to keep them out of everything else."""
         return frozenset(prompt.text for prompt in self.prompts("heldout"))
+
+    @cached_property
+    def heldout_hash(self) -> str:
+        """Names the held-out set: evaluations with one hash are on the same prompts."""
+        lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}" for p in self.prompts("heldout"))
+        return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
     @cached_property
     def _splits(self) -> dict[Split, list[Prompt]]:

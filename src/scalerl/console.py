@@ -1,0 +1,79 @@
+"""Progress on standard error: a bar where a person looks on, a line per evaluation everywhere else."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+
+class TrainingProgress:
+    """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self._live = console.is_terminal
+        self._name = name
+        self._started = time.monotonic()
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self._live,
+        )
+        self._task = self._bar.add_task(name, total=1.0, text="starting")
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, progress: Any) -> None:
+        """Show a `scalerl.rl.train.Progress`."""
+        text = (
+            f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  "
+            f"{_speed(progress.tokens_per_second)}{forecast_text(progress.forecast)}"
+        )
+        self.show(progress.share, text, line=progress.evaluated)
+
+    def base_model(self, progress: Any) -> None:
+        """Show a `scalerl.rl.base.BaseProgress`."""
+        text = f"step {progress.step}  loss {progress.loss:.2f}"
+        self.show(progress.share, text, line=progress.step % 200 == 0)
+
+    def show(self, share: float, text: str, line: bool = False) -> None:
+        """Move the bar to `share` of the whole; off a terminal, print the text if it is worth a line."""
+        if self._live:
+            self._bar.update(self._task, completed=share, text=text)
+        elif line:
+            elapsed = time.monotonic() - self._started
+            print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+def forecast_text(forecast: Mapping[str, Any] | None) -> str:
+    """The forecast of the end of the run, for a progress line."""
+    if forecast is None:
+        return ""
+    low, high = forecast["prediction"]
+    return f"  end {forecast['mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _rate(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _speed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value / 1000:.1f}k tokens/s"

@@ -1,0 +1,338 @@
+"""A training run, from a recipe to a run folder. `train` reads from top to bottom as what happens."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from scalerl._version import __version__
+from scalerl.errors import CannotAnswerError, WriteError
+from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, RunWriter, Tokens, mean_p_1mp
+from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
+from scalerl.rl.pipeline import Step, run_pipeline
+from scalerl.rl.pool import PromptPool
+from scalerl.rl.recipe import Recipe
+from scalerl.rl.setup import load_generator, load_learner, verifier
+
+MILESTONES = (0.25, 0.5, 0.75)
+"""Shares of the budget at which a forecast of the end is frozen, before training goes on."""
+
+Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
+"""From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher sees after every step and every evaluation."""
+
+    step: int
+    share: float
+    """Of the budget."""
+    tokens_per_second: float
+    """Sampled tokens per second of generating and training."""
+    pass_rate: float
+    """Of the last evaluation."""
+    forecast: Mapping[str, Any] | None
+    """The last row of forecasts.jsonl."""
+    evaluated: bool = False
+    """Whether this is an evaluation (its step is then `step`) and not a step."""
+
+
+@dataclass
+class _Counters:
+    """Cumulative over the run: what an evaluation is recorded with."""
+
+    generate_seconds: float = 0.0
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    idle_seconds: float = 0.0
+    generate_flops: float = 0.0
+    train_flops: float = 0.0
+    generated: int = 0
+    trained: int = 0
+    samples: int = 0
+    prompts: int = 0
+
+    @property
+    def flops(self) -> float:
+        return self.generate_flops + self.train_flops
+
+    def json(self) -> dict[str, dict[str, float]]:
+        """The counters as steps.jsonl and evals.jsonl keep them."""
+        seconds = DeviceSeconds(
+            self.generate_seconds, self.train_seconds, self.evaluate_seconds, self.idle_seconds
+        )
+        return {
+            "device_seconds": asdict(seconds),
+            "flops": asdict(Flops(self.generate_flops, self.train_flops)),
+            "tokens": asdict(Tokens(self.generated, self.trained)),
+        }
+
+
+@dataclass
+class _Evaluations:
+    """Evaluations under way, written in the order in which they were asked for."""
+
+    evaluate: Evaluator | EvaluationProcess
+    writer: RunWriter
+    prompt_ids: list[str]
+    prompt_set: str
+    n_samples: int
+    counters: _Counters
+    on_point: Callable[[EvalPoint], None]
+    _pending: deque[tuple[dict[str, Any], Future[Evaluation]]] = field(default_factory=deque)
+
+    def ask(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
+        """Evaluate `weights`, and remember the counters as they stand."""
+        now = {
+            "step": step,
+            "time": time.time(),
+            "samples": self.counters.samples,
+            "prompts": self.counters.prompts,
+        }
+        self._pending.append((now | self.counters.json(), self.evaluate(weights, step)))
+
+    def write_finished(self, wait: bool = False) -> None:
+        """Write what is done; with `wait`, all of it."""
+        while self._pending and (wait or self._pending[0][1].done()):
+            row, future = self._pending.popleft()
+            if not future.cancelled():
+                self._write(row, future.result())
+
+    def _write(self, row: dict[str, Any], result: Evaluation) -> None:
+        self.counters.evaluate_seconds += result.seconds
+        row["device_seconds"]["evaluate"] = self.counters.evaluate_seconds
+        n = len(self.prompt_ids)
+        point = EvalPoint.from_json(
+            row
+            | {
+                "pass_rate": float(result.correct_P.sum()) / (n * self.n_samples),
+                "version": result.version,
+                "n_prompts": n,
+                "n_samples": self.n_samples,
+                "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples),
+                "truncated": result.truncated,
+                "interrupted": result.interrupted,
+                "mean_length": result.mean_length,
+                "entropy": result.entropy,
+            }
+        )
+        self.writer.evaluation(point, self.prompt_set, self.prompt_ids, result.correct_P)
+        self.on_point(point)
+
+
+def train(
+    recipe: Recipe,
+    folder: str | Path,
+    model_folder: str | Path,
+    *,
+    forecaster: Forecaster | None = None,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    extra: Mapping[str, Any] | None = None,
+    evaluate_aside: bool = True,
+) -> RunRecord:
+    """Train `recipe` into the run folder `folder`, and return its record.
+
+    Generator and learner share this process (the placement `inline`), so one seed gives one result, bit for
+    bit; evaluations run in a process of their own unless `evaluate_aside` is false, with the same result.
+    `forecaster` freezes a forecast of the end at each of `MILESTONES`. `extra` goes into config.json.
+
+    Raises:
+        InputError: the folder exists, the model cannot be loaded, or does not fit the recipe's context.
+        WriteError: the disk does not take the record; what was written before is kept.
+        KeyboardInterrupt: after the evaluations under way have been written.
+    """
+    torch.set_num_threads(1)  # results must not depend on how many cores there are
+    generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)()
+    learner = load_learner(recipe, model_folder)
+    verify = verifier(recipe.task, generator.tokenizer)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
+    heldout = recipe.task.prompts("heldout")
+
+    writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
+    counters = _Counters()
+    view = _View(recipe, writer.path, watch)
+    evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
+    evaluations = _Evaluations(
+        evaluate,
+        writer,
+        [prompt.id for prompt in heldout],
+        recipe.task.heldout_hash,
+        recipe.evaluation.samples,
+        counters,
+        view.point,
+    )
+    try:
+        evaluations.ask(0, learner.weights())
+        due, milestones = 1, [share for share in MILESTONES if forecaster]
+        clock = time.perf_counter()
+        for step in run_pipeline(recipe, pool, generator, learner, verify):
+            _count(counters, step, generator.counters, time.perf_counter() - clock)
+            writer.step(_step_row(step, counters, pool.left))
+            share = _spent(recipe, step.index, counters) / recipe.budget.amount
+            if share >= due / recipe.evaluation.count:
+                evaluations.ask(step.index, learner.weights())
+                due = math.floor(share * recipe.evaluation.count) + 1
+                if forecaster and milestones and share >= milestones[0]:
+                    milestones.pop(0)
+                    evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
+                    _freeze(writer, forecaster, recipe, view)
+            evaluations.write_finished()
+            view.step(step.index, share, counters)
+            clock = time.perf_counter()
+            if share >= 1:
+                break
+        evaluations.write_finished(wait=True)
+        save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "final")
+    finally:
+        evaluate.close()
+        evaluations.write_finished()
+    return RunRecord.read(writer.path)
+
+
+class _View:
+    """Keeps what a watcher is to see, and tells it."""
+
+    def __init__(self, recipe: Recipe, folder: Path, watch: Callable[[Progress], None]) -> None:
+        self.folder = folder
+        self.forecast: Mapping[str, Any] | None = None
+        self._recipe = recipe
+        self._watch = watch
+        self._share = 0.0
+        self._tokens_per_second = math.nan
+        self._pass_rate = math.nan
+
+    def step(self, step: int, share: float, counters: _Counters) -> None:
+        """A trainer step is done."""
+        self._share = min(share, 1.0)
+        self._tokens_per_second = counters.generated / (counters.generate_seconds + counters.train_seconds)
+        self._tell(step, evaluated=False)
+
+    def point(self, point: EvalPoint) -> None:
+        """An evaluation is on record."""
+        self._pass_rate = point.pass_rate
+        self._tell(point.step, evaluated=True)
+
+    def _tell(self, step: int, evaluated: bool) -> None:
+        progress = Progress(
+            step, self._share, self._tokens_per_second, self._pass_rate, self.forecast, evaluated
+        )
+        self._watch(progress)
+
+
+def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _View) -> None:
+    try:
+        row = forecaster(RunRecord.read(writer.path), recipe.budget.kind, recipe.budget.amount)
+    except CannotAnswerError:
+        return  # too early to say anything; the next milestone may
+    writer.forecast(row)
+    view.forecast = row
+
+
+def _spent(recipe: Recipe, step: int, counters: _Counters) -> float:
+    return counters.flops if recipe.budget.kind == "flops" else float(step)
+
+
+def _count(counters: _Counters, step: Step, generator: Any, wall_seconds: float) -> None:
+    counters.generate_seconds += step.generate_seconds
+    counters.train_seconds += step.train_seconds
+    counters.idle_seconds += max(wall_seconds - step.generate_seconds - step.train_seconds, 0.0)
+    counters.generate_flops = generator.flops
+    counters.generated = generator.tokens
+    counters.train_flops += step.stats.flops
+    counters.trained += step.stats.tokens
+    counters.samples += sum(len(group.rollouts) for group in step.groups)
+    counters.prompts += len(step.groups)
+
+
+def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]:
+    """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    before = step.index - 1  # the trainer's version as it took the batch
+    age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
+    stats = asdict(step.stats)
+    row = {
+        "step": step.index,
+        "version": step.index,
+        "time": time.time(),
+        "skipped": not len(step.batch),
+        "reward_mean": float(np.mean([group.reward_G.mean() for group in step.groups])),
+        "groups": len(step.groups),
+        "groups_used": step.batch.groups_used,
+        "completions_used": len(step.batch),
+        "zero_variance": step.batch.zero_variance / len(step.groups),
+        "truncated": float(np.mean([r.truncated for r in rollouts])),
+        "interrupted": float(np.mean([r.interrupted for r in rollouts])),
+        "mean_length": float(np.mean([r.length for r in rollouts])),
+        **{key: stats[key] for key in ("loss", "grad_norm", "lr", "entropy", "ratio_mean", "ratio_clipped")},
+        "multi_version": float(np.mean([r.version_T.min() != r.version_T.max() for r in rollouts])),
+        "kv_age_max": max(before - r.first_version for r in rollouts),
+        "pool": pool_left,
+        **counters.json(),
+    }
+    if len(age_W):
+        row |= {
+            "age_mean": float(age_W.mean()),
+            "age_max": int(age_W.max()),
+            "age_share_over_4": float((age_W > 4).mean()),
+            "age_histogram": np.bincount(age_W) / len(age_W),
+        }
+    return row
+
+
+def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    import transformers
+
+    return {
+        "name": recipe.name,
+        "seed": recipe.seed,
+        "recipe": recipe.to_dict(),
+        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
+        "budget": asdict(recipe.budget),
+        "placement": "inline",
+        "versions": {
+            "scalerl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+        },
+        "devices": {
+            "generate and train": str(next(model.parameters()).device),
+            "machine": platform.machine(),
+        },
+        **extra,
+    }
+
+
+def save_checkpoint(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model in Hugging Face format, whole or not at all.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    aside = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        for file in aside.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        aside.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise WriteError(f"{folder}: the weights could not be saved ({error})") from error
