@@ -68,6 +68,7 @@ class StepStats:
     entropy: float = math.nan
     """Mean entropy of the trainer's distribution, nats per token."""
     ratio_mean: float = math.nan
+    ratio_max: float = math.nan
     ratio_clipped: float = math.nan
     """Share of tokens whose importance ratio is above the cap."""
     flops: float = 0.0
@@ -106,11 +107,12 @@ class Learner:
         if not len(batch):
             self.version += 1
             return StepStats()
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums, ratio_max = torch.zeros(4, dtype=torch.float64), 0.0
         # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
         order = np.argsort(batch.length_N, kind="stable")
         for start in range(0, len(order), self._micro_batch):
-            sums += self._accumulate(batch, order[start : start + self._micro_batch])
+            part, largest = self._accumulate(batch, order[start : start + self._micro_batch])
+            sums, ratio_max = sums + part, max(ratio_max, largest)
         lr = self._settings.lr_at(self.version)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
@@ -123,11 +125,20 @@ class Learner:
         length_N = batch.length_N - 1.0  # the last token is predicted, never read
         flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
         return StepStats(
-            loss, float(norm), lr, entropy / tokens, ratio / tokens, clipped / tokens, flops, tokens
+            loss=loss,
+            grad_norm=float(norm),
+            lr=lr,
+            entropy=entropy / tokens,
+            ratio_mean=ratio / tokens,
+            ratio_max=ratio_max,
+            ratio_clipped=clipped / tokens,
+            flops=flops,
+            tokens=tokens,
         )
 
-    def _accumulate(self, batch: Batch, rows: np.ndarray) -> Tensor:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio and clipped tokens."""
+    def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio and clipped tokens, and
+        the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -142,7 +153,8 @@ class Learner:
         sampled_MT = weight_MT > 0
         ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].exp()
         clipped = self._loss.clipped(ratio).sum()
-        return torch.stack([loss.detach(), entropy_MT.sum(), ratio.sum(), clipped]).double().cpu()
+        sums = torch.stack([loss.detach(), entropy_MT.sum(), ratio.sum(), clipped]).double().cpu()
+        return sums, float(ratio.max())
 
     def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.

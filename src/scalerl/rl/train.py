@@ -277,7 +277,7 @@ def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]
         "truncated": float(np.mean([r.truncated for r in rollouts])),
         "interrupted": float(np.mean([r.interrupted for r in rollouts])),
         "mean_length": float(np.mean([r.length for r in rollouts])),
-        **{key: stats[key] for key in ("loss", "grad_norm", "lr", "entropy", "ratio_mean", "ratio_clipped")},
+        **{key: value for key, value in stats.items() if key not in ("flops", "tokens")},
         "multi_version": float(np.mean([r.version_T.min() != r.version_T.max() for r in rollouts])),
         "kv_age_max": max(before - r.first_version for r in rollouts),
         "pool": pool_left,

@@ -160,7 +160,7 @@ class Demonstrations:
     thinking_tokens: int
     give_up: float = 0.35
     slip: float = 0.03
-    ramble: float = 0.06
+    ramble: float = 0.1
 
     def sample(self, rng: Random) -> tuple[str, str]:
         """A prompt that is not held out, and a completion of it."""
