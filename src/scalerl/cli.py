@@ -152,6 +152,7 @@ def _demo(args: argparse.Namespace) -> None:
 
 def _run_training(recipe: Recipe, folder: Path) -> None:
     """Train, write the report, and print the closing table."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
     from scalerl.record import check_unused
@@ -159,7 +160,6 @@ def _run_training(recipe: Recipe, folder: Path) -> None:
     from scalerl.rl.base import find_model
     from scalerl.rl.train import train
 
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar is enough: ours
     check_unused(folder)
     with TrainingProgress("base model") as bar:
         model, about = find_model(recipe, bar.base_model)

@@ -8,6 +8,8 @@ Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,31 @@ def load_model(path: str | Path) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    try:
+    with _one_line(f"model {path}"):
         model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"model {path}: cannot be loaded ({reason})") from error
     without_dropout(model)
     return model
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer that stands beside a model.
+
+    Raises:
+        InputError: there is no such tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    with _one_line(f"tokenizer of {path}"):
+        return AutoTokenizer.from_pretrained(path)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn the loaders' errors into one line for the user."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InputError(f"{what} cannot be loaded ({str(error).splitlines()[0]})") from error
 
 
 def without_dropout(model: nn.Module) -> None:

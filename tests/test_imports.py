@@ -1,0 +1,58 @@
+"""The import rules: what points where, and what the light half never loads."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "scalerl"
+
+# Each part may import itself, these, and the modules at the bottom.
+ALLOWED = {
+    "record": set(),
+    "ingest": {"record", "curve"},
+    "curve": {"record"},
+    "report": {"record", "curve"},
+    "rl": {"record"},
+    "console": set(),
+}
+BOTTOM = {"errors", "_version"}
+
+
+def imported(file: Path) -> set[str]:
+    """The parts of scalerl that a file imports, anywhere in it."""
+    parts = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        parts |= {name.split(".")[1] for name in names if name.startswith("scalerl.")}
+    return parts
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_imports_point_one_way(part):
+    place = SRC / part
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [SRC / f"{part}.py"]
+    assert files
+    for file in files:
+        astray = imported(file) - ALLOWED[part] - BOTTOM - {part}
+        assert not astray, f"{file} imports {sorted(astray)}"
+
+
+def test_every_part_has_a_rule():
+    parts = {path.stem for path in SRC.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert parts - {"__init__", "cli"} - BOTTOM == set(ALLOWED)
+
+
+def test_the_light_half_loads_nothing_heavy():
+    code = (
+        "import sys, scalerl, scalerl.cli, scalerl.curve.freeze, scalerl.ingest.table, scalerl.report\n"
+        "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,268 @@
+"""Whole training runs, small: what a run folder holds, and that one seed gives one result."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalerl.curve import fit
+from scalerl.curve.freeze import freeze
+from scalerl.errors import InputError, WriteError
+from scalerl.record import RunRecord, RunWriter
+from scalerl.rl.base import BaseModel, build_base
+from scalerl.rl.recipe import from_dict, load_recipe
+from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.train import train
+
+TASK = Chain(k_max=2, heldout_per_length=40)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A base model that is right one time in four: made in seconds, it leaves RL something to do."""
+    spec = BaseModel(
+        Demonstrations(TASK, 4),
+        intermediate_size=128,
+        max_careful_steps=400,
+        imperfect_steps=60,
+        careful_loss=0.1,
+    )
+    return build_base(spec, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return load_recipe(
+        "demo",
+        [
+            "task.k_max=2",
+            "task.heldout_per_length=40",
+            "context.prompt=6",
+            "context.thinking=4",
+            "length.low=3",
+            "length.high=4",
+            "batch.prompts=4",
+            "batch.samples=8",
+            "rows=96",
+            "optimiser.lr=3e-4",
+            "budget.kind=steps",
+            "budget.amount=36",
+            "evaluation.count=12",
+            "evaluation.samples=2",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def run(recipe, model, tmp_path_factory):
+    return train(recipe, tmp_path_factory.mktemp("runs") / "a", model, forecaster=freeze)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def without_times(path):
+    """The bytes of evals.jsonl, times apart."""
+    rows = lines(path)
+    for row in rows:
+        del row["time"], row["device_seconds"]
+    return json.dumps(rows)
+
+
+def test_one_seed_gives_one_result_wherever_evaluations_run(recipe, model, run, tmp_path):
+    again = train(recipe, tmp_path / "b", model, forecaster=freeze, evaluate_aside=False)
+    assert without_times(again.path / "evals.jsonl") == without_times(run.path / "evals.jsonl")
+    assert (again.path / "eval_prompts.jsonl").read_bytes() == (run.path / "eval_prompts.jsonl").read_bytes()
+    weights = "checkpoints/final/model.safetensors"
+    assert (again.path / weights).read_bytes() == (run.path / weights).read_bytes()
+
+
+def test_another_seed_gives_another_result(recipe, model, run, tmp_path):
+    short = replace(recipe, seed=1, budget=replace(recipe.budget, amount=4))
+    other = train(short, tmp_path / "c", model, evaluate_aside=False)
+    assert other.evals[-1].entropy != run.evals[len(other.evals) - 1].entropy
+
+
+def test_step_0_is_evaluated_before_any_training(run):
+    first = run.evals[0]
+    assert first.step == first.version == 0
+    assert first.samples == first.tokens.generated == first.flops.generate == first.flops.train == 0
+    assert run.compute("gpu_hours")[0] == 0
+
+
+def test_evaluations_are_of_one_version_and_their_counters_never_fall(run):
+    for point in run.evals:
+        assert point.version == point.step
+        assert (point.n_prompts, point.n_samples) == (80, 2)
+    for axis in ("gpu_hours", "flops", "tokens", "samples", "steps"):
+        assert (np.diff(run.compute(axis)) > 0).all()
+    assert [point.step for point in run.evals] == list(range(0, 37, 3))
+
+
+def test_pass_rates_are_those_of_the_prompts(run):
+    for point, row in zip(run.evals, lines(run.path / "eval_prompts.jsonl"), strict=True):
+        assert row["step"] == point.step
+        assert point.pass_rate == pytest.approx(sum(row["correct"]) / (row["n"] * len(row["id"])))
+        p = np.array(row["correct"]) / 2
+        assert point.mean_p_1mp == pytest.approx(np.mean(2 * p * (1 - p)))  # k / (k - 1) = 2 at k = 2
+
+
+def test_held_out_prompts_are_never_trained_on(recipe, model, tmp_path, monkeypatch):
+    from scalerl.rl import train as module
+
+    trained = set()
+    steps = module.run_pipeline
+
+    def spy(*args):
+        for step in steps(*args):
+            trained.update(group.prompt.text for group in step.groups)
+            yield step
+
+    monkeypatch.setattr(module, "run_pipeline", spy)
+    train(
+        replace(recipe, budget=replace(recipe.budget, amount=6)), tmp_path / "d", model, evaluate_aside=False
+    )
+    assert len(trained) > 10
+    assert not trained & TASK.heldout_texts
+
+
+def test_the_pipeline_is_in_flight_for_real_and_within_its_bound(recipe, run):
+    steps = run.steps()
+    late = steps[len(steps) // 3 :]
+    assert np.mean([row["multi_version"] for row in late]) > 0.2
+    assert max(row["age_max"] for row in steps if "age_max" in row) <= recipe.schedule.k
+    for row in steps:
+        if "age_histogram" in row:
+            assert sum(row["age_histogram"]) == pytest.approx(1)
+
+
+def test_a_forecast_is_frozen_before_what_it_speaks_of_is_run(run):
+    assert run.forecasts
+    steps = run.steps()
+    for row in run.forecasts:
+        later = [step["time"] for step in steps if step["step"] > row["made_at_step"]]
+        assert row["time"] < min(later)
+        assert row["compute"] == row["made_at_step"]  # the axis is that of the budget: steps here
+        assert row["target_compute"] == 36
+        low, high = row["prediction"]
+        assert 0 <= low < row["mean"] < high <= 1
+    assert 18 in [row["made_at_step"] for row in run.forecasts]
+
+
+def test_a_frozen_forecast_knows_only_what_was_run_before_it(run):
+    row = next(row for row in run.forecasts if row["made_at_step"] == 18)
+    known = replace(run, evals=tuple(point for point in run.evals if point.step <= 18))
+    assert freeze(known, "steps", 36)["mean"] == row["mean"]
+
+
+def test_the_resolved_recipe_can_be_run_again(recipe, run):
+    assert from_dict(run.config["recipe"]) == recipe
+
+
+def test_the_final_weights_can_be_served(run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = run.path / "checkpoints" / "final"
+    tokens = AutoTokenizer.from_pretrained(folder)("3 + 4 = . .", return_tensors="pt")
+    out = AutoModelForCausalLM.from_pretrained(folder)(**tokens)
+    assert out.logits.shape[-1] == 19
+
+
+def test_a_folder_that_holds_something_is_not_written_to(recipe, model, run):
+    before = (run.path / "evals.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"exists already: choose another folder with -o"):
+        train(recipe, run.path, model)
+    assert (run.path / "evals.jsonl").read_bytes() == before
+
+
+def test_a_context_that_the_model_cannot_hold_is_refused(recipe, model, tmp_path):
+    long = replace(recipe, context=replace(recipe.context, answer=400))
+    with pytest.raises(InputError, match="need 412 positions, and the model has 64"):
+        train(long, tmp_path / "e", model)
+    assert not (tmp_path / "e").exists()
+
+
+def test_a_model_that_is_not_there_is_one_line(recipe, tmp_path):
+    with pytest.raises(InputError) as caught:
+        train(recipe, tmp_path / "f", tmp_path / "nothing")
+    assert "nothing" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_keeps_what_was_written(run, tmp_path):
+    """A file size limit stands in for the disk: the kernel refuses the write half-way, as a full disk does."""
+    code = f"""
+import resource, signal, sys
+from scalerl.record import RunRecord, RunWriter
+from scalerl.errors import WriteError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+source = RunRecord.read({str(run.path)!r})
+writer = RunWriter({str(tmp_path / "full")!r}, {{}})
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    for point in source.evals * 5:
+        writer.evaluation(point, "x", ["a"], [1])
+except WriteError as error:
+    print(error)
+    sys.exit(error.exit_status)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "evals.jsonl" in done.stdout
+    assert "what was written before is kept" in done.stdout
+    kept = RunRecord.read(tmp_path / "full")
+    assert 3 <= len(kept.evals) < 60
+    assert kept.evals == run.evals[: len(kept.evals)]
+    assert not kept.warnings  # no torn line
+
+
+def test_write_errors_name_the_file(tmp_path):
+    writer = RunWriter(tmp_path / "run", {})
+    (tmp_path / "run" / "steps.jsonl").mkdir()
+    with pytest.raises(WriteError, match=r"steps\.jsonl: Is a directory"):
+        writer.step({"step": 1})
+
+
+def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
+    folder = tmp_path / "run"
+    toml = tmp_path / "long.toml"
+    endless = replace(recipe, budget=replace(recipe.budget, amount=100_000))
+    toml.write_text(to_toml(endless.to_dict(), model))
+    command = [sys.executable, "-m", "scalerl.cli", "train", str(toml), "-o", str(folder)]
+    command += ["--set", "evaluation.count=50000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if (folder / "evals.jsonl").exists() and len(lines(folder / "evals.jsonl")) > 8:
+                break
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, stderr
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("scalerl: interrupted")
+    assert "Traceback" not in stderr
+    record = RunRecord.read(folder)
+    assert not record.warnings
+    assert len(record.evals) > 8
+    assert fit(record, x="flops").n_points == len(record.evals)
+
+
+def to_toml(values, model):
+    """Recipes are nested one deep; JSON scalars are TOML scalars but for null, which they do not hold."""
+    values = {**values, "model": str(model)}
+    flat = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, dict)]
+    for name, table in values.items():
+        if isinstance(table, dict):
+            flat += [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+    return "\n".join(flat)
