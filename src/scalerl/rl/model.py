@@ -64,13 +64,6 @@ def without_dropout(model: nn.Module) -> None:
             module.p = 0.0
 
 
-def load_tokenizer(path: str | Path) -> Any:
-    """Load the tokenizer that stands beside a model."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path)
-
-
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
     """Last hidden states, before the LM head: shape (B, T, D)."""
     return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
