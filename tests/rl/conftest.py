@@ -74,9 +74,9 @@ def llama_folder(save_model):
 
 @pytest.fixture(scope="session")
 def rule():
-    """Thinking is interrupted after 6 to 20 tokens by `! </think>`, and 5 tokens are left for the answer."""
+    """Thinking is interrupted after 6 to 20 tokens by `! </think>`, and 20 tokens are left for the answer."""
     marker, time_is_up = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index(TIME_IS_UP)
-    return LengthRule(20, 5, marker, (time_is_up, marker), (6, 20))
+    return LengthRule(20, 20, marker, (time_is_up, marker), (6, 20))
 
 
 @pytest.fixture(scope="session")
