@@ -42,6 +42,8 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):  # no module in Llama and its kin
+            module.attention_dropout = 0.0
 
 
 def load_tokenizer(path: str | Path) -> Any:
