@@ -100,7 +100,7 @@ def make_generator(rule):
 @pytest.fixture(scope="session")
 def uneven_prompts():
     """Six prompts of 1 to 11 tokens."""
-    symbols = "3 + 4 * 7 - 9 + 2 = ".split()
+    symbols = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
     return [
         Prompt(f"p/{n}/0", " ".join(symbols[-n:] + ["."] * max(0, n - 10)), "0") for n in (4, 1, 10, 2, 11, 7)
     ]

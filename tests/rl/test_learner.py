@@ -72,7 +72,9 @@ def test_on_policy_gradient_is_that_of_reinforce(llama_folder, batch):
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 7])
 def test_the_micro_batch_does_not_change_the_gradient(llama_folder, batch, micro_batch):
-    off_policy = replace(batch, behaviour_logp_NT=batch.behaviour_logp_NT - batch.sampled_NT * np.float32(0.5))
+    off_policy = replace(
+        batch, behaviour_logp_NT=batch.behaviour_logp_NT - batch.sampled_NT * np.float32(0.5)
+    )
     expected = torch.cat([g.flatten() for g in gradient_of_step(learner_of(llama_folder, 64), off_policy)])
     found = gradient_of_step(learner_of(llama_folder, micro_batch), off_policy)
     difference = torch.cat([g.flatten() for g in found]) - expected

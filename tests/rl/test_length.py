@@ -119,7 +119,7 @@ def test_a_generator_interrupts_as_the_rule_says(save_model, make_generator, une
 
 
 def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_folder):
-    right = tuple(VOCABULARY.index(word) for word in "+ 7 </think> 7 <eos>".split())
+    right = tuple(VOCABULARY.index(word) for word in ["+", "7", "</think>", "7", "<eos>"])
     verify = verifier(Chain(), load_tokenizer(llama_folder))
     assert verify(make_rollout(5, token_T=right)) == Reward(1.0, True)
     assert verify(make_rollout(5, token_T=right, truncated=True)) == Reward(-1.0, False)

@@ -45,9 +45,7 @@ def test_recorded_log_probabilities_are_the_trainers(
     assert generator.counters.ticks < sum(lengths) / 3
     recorded = recorded_logp(rollouts)
     assert recorded.std() > 0.5  # far from uniform
-    np.testing.assert_allclose(
-        recorded, trainer_logp(folder, rollouts, temperature), atol=1e-5
-    )
+    np.testing.assert_allclose(recorded, trainer_logp(folder, rollouts, temperature), atol=1e-5)
 
 
 def test_an_fp32_head_on_both_sides_brings_generator_and_trainer_together(

@@ -43,7 +43,9 @@ def test_numbers_are_uniform_and_uncorrelated(along):
 
 
 def test_streams_differ_in_every_name():
-    keys = {int(stream_key(*parts)) for parts in [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1)]}
+    keys = {
+        int(stream_key(*parts)) for parts in [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1)]
+    }
     assert len(keys) == 4
     assert stream_key(0, "a", 11, 2) != stream_key(0, "a", 1, 12)  # no running together
 
