@@ -13,9 +13,9 @@
 
 There are (k + 1) batches of tickets and no other limit, so no trained token is older than k versions: with P
 groups a step, group g is admitted once version g // P - k is installed, so that it is sampled by that version
-or later, and it is consumed by the step that starts at version g // P. Completions in flight while the trainer
-steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv 2509.19128; PipelineRL-k,
-arXiv 2510.13786).
+or later, and it is consumed by the step that starts at version g // P. Completions in flight while the
+trainer steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv 2509.19128;
+PipelineRL-k, arXiv 2510.13786).
 
 With the generator in this process the placement is `inline`: `collect` decodes just until the next batch is
 complete, then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
