@@ -43,7 +43,7 @@ def without_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):  # no module in Llama and its kin
-            module.attention_dropout = 0.0
+            module.__dict__["attention_dropout"] = 0.0
 
 
 def load_tokenizer(path: str | Path) -> Any:
