@@ -19,11 +19,13 @@ def test_the_base_model_is_built_once_and_is_a_function_of_its_spec(tmp_path):
     seen = []
     folder = build_base(SPEC, tmp_path / "one", seen.append)
     assert seen[0].step == 0
-    assert seen[-1].loss < seen[0].loss - 1  # nats per token
+    assert seen[-1].loss < seen[0].loss - 0.5  # nats per token
     cost = json.loads((folder / "base.json").read_text())
     assert cost["steps"] == 70
     assert cost["seconds"] > 0
-    assert build_base(SPEC, tmp_path / "one", lambda _: 1 / 0) == folder  # found, not trained
+    calls = len(seen)
+    assert build_base(SPEC, tmp_path / "one", seen.append) == folder
+    assert len(seen) == calls  # found, not trained
     again = build_base(SPEC, tmp_path / "two")
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert [p.name for p in (tmp_path / "one").iterdir()] == [folder.name]  # nothing is left aside

@@ -152,9 +152,7 @@ def test_the_loop_ends_when_the_pool_has_run_dry(recipe):
     assert len(steps) == 4
     assert learner.version == 4
     assert [draw for _, draw in generator.submitted] == [0] * 6 + [1] * 2
-    assert sorted(generator.submitted[4:6]) == sorted(
-        (name, draw - 1) for name, draw in generator.submitted[6:]
-    )
+    assert {name for name, _ in generator.submitted[4:6]} == {name for name, _ in generator.submitted[6:]}
 
 
 def test_prompts_that_the_trainer_has_seen_retire(recipe):

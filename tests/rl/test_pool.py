@@ -24,7 +24,7 @@ def verified(make_rollout):
 
 
 def draw_pass(pool, n=6):
-    return [pool.draw() for _ in range(n)]
+    return [drawn for _ in range(n) if (drawn := pool.draw()) is not None]
 
 
 def test_a_pass_draws_every_prompt_once_and_counts_the_draws():
