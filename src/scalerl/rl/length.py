@@ -55,8 +55,7 @@ class LengthRule:
     @property
     def max_tokens(self) -> int:
         """The most tokens that a completion can have, inserted ones included."""
-        # Thinking may end by itself with its last token, after which the answer has its full budget.
-        return self.thinking + max(len(self.phrase), 1) + self.answer
+        return self.thinking + len(self.phrase) + self.answer
 
     def draw(self, u: float) -> int:
         """The length at which this completion would be interrupted, from `u` uniform in [0, 1)."""

@@ -62,6 +62,8 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):  # no module in Llama and its kin
+            module.__dict__["attention_dropout"] = 0.0
 
 
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:

@@ -31,7 +31,7 @@ class NoPositiveResampling:
 
     def retires(self, correct: int, n: int) -> bool:
         """Whether a prompt with `correct` of `n` completions right is done with."""
-        return n > 0 and correct >= self.threshold * n
+        return n > 0 and correct / n >= self.threshold  # not correct >= threshold * n: .55 * 100 is above 55
 
 
 @dataclass

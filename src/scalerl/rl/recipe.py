@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -157,10 +158,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The sparse values of a recipe, with the overrides applied."""
-    path = Path(source)
-    if path.is_file():
-        text = path.read_text(encoding="utf-8")
-    else:
+    path: Path | Traversable = Path(source)
+    if not path.is_file():
         packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
         if not packaged.is_file():
             known = sorted(
@@ -169,10 +168,10 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
             raise InputError(
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
-        text = packaged.read_text(encoding="utf-8")
+        path = packaged
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML ({error})") from error
     for override in overrides:
         _override(values, override)
@@ -204,7 +203,7 @@ def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = 
             hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
             raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
         if isinstance(value, Mapping) and (variants := _variants(hints[key])):
-            fitting = [v for v in variants if get_type_hints(v).get("kind") == Literal[value.get("kind")]]
+            fitting = [v for v in variants if value.get("kind") in get_args(get_type_hints(v).get("kind"))]
             _check_keys((fitting or variants)[0], value, source, f"{prefix}{key}.")
 
 
@@ -233,7 +232,9 @@ def _explain(error: ValidationError) -> str:
             where.append(part)
     key = ".".join(where)
     if first["type"] == "missing":
-        return f"missing key {'.'.join(map(str, first['loc']))!r}"
+        return f"missing key {key!r}"
+    if first["type"] == "union_tag_not_found":
+        return f"missing key '{key}.kind'"
     if first["type"] in ("union_tag_invalid", "literal_error"):
         context = first.get("ctx", {})
         expected = context.get("expected_tags") or context.get("expected")

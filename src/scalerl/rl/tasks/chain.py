@@ -42,8 +42,9 @@ def apply(op: str, x: int, b: int) -> int:
 class Chain:
     """Chains of 1..`k_max` operations, `train_per_length` and `heldout_per_length` distinct prompts of each.
 
-    Short chains have few distinct prompts (k = 1: 240); those that are not held out are all there is to
-    train on. Held-out prompts are drawn first and never appear in the training split or in demonstrations.
+    Short chains have few distinct prompts (k = 1: 240, k = 2: 5760); those that are not held out are all
+    there is to train on. Held-out prompts are drawn first and never appear in the training split or in
+    demonstrations.
     """
 
     kind: Literal["chain"] = "chain"
@@ -97,7 +98,8 @@ class Chain:
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """+1 if exactly the right digit stands between the end of thinking and the end token, else -1."""
-        _, separator, answer = text.rpartition(END_OF_THINKING)
+        # The first marker: what follows a second one was worked out on the budget of the answer.
+        _, separator, answer = text.partition(END_OF_THINKING)
         body, end, rest = answer.partition(END)
         correct = bool(separator and end) and body.strip() == prompt.answer and not rest.strip()
         return Reward(1.0 if correct else -1.0, correct)
@@ -137,7 +139,7 @@ def _distinct(rng: Random, k: int, n: int) -> list[tuple[str, ...]]:
         chains = [(x, op, b) for x in DIGITS for op in "+-*" for b in OPERANDS[op]]
         return rng.sample(chains, min(n, len(chains)))
     seen: dict[tuple[str, ...], None] = {}  # in order, unlike a set
-    while len(seen) < n:
+    while len(seen) < min(n, 10 * 24**k):  # there are no more
         seen[tuple(random_chain(rng, k))] = None
     return list(seen)
 

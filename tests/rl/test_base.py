@@ -1,0 +1,44 @@
+import json
+from dataclasses import replace
+
+import torch
+
+from scalerl.rl.base import BaseModel, build_base
+from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations
+
+SPEC = BaseModel(
+    Demonstrations(Chain(k_max=2, heldout_per_length=10, train_per_length=10), 6),
+    hidden_size=32,
+    max_careful_steps=60,
+    imperfect_steps=10,
+)
+
+
+def test_the_base_model_is_built_once_and_is_a_function_of_its_spec(tmp_path):
+    seen = []
+    folder = build_base(SPEC, tmp_path / "one", seen.append)
+    assert seen[0].step == 0
+    assert seen[-1].loss < seen[0].loss - 0.5  # nats per token
+    cost = json.loads((folder / "base.json").read_text())
+    assert cost["steps"] == 70
+    assert cost["seconds"] > 0
+    calls = len(seen)
+    assert build_base(SPEC, tmp_path / "one", seen.append) == folder
+    assert len(seen) == calls  # found, not trained
+    again = build_base(SPEC, tmp_path / "two")
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert [p.name for p in (tmp_path / "one").iterdir()] == [folder.name]  # nothing is left aside
+    assert replace(SPEC, seed=1).fingerprint != SPEC.fingerprint
+    assert (
+        replace(SPEC, demonstrations=replace(SPEC.demonstrations, slip=0.04)).fingerprint != SPEC.fingerprint
+    )
+
+
+def test_the_base_model_ends_its_completions(tmp_path):
+    folder = build_base(SPEC, tmp_path)
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    ids = tokenizer("+ 7 </think> 7", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        p_V = model(input_ids=ids).logits[0, -1].softmax(-1)
+    assert p_V[VOCABULARY.index("<eos>")] > 0.5

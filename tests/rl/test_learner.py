@@ -1,0 +1,140 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scalerl.rl.advantage import BatchStd
+from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.batch import make_batch
+from scalerl.rl.learner import AdamW, Learner
+from scalerl.rl.loss import Cispo
+from scalerl.rl.model import load_model
+from scalerl.rl.pipeline import judge
+from scalerl.rl.types import Reward
+
+UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)
+
+
+def learner_of(folder, micro_batch=64, temperature=0.8, settings=UNCLIPPED, loss=None):
+    return Learner(load_model(folder), loss or Cispo(), settings, temperature, True, micro_batch)
+
+
+@pytest.fixture(scope="module")
+def batch(llama_folder, make_generator, uneven_prompts):
+    """Sampled by the very weights that the learner begins with; some completions were interrupted."""
+    generator = make_generator(llama_folder, temperature=0.8)
+    for prompt in uneven_prompts:
+        generator.submit(prompt, 0, 4)
+    groups = [
+        judge(rollouts, lambda r: Reward(1.0 if r.token_T.sum() % 2 else -1.0, True))
+        for rollouts in generator.collect(6)
+    ]
+    assert any(r.interrupted for g in groups for r in g.rollouts)
+    batch = make_batch(groups, BatchStd(), PromptAverage())
+    assert len(batch) >= 8
+    return batch
+
+
+def gradient_of_step(learner, batch):
+    """The gradient that the optimiser of one step sees."""
+    found = []
+
+    def look(optimiser, args, kwargs):
+        found.extend(p.grad.clone() for p in learner.model.parameters())
+
+    handle = learner._optimiser.register_step_pre_hook(look)
+    learner.step(batch)
+    handle.remove()
+    return found
+
+
+def reinforce_gradient(model, batch, temperature):
+    """-A grad log pi, weighed alike, one completion at a time through the model's own forward pass."""
+    for token_T, weight_T, advantage, length in zip(
+        batch.token_NT, batch.weight_NT, batch.advantage_N, batch.length_N, strict=True
+    ):
+        token_T = torch.from_numpy(token_T[:length])
+        logits_TV = model(input_ids=token_T[None]).logits[0, :-1] / temperature
+        nll_T = nn.functional.cross_entropy(logits_TV, token_T[1:], reduction="none")
+        (advantage * nll_T * torch.from_numpy(weight_T[1:length])).sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_on_policy_gradient_is_that_of_reinforce(llama_folder, batch):
+    expected = reinforce_gradient(load_model(llama_folder), batch, temperature=0.8)
+    found = gradient_of_step(learner_of(llama_folder), batch)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    assert max(g.abs().max() for g in found) > 1e-2  # not a comparison of zeros
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 7])
+def test_the_micro_batch_does_not_change_the_gradient(llama_folder, batch, micro_batch):
+    off_policy = replace(
+        batch, behaviour_logp_NT=batch.behaviour_logp_NT - batch.sampled_NT * np.float32(0.5)
+    )
+    expected = torch.cat([g.flatten() for g in gradient_of_step(learner_of(llama_folder, 64), off_policy)])
+    found = gradient_of_step(learner_of(llama_folder, micro_batch), off_policy)
+    difference = torch.cat([g.flatten() for g in found]) - expected
+    assert difference.abs().max() < 1e-6 * expected.norm()
+
+
+def test_stats_of_a_step_on_policy_and_off(llama_folder, batch):
+    stats = learner_of(llama_folder).step(batch)
+    assert stats.ratio_mean == pytest.approx(1, abs=1e-5)
+    assert stats.ratio_clipped == 0
+    assert stats.tokens == batch.sampled_NT.sum()
+    # At ratio 1 the loss is -sum of weight * A * logp.
+    logp_NT = batch.behaviour_logp_NT.astype(float)
+    expected = -(batch.weight_NT * batch.advantage_N[:, None] * logp_NT).sum()
+    assert stats.loss == pytest.approx(expected, abs=1e-5)
+    assert 0 < stats.entropy < np.log(19)
+    # Behaviour half as likely: every ratio is 2, above a cap of 1.5 and below one of 3.
+    twice = replace(batch, behaviour_logp_NT=batch.behaviour_logp_NT - np.float32(np.log(2)))
+    for cap, clipped in [(1.5, 1), (3.0, 0)]:
+        stats = learner_of(llama_folder, loss=Cispo(max_ratio=cap)).step(twice)
+        assert stats.ratio_mean == pytest.approx(2, abs=1e-4)
+        assert stats.ratio_clipped == clipped
+
+
+def test_the_gradient_norm_is_clipped_and_recorded_unclipped(llama_folder, batch):
+    norm = learner_of(llama_folder).step(batch).grad_norm
+    clipped = learner_of(llama_folder, settings=replace(UNCLIPPED, max_grad_norm=norm / 4))
+    gradient = gradient_of_step(clipped, batch)
+    assert sum(float((g**2).sum()) for g in gradient) ** 0.5 == pytest.approx(norm / 4, rel=1e-4)
+
+
+def test_the_learning_rate_warms_up_to_its_constant():
+    # Warm-up over 4 steps: 1/4, 2/4, 3/4, 1, 1 of the rate.
+    settings = AdamW(lr=0.8, warmup_steps=4)
+    assert [settings.lr_at(step) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
+    assert AdamW(lr=0.8, warmup_steps=0).lr_at(0) == 0.8
+
+
+def test_norms_and_biases_do_not_decay(save_model):
+    model = load_model(save_model("gpt2"))
+    decay = {
+        id(p): group["weight_decay"]
+        for group in AdamW(weight_decay=0.1).build(model).param_groups
+        for p in group["params"]
+    }
+    assert len(decay) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        expected = 0.0 if "bias" in name or "ln_" in name else 0.1
+        assert decay[id(parameter)] == expected, name
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_model_with_dropout_is_trained_without(save_model, architecture):
+    dropout = {
+        "llama": {"attention_dropout": 0.5},
+        "gpt2": {"attn_pdrop": 0.5, "embd_pdrop": 0.5, "resid_pdrop": 0.5},
+    }[architecture]
+    learner = learner_of(save_model(architecture, **dropout))
+    token_MT = torch.arange(12)[None] + 3
+    wanted_MT = torch.ones(1, 11, dtype=torch.bool)
+    first, _ = learner.log_probs(token_MT, wanted_MT)
+    second, _ = learner.log_probs(token_MT, wanted_MT)
+    assert torch.equal(first, second)

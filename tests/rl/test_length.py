@@ -1,0 +1,138 @@
+import numpy as np
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.rl.length import ForcedInterruption, LengthRule, NoInterruption
+from scalerl.rl.model import load_tokenizer
+from scalerl.rl.setup import verifier
+from scalerl.rl.tasks.chain import VOCABULARY, Chain
+from scalerl.rl.types import Reward
+
+END, CLOSE, UP, DIGIT = (VOCABULARY.index(word) for word in ("<eos>", "</think>", "!", "0"))
+PHRASE = (UP, UP, CLOSE)
+
+
+def follow(rule, tokens, interrupt_at):
+    """Feed what a model would say to one row; returns the completion, what was inserted, and truncation."""
+    state = rule.state(1)
+    state.start(0, interrupt_at)
+    said, out, inserted = iter(tokens), [], []
+    while True:
+        forced = int(state.forced_token()[0])
+        out.append(forced if forced >= 0 else next(said))
+        inserted.append(forced >= 0)
+        done, truncated = state.advance(np.array([out[-1]]), END)
+        if done[0]:
+            return out, inserted, bool(truncated[0])
+
+
+RULE = LengthRule(6, 3, CLOSE, PHRASE, (3, 6))
+
+
+def test_thinking_is_interrupted_at_its_length_and_the_answer_follows_the_phrase():
+    out, inserted, truncated = follow(RULE, [DIGIT] * 5 + [END], interrupt_at=4)
+    assert out == [DIGIT] * 4 + [*PHRASE] + [DIGIT, END]
+    assert inserted == [False] * 4 + [True] * 3 + [False] * 2
+    assert not truncated
+
+
+def test_thinking_that_ends_by_itself_is_not_interrupted():
+    # Its last possible token may be the one that ends it; so may the first.
+    for thought in (1, 4):
+        thinking = [DIGIT] * (thought - 1) + [CLOSE]
+        out, inserted, truncated = follow(RULE, [*thinking, DIGIT, END], interrupt_at=4)
+        assert out == [*thinking, DIGIT, END]
+        assert not any(inserted)
+        assert not truncated
+
+
+def test_a_completion_that_ends_while_thinking_is_neither_interrupted_nor_truncated():
+    for n in (0, 3):  # n = 3: the end token is where the interruption would begin
+        out, inserted, truncated = follow(RULE, [DIGIT] * n + [END], interrupt_at=4)
+        assert out == [DIGIT] * n + [END]
+        assert not any(inserted)
+        assert not truncated
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_answer_that_overruns_its_budget_is_truncated(interrupted):
+    thinking = [DIGIT] * 4 if interrupted else [DIGIT, CLOSE]
+    start = len(thinking) + (len(PHRASE) if interrupted else 0)
+    out, _, truncated = follow(RULE, [*thinking, DIGIT, DIGIT, END], interrupt_at=4)
+    assert (len(out) - start, truncated) == (3, False)  # the end token is the last that fits
+    out, _, truncated = follow(RULE, [*thinking, DIGIT, DIGIT, DIGIT, END], interrupt_at=4)
+    assert (len(out) - start, truncated) == (3, True)
+
+
+def test_the_longest_completion_fits_the_rows():
+    out, _, truncated = follow(RULE, [DIGIT] * 99, interrupt_at=6)
+    assert truncated
+    assert len(out) == RULE.max_tokens == 6 + 3 + 3
+
+
+def test_without_length_control_thinking_and_answer_share_one_budget():
+    rule = LengthRule(6, 3, CLOSE)
+    assert rule.max_tokens == 9
+    for thought in (0, 2, 8, 9):  # wherever the thinking ends, if it ends
+        tokens = [DIGIT] * thought + [CLOSE] + [DIGIT] * 9
+        out, inserted, truncated = follow(rule, tokens, rule.draw(0.999))
+        assert (len(out), truncated, any(inserted)) == (9, True, False)
+    assert follow(rule, [DIGIT] * 8 + [END], rule.draw(0.0))[2] is False
+
+
+def test_interruption_lengths_are_uniform_from_low_to_high_inclusive():
+    rule = LengthRule(12, 4, CLOSE, PHRASE, (10, 12))
+    drawn = [rule.draw(u) for u in (np.arange(300) + 0.5) / 300]
+    assert np.unique(drawn, return_counts=True)[0].tolist() == [10, 11, 12]
+    assert np.unique(drawn, return_counts=True)[1].tolist() == [100, 100, 100]
+    assert (rule.draw(0.0), rule.draw(1 - 2**-53)) == (10, 12)
+
+
+def test_a_generator_interrupts_as_the_rule_says(save_model, make_generator, uneven_prompts):
+    rule = LengthRule(9, 4, CLOSE, PHRASE, (5, 9))
+    generator = make_generator(save_model("llama", seed=3), rows=8, length=rule)
+    for prompt in uneven_prompts:
+        generator.submit(prompt, 0, 50)
+    rollouts = [r for group in generator.collect(6) for r in group]
+    interrupted = [r for r in rollouts if r.interrupted]
+    by_themselves = [r for r in rollouts if not r.interrupted]
+    assert len(interrupted) > 50
+    assert len(by_themselves) > 50
+    assert any(r.truncated for r in interrupted)
+    assert any(not r.truncated for r in interrupted)
+    lengths = []
+    for r in interrupted:
+        place = np.flatnonzero(~r.sampled_T)
+        lengths.append(int(place[0]))
+        assert place.tolist() == [place[0], place[0] + 1, place[0] + 2]  # the phrase, once, in one piece
+        assert tuple(r.token_T[place]) == PHRASE
+        assert not r.logp_T[place].any()
+        assert (r.logp_T[r.sampled_T] < 0).all()
+        assert r.length == len(r.token_T) - 3
+        answer = r.token_T[place[-1] + 1 :]
+        assert 1 <= len(answer) <= 4
+        assert r.truncated == (answer[-1] != END)
+    assert sorted(set(lengths)) == [5, 6, 7, 8, 9]
+    for r in by_themselves:
+        assert r.sampled_T.all()
+        assert END in r.token_T[:9] or CLOSE in r.token_T[:9]
+
+
+def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_folder):
+    right = tuple(VOCABULARY.index(word) for word in ["+", "7", "</think>", "7", "<eos>"])
+    verify = verifier(Chain(), load_tokenizer(llama_folder))
+    assert verify(make_rollout(5, token_T=right)) == Reward(1.0, True)
+    assert verify(make_rollout(5, token_T=right, truncated=True)) == Reward(-1.0, False)
+
+
+def test_the_rule_finds_its_tokens_or_says_what_is_wrong(llama_folder):
+    tokenizer = load_tokenizer(llama_folder)
+    choice = ForcedInterruption(low=2, high=6, phrase="! ! </think>")
+    assert LengthRule.resolve(choice, tokenizer, 6, 3, "</think>") == LengthRule(6, 3, CLOSE, PHRASE, (2, 6))
+    assert LengthRule.resolve(NoInterruption(), tokenizer, 6, 3, "</think>") == LengthRule(6, 3, CLOSE)
+    with pytest.raises(InputError, match=r"length.phrase: must end with '</think>'"):
+        LengthRule.resolve(ForcedInterruption(low=2, high=6, phrase="! 3"), tokenizer, 6, 3, "</think>")
+    with pytest.raises(InputError, match=r"length.high: 7 exceeds context.thinking \(6\)"):
+        LengthRule.resolve(ForcedInterruption(low=2, high=7, phrase="</think>"), tokenizer, 6, 3, "</think>")
+    with pytest.raises(InputError, match="is 2 tokens to this tokenizer; it must be one"):
+        LengthRule.resolve(NoInterruption(), tokenizer, 6, 3, "! !")

@@ -1,0 +1,197 @@
+import math
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption
+from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pool import NoPositiveResampling, PromptPool
+from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.types import Reward
+
+P = 2  # groups a step
+
+
+@pytest.fixture(scope="module")
+def recipe(llama_folder):
+    """Two groups of four a step, in rows for eight steps, with completions of 1 to 46 tokens."""
+    return Recipe(
+        model=llama_folder,
+        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
+        budget=Steps(12),
+        batch=BatchSize(prompts=P, samples=4, micro=8),
+        context=Context(prompt=8, thinking=30, answer=15),
+        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
+        optimiser=AdamW(lr=3e-3, warmup_steps=2),
+        rows=64,
+    )
+
+
+class Watched:
+    """A generator that notes what passes: groups in and out, versions, and the tickets that are out."""
+
+    def __init__(self, generator):
+        self.generator = generator
+        self.submitted, self.collected, self.tickets = [], [], []
+        self.installed = 0
+
+    def submit(self, prompt, draw, n_samples):
+        self.submitted.append((prompt.id, draw))
+        # A ticket is out from admission until the weights of the step that consumed it are installed.
+        self.tickets.append(len(self.submitted) - P * self.installed)
+        return self.generator.submit(prompt, draw, n_samples)
+
+    def collect(self, n_groups):
+        groups = self.generator.collect(n_groups)
+        self.collected += [(rollouts[0].prompt.id, rollouts[0].draw) for rollouts in groups]
+        return groups
+
+    def update(self, weights, version):
+        self.installed += 1
+        assert version == self.installed
+        self.generator.update(weights, version)
+
+
+def by_parity(rollout):
+    """A reward that any model gets about half of the time."""
+    right = bool(rollout.token_T[rollout.sampled_T].sum() % 2)
+    return Reward(1.0 if right else -1.0, right)
+
+
+def parts(recipe, seed=0):
+    recipe = replace(recipe, seed=seed)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
+    generator = Watched(load_generator(recipe, recipe.model, seed, recipe.rows)())
+    return recipe, pool, generator, load_learner(recipe, recipe.model)
+
+
+def run(recipe, n_steps, verify=by_parity, seed=0):
+    """The first `n_steps` steps, the generator and the learner."""
+    recipe, pool, generator, learner = parts(recipe, seed)
+    loop = run_pipeline(recipe, pool, generator, learner, verify)
+    return list(islice(loop, n_steps)), generator, learner
+
+
+def weight_bytes(weights):
+    return {name: w.tobytes() for name, w in weights.items()}
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_no_token_is_older_than_k_versions(recipe, k):
+    steps, generator, _ = run(replace(recipe, schedule=PipelineRL(k=k)), 12)
+    oldest = []
+    for step in steps:
+        before = step.index - 1  # the version that the step started from
+        rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+        ages = np.concatenate([before - rollout.version_T for rollout in rollouts])
+        assert (before - step.batch.version_NT[step.batch.sampled_NT] <= k).all()
+        assert ages.min() >= 0
+        oldest.append(int(ages.max()))
+        # The same holds of the cache: no entry of it was made by older weights.
+        assert all(before - rollout.first_version <= k for rollout in rollouts)
+    assert len(steps) == 12
+    assert max(oldest) == k  # short completions, admitted at once and finished soon, do wait for k steps
+    lengths = [len(r.token_T) for step in steps for group in step.groups for r in group.rollouts]
+    assert max(lengths) > 10 * min(lengths)
+    assert max(generator.tickets) == (k + 1) * P
+
+
+def test_completions_in_flight_meet_several_versions(recipe):
+    steps, _, _ = run(recipe, 12)
+    rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
+    mixed = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
+    assert len(mixed) > len(rollouts) / 10
+    assert all((np.diff(r.version_T) >= 0).all() for r in rollouts)
+
+
+def test_groups_are_consumed_in_order_of_admission(recipe):
+    steps, generator, _ = run(recipe, 12)
+    assert generator.collected == generator.submitted[: 12 * P]
+    consumed = [(g.prompt.id, g.rollouts[0].draw) for step in steps for g in step.groups]
+    assert consumed == generator.collected
+    assert all(len(group.rollouts) == 4 for step in steps for group in step.groups)
+
+
+def test_a_batch_without_signal_changes_nothing_but_the_version(recipe):
+    flat, calls = Reward(-1.0, False), []
+
+    def flat_at_first(rollout):
+        calls.append(rollout)
+        return flat if len(calls) <= 2 * P * 4 else by_parity(rollout)
+
+    recipe, pool, generator, learner = parts(recipe)
+    at_start = weight_bytes(learner.weights())
+    loop = run_pipeline(recipe, pool, generator, learner, flat_at_first)
+    for version in (1, 2):
+        step = next(loop)
+        assert (step.index, learner.version) == (version, version)
+        assert (len(step.batch), step.batch.zero_variance) == (0, P)
+        assert math.isnan(step.stats.loss)
+        assert math.isnan(step.stats.grad_norm)
+        assert (step.stats.flops, step.stats.tokens) == (0, 0)
+        assert weight_bytes(learner.weights()) == at_start
+    step = next(loop)
+    assert len(step.batch) > 0
+    assert math.isfinite(step.stats.loss)
+    assert weight_bytes(learner.weights()) != at_start
+
+
+def test_the_loop_ends_when_the_pool_has_run_dry(recipe):
+    # Six prompts, four tickets (k = 1): the first six groups are the first pass. Prompts 5 and 6 are still in
+    # flight when 1 to 4 have retired, so a second pass draws them once more. That makes 8 groups, 4 steps.
+    recipe = replace(
+        recipe, schedule=PipelineRL(k=1), task=Chain(k_max=1, heldout_per_length=4, train_per_length=6)
+    )
+    steps, generator, learner = run(recipe, 99, verify=lambda rollout: Reward(1.0, True))
+    assert len(steps) == 4
+    assert learner.version == 4
+    assert [draw for _, draw in generator.submitted] == [0] * 6 + [1] * 2
+    assert {name for name, _ in generator.submitted[4:6]} == {name for name, _ in generator.submitted[6:]}
+
+
+def test_prompts_that_the_trainer_has_seen_retire(recipe):
+    kept = NoPositiveResampling(threshold=0.9)
+    recipe = replace(recipe, curriculum=kept, task=Chain(k_max=2, heldout_per_length=4, train_per_length=8))
+
+    def odd_prompts_are_easy(rollout):
+        right = bool(int(rollout.prompt.id.rpartition("/")[2]) % 2)
+        return Reward(1.0 if right else -1.0, right)
+
+    _, generator, _ = run(recipe, 40, verify=odd_prompts_are_easy)
+    late = generator.submitted[40:]
+    assert len(late) > 20
+    assert all(int(name.rpartition("/")[2]) % 2 == 0 for name, _ in late)
+
+
+def test_a_run_is_a_function_of_its_seed_bit_for_bit(recipe):
+    def fingerprint(seed):
+        steps, _, learner = run(recipe, 4, seed=seed)
+        tokens = [r.token_T.tolist() for step in steps for group in step.groups for r in group.rollouts]
+        return weight_bytes(learner.weights()), tokens, [step.stats.loss for step in steps]
+
+    first = fingerprint(0)
+    assert fingerprint(0) == first
+    assert fingerprint(1)[0] != first[0]
+    assert fingerprint(1)[1] != first[1]
+
+
+def test_thirty_steps_raise_the_reward(recipe):
+    def likes_digits(rollout):
+        good = bool(rollout.token_T[0] >= 9)
+        return Reward(1.0 if good else -1.0, good)
+
+    easy = replace(
+        recipe,
+        curriculum=NoPositiveResampling(threshold=1.0),
+        batch=BatchSize(prompts=P, samples=16, micro=32),
+        schedule=PipelineRL(k=2),
+    )
+    steps, _, _ = run(easy, 30, verify=likes_digits)
+    correct = [np.mean([group.correct_G.mean() for group in step.groups]) for step in steps]
+    assert np.mean(correct[-5:]) > np.mean(correct[:5]) + 0.2

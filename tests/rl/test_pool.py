@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from scalerl.rl.pool import NoPositiveResampling, PromptPool
+from scalerl.rl.types import Group, Prompt
+
+PROMPTS = [Prompt(f"p/1/{i}", str(i), "0") for i in range(6)]
+
+
+def pool_of(seed=0, threshold=0.9, prompts=PROMPTS):
+    return PromptPool(prompts, NoPositiveResampling(threshold=threshold), seed)
+
+
+@pytest.fixture
+def verified(make_rollout):
+    """Makes a verified group: the first `correct` of `n` are right, the last `cut` truncated."""
+
+    def make(prompt_id, correct, n, cut=0):
+        rollouts = tuple(make_rollout(prompt=prompt_id, truncated=i >= n - cut) for i in range(n))
+        right_G = np.arange(n) < correct
+        return Group(rollouts, np.where(right_G, 1.0, -1.0), right_G)
+
+    return make
+
+
+def draw_pass(pool, n=6):
+    return [drawn for _ in range(n) if (drawn := pool.draw()) is not None]
+
+
+def test_a_pass_draws_every_prompt_once_and_counts_the_draws():
+    pool = pool_of()
+    for number in range(3):
+        drawn = draw_pass(pool)
+        assert sorted(prompt.id for prompt, _ in drawn) == [p.id for p in PROMPTS]
+        assert [draw for _, draw in drawn] == [number] * 6
+
+
+def test_the_order_is_shuffled_by_the_seed_and_the_pass():
+    def orders(seed):
+        pool = pool_of(seed)
+        return [tuple(prompt.id for prompt, _ in draw_pass(pool)) for _ in range(3)]
+
+    assert orders(5) == orders(5)
+    assert len({*orders(5), *orders(6)}) == 6
+
+
+def test_a_prompt_that_is_nearly_always_right_is_never_drawn_again(verified):
+    pool = pool_of()
+    draw_pass(pool)
+    pool.record(verified("p/1/0", 9, 10))  # 0.9 reaches the threshold
+    pool.record(verified("p/1/1", 10, 10))
+    pool.record(verified("p/1/2", 8, 10))
+    assert pool.left == 4
+    drawn = [prompt.id for prompt, _ in draw_pass(pool, 12)]
+    assert sorted(drawn) == sorted([f"p/1/{i}" for i in (2, 3, 4, 5)] * 3)
+
+
+def test_a_prompt_retired_in_the_middle_of_a_pass_is_not_drawn_in_what_is_left_of_it(verified):
+    pool = pool_of()
+    first = [prompt.id for prompt, _ in draw_pass(pool, 2)]
+    pending = next(p.id for p in PROMPTS if p.id not in first)
+    pool.record(verified(pending, 4, 4))
+    assert pending not in [prompt.id for prompt, _ in draw_pass(pool, 20)]
+
+
+def test_the_whole_history_counts_with_truncated_completions_as_failures(verified):
+    pool = pool_of()
+    pool.record(verified("p/1/0", 6, 10))
+    pool.record(verified("p/1/0", 10, 10))  # 16 of 20 = 0.8, though the last draw was perfect
+    assert pool.left == 6
+    pool.record(verified("p/1/0", 10, 10))  # 26 of 30 = 0.867
+    assert pool.left == 6
+    pool.record(verified("p/1/0", 10, 10))  # 36 of 40 = 0.9
+    assert pool.left == 5
+    pool.record(verified("p/1/1", 8, 10, cut=2))  # all that ended are right, 8 of 10 in all
+    assert pool.left == 5
+
+
+def test_a_dry_pool_draws_nothing(verified):
+    pool = pool_of()
+    for prompt in PROMPTS:
+        pool.record(verified(prompt.id, 4, 4))
+    assert pool.left == 0
+    assert pool.draw() is None
+    assert pool.draw() is None
+
+
+def test_the_threshold_is_met_exactly_at_whole_fractions():
+    # 0.55 * 100 is 55.00000000000001 in floating point: 55 of 100 must be enough all the same.
+    for percent in range(1, 101):
+        rule = NoPositiveResampling(threshold=percent / 100)
+        for hundreds in (1, 3, 7):
+            assert rule.retires(percent * hundreds, 100 * hundreds)
+            assert not rule.retires(percent * hundreds - 1, 100 * hundreds)
+    assert not NoPositiveResampling().retires(0, 0)

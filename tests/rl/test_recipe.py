@@ -1,0 +1,183 @@
+import json
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption, NoInterruption
+from scalerl.rl.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
+from scalerl.rl.tasks.chain import Chain
+
+LEAST = """
+model = "tiny"
+task = {k_max = 6}
+budget = {kind = "steps", amount = 40}
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a recipe of the least content, and more."""
+
+    def write_toml(more="", base=LEAST):
+        path = tmp_path / "mine.toml"
+        path.write_text(base + more)
+        return path
+
+    return write_toml
+
+
+def test_what_is_not_said_takes_its_default(write):
+    recipe = load_recipe(write("[loss]\nmax_ratio = 4.0\n[batch]\nprompts = 8\n"))
+    assert recipe.task == Chain(k_max=6)
+    assert recipe.budget == Steps(40)
+    assert recipe.loss.max_ratio == 4.0
+    assert recipe.batch == BatchSize(prompts=8, samples=16)
+    untouched = Recipe(model="tiny", task=Chain(k_max=6), budget=Steps(40))
+    assert (recipe.schedule, recipe.length, recipe.optimiser) == (
+        untouched.schedule,
+        untouched.length,
+        untouched.optimiser,
+    )
+
+
+def test_the_defaults_are_the_papers():
+    # arXiv 2510.13786, section 2 and appendix: PipelineRL-8, 48 x 16, lr 5e-7 after 100 steps of warm-up,
+    # eps 1e-15, decay 0.01, interruption in [10k, 12k] of a 12,288-token budget, 16,384 tokens of context.
+    recipe = Recipe(model="tiny", task=Chain(), budget=Steps(1))
+    assert recipe.schedule.k == 8
+    assert recipe.schedule.tickets(recipe.batch.prompts) == 9 * 48
+    assert recipe.batch.prompts * recipe.batch.samples == 768
+    assert recipe.optimiser == AdamW(lr=5e-7, warmup_steps=100, eps=1e-15, weight_decay=0.01)
+    assert isinstance(recipe.length, ForcedInterruption)
+    assert (recipe.length.low, recipe.length.high) == (10 * 1024, 12 * 1024)
+    assert recipe.context.prompt + recipe.context.thinking + recipe.context.answer == 16384
+    assert recipe.fp32_logits
+    assert recipe.zero_variance == "drop"
+    assert recipe.curriculum.threshold == 0.9
+
+
+def test_variants_are_chosen_by_kind(write):
+    recipe = load_recipe(
+        write(
+            '[length]\nkind = "none"\n[budget]\nkind = "flops"\namount = 1e15\n',
+            'model = "tiny"\ntask = {}\n',
+        )
+    )
+    assert recipe.length == NoInterruption()
+    assert recipe.budget == FlopsBudget(1e15)
+
+
+def test_a_resolved_recipe_goes_through_json_and_back(write):
+    recipe = load_recipe(write('[length]\nkind = "forced_interruption"\nlow = 5\nhigh = 9\n'))
+    resolved = json.loads(json.dumps(recipe.to_dict()))
+    assert from_dict(resolved) == recipe
+    assert resolved["optimiser"]["betas"] == [0.9, 0.95]
+    assert resolved["length"]["kind"] == "forced_interruption"
+
+
+def test_overrides_come_last_and_reach_nested_keys(write):
+    overrides = [
+        "loss.max_ratio=8",
+        "seed = 3",
+        "name=mine",
+        'length={kind = "none"}',
+        "optimiser.betas=[0.8, 0.9]",
+    ]
+    recipe = load_recipe(write("[loss]\nmax_ratio = 4.0\n"), overrides)
+    assert (recipe.loss.max_ratio, recipe.seed, recipe.name) == (8.0, 3, "mine")
+    assert recipe.length == NoInterruption()
+    assert recipe.optimiser.betas == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("tempurature = 1\n", r"unknown key 'tempurature'; did you mean 'temperature'\?"),
+        (
+            "[optimiser]\nlearning_rate = 1\n",
+            "unknown key 'optimiser.learning_rate'; ",
+        ),
+        ("[loss]\nmax_rati = 4\n", r"unknown key 'loss.max_rati'; did you mean 'loss.max_ratio'\?"),
+        ("[optimizer]\nlr = 1\n", r"unknown key 'optimizer'; did you mean 'optimiser'\?"),
+        ("zzzz = 1\n", "unknown key 'zzzz'; the keys here are model, task, budget"),
+        ('[length]\nkind = "none"\nlow = 4\n', r"unknown key 'length.low'"),  # a key of the other variant
+        ("[length]\nlow = 4\n", "missing key 'length.kind'"),
+        ('[length]\nkind = "penalty"\n', "length: found .*penalty.*expected 'forced_interruption', 'none'"),
+        ('[loss]\nkind = "gspo"\n', "loss.kind: found 'gspo', expected 'cispo'"),
+        ('[length]\nkind = ["none"]\n', "length"),
+        ('zero_variance = "dropped"\n', "zero_variance: found 'dropped', expected 'drop' or 'keep'"),
+        ("temperature = 0\n", "temperature must be positive"),
+        ("temperature = nan\n", "temperature must be positive"),
+        ("[loss]\nmax_ratio = -1\n", "loss: max_ratio must be positive"),
+        ("[batch]\nsamples = 1\n", "batch: samples must be at least 2"),
+        ("[schedule]\nk = -1\n", "schedule: k must not be negative"),
+        ("[curriculum]\nthreshold = 1.5\n", r"curriculum: threshold must be in \(0, 1\]"),
+        ('[length]\nkind = "forced_interruption"\nlow = 9\nhigh = 5\n', "length: low and high must satisfy"),
+        ('[batch]\nprompts = "many"\n', "batch.prompts: .*integer.*found 'many'"),
+        ("[batch]\nprompts = 2.5\n", r"batch.prompts: .*integer.*found 2\.5"),
+        ("batch = 4\n", "batch: .*found 4"),
+        ("rows = [1]\n", "rows: .*integer"),
+        ("= 3\n", "not TOML"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(write, more, message):
+    path = write(more)
+    with pytest.raises(InputError, match=message) as caught:
+        load_recipe(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ('model = "tiny"\ntask = {}\n', "missing key 'budget'$"),
+        ('task = {}\nbudget = {kind = "steps", amount = 1}\n', "missing key 'model'$"),
+        ('model = "tiny"\ntask = {}\nbudget = {kind = "steps"}\n', "missing key 'budget.amount'$"),
+        ('model = "tiny"\ntask = {}\nbudget = {amount = 4}\n', "missing key 'budget.kind'"),
+        (
+            'model = "tiny"\ntask = {}\nbudget = {kind = "steps", amount = 0}\n',
+            "budget: amount must be positive",
+        ),
+        (
+            'model = "tiny"\ntask = {k_max = 50}\nbudget = {kind = "steps", amount = 1}\n',
+            "task: k_max must be",
+        ),
+    ],
+)
+def test_what_is_missing_or_out_of_range_is_named_by_its_key(write, base, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load_recipe(write(base=base))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_names_those_that_are():
+    with pytest.raises(
+        InputError, match=r"demmo: no such file, and no recipe of that name \(there are: .*demo"
+    ):
+        load_recipe("demmo")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "latin.toml"
+    path.write_bytes('model = "caf\xe9"'.encode("latin-1"))
+    with pytest.raises(InputError, match="not TOML"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss", "--set loss: expected key=value"),
+        ("model.size=3", "--set model.size=3: 'model' is a value, not a table"),
+        ("loss.max_ration=3", "unknown key 'loss.max_ration'; did you mean 'loss.max_ratio'"),
+    ],
+)
+def test_a_bad_override_is_named(write, override, message):
+    with pytest.raises(InputError, match=message):
+        load_recipe(write(), [override])
+
+
+def test_the_recipes_of_the_package_resolve():
+    assert load_recipe("demo", ["model=x"]).task.kind == "chain"

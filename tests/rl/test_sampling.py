@@ -1,0 +1,107 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from scalerl.rl.length import LengthRule
+from scalerl.rl.model import load_model
+from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.tasks.chain import VOCABULARY
+
+
+def test_splitmix64_known_answers():
+    # The published C code (Vigna, prng.di.unimi.it/splitmix64.c), seed 1234567: its n-th output is our number
+    # at position n - 1, of which a float keeps the upper 53 bits.
+    published = np.array(
+        [
+            6457827717110365317,
+            3203168211198807973,
+            9817491932198370423,
+            4593380528125082431,
+            16408922859458223821,
+        ],
+        dtype=np.uint64,
+    )
+    found = uniform(np.full(5, 1234567, dtype=np.uint64), np.arange(5))
+    assert (found * 2.0**53).astype(np.uint64).tolist() == (published >> np.uint64(11)).tolist()
+
+
+@pytest.mark.parametrize("along", ["positions", "streams"])
+def test_numbers_are_uniform_and_uncorrelated(along):
+    n = 64_000
+    if along == "positions":
+        u = uniform(np.full(n, stream_key(0, "chain/1/2", 0, 3)), np.arange(n))
+    else:
+        u = uniform(np.array([stream_key(0, "chain/1/2", 0, s) for s in range(n)]), np.zeros(n, dtype=int))
+    counts = np.histogram(u, bins=64, range=(0, 1))[0]
+    chi2 = ((counts - 1000) ** 2 / 1000).sum()
+    assert abs(chi2 - 63) < 4 * np.sqrt(2 * 63)  # mean and sd of chi-square with 63 degrees of freedom
+    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 4 / np.sqrt(n)
+    assert u.min() >= 0
+    assert u.max() < 1
+
+
+def test_streams_differ_in_every_name():
+    keys = {
+        int(stream_key(*parts)) for parts in [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1)]
+    }
+    assert len(keys) == 4
+    assert stream_key(0, "a", 11, 2) != stream_key(0, "a", 1, 12)  # no running together
+
+
+def sample(generator, prompts, n_samples=3, draw=0):
+    for prompt in prompts:
+        generator.submit(prompt, draw, n_samples)
+    groups = generator.collect(len(prompts))
+    return {(r.prompt.id, r.sample): r.token_T.tolist() for group in groups for r in group}
+
+
+def test_a_completion_does_not_depend_on_what_shares_its_batch(llama_folder, make_generator, uneven_prompts):
+    alone = sample(make_generator(llama_folder, rows=1), uneven_prompts)
+    assert len(alone) == 18
+    assert len({tuple(tokens) for tokens in alone.values()}) == 18
+    for rows in (3, 64):
+        assert sample(make_generator(llama_folder, rows=rows), uneven_prompts) == alone
+        assert sample(make_generator(llama_folder, rows=rows), uneven_prompts[::-1], 3) == alone
+    some = sample(make_generator(llama_folder, rows=5), uneven_prompts[2:4])
+    assert some == {key: alone[key] for key in some}
+    assert sample(make_generator(llama_folder, seed=1), uneven_prompts) != alone
+    assert sample(make_generator(llama_folder), uneven_prompts, draw=1) != alone
+
+
+def test_rows_are_refilled_while_others_are_in_flight(llama_folder, make_generator, uneven_prompts):
+    generator = make_generator(llama_folder, rows=4)
+    tokens = sample(generator, uneven_prompts, 8)
+    total, longest = sum(map(len, tokens.values())), max(map(len, tokens.values()))
+    # Without a completion that waits, the last one ends at most `longest` ticks after the last refill.
+    assert generator.counters.ticks <= total / 4 + longest
+    assert generator.counters.row_ticks_used == total
+
+
+def test_groups_come_back_in_order_of_admission(llama_folder, make_generator, uneven_prompts):
+    generator = make_generator(llama_folder, rows=3)
+    places = [generator.submit(prompt, 0, 2) for prompt in uneven_prompts]
+    assert places == list(range(6))
+    found = [group for n in (1, 3, 2) for group in generator.collect(n)]
+    assert [[r.prompt.id for r in group] for group in found] == [[p.id] * 2 for p in uneven_prompts]
+    assert [[r.sample for r in group] for group in found] == [[0, 1]] * 6
+    with pytest.raises(ValueError, match="only 0 groups are admitted, 1 were asked for"):
+        generator.collect(1)
+
+
+def test_sampled_frequencies_follow_the_model(save_model, make_generator, uneven_prompts):
+    folder, n, temperature = save_model("llama", seed=1), 4000, 0.7
+    marker = VOCABULARY.index("</think>")
+    one_token = LengthRule(1, 1, marker, (marker,), (1, 1))
+    prompt = uneven_prompts[2]
+    generator = make_generator(folder, rows=500, temperature=temperature, length=one_token)
+    generator.submit(prompt, 0, n)
+    first = [int(r.token_T[0]) for r in generator.collect(1)[0]]
+    model: Any = load_model(folder)
+    ids = torch.tensor([generator.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        p_V = torch.softmax(model(input_ids=ids).logits[0, -1].double() / temperature, -1).numpy()
+    assert 0.05 < p_V.max() < 0.95
+    error_V = np.bincount(first, minlength=len(VOCABULARY)) / n - p_V
+    assert (np.abs(error_V) < 4 * np.sqrt(p_V * (1 - p_V) / n) + 1 / n).all()
