@@ -40,6 +40,15 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert f"{data['fit']['A']:.3f}" in text
+    rows = dict(line.split("  ", 1) for line in text.splitlines())
+    (low, high), A = data["intervals"]["A"], data["median"]["A"]
+    assert rows["ceiling A"].strip() == f"{A:.3f}   95% [{low:.3f}, {high:.3f}]"
+    for name in ("B", "C_mid"):
+        low, high = data["intervals"][name]
+        assert low < data["median"][name] < high
+    fitted = data["fit"]
+    assert rows["least squares (paper)"].startswith(f"A {fitted['A']:.3f}  B {fitted['B']:.3g}  C_mid ")
+    assert rows["R_0"].strip() == f"{data['r0']['value']:.3f}   measured"
     assert f"{data['forecast'][0]['mean']:.3f}" in text
     assert data["target"]["verdict"].upper() in text
     assert "\x1b" not in text

@@ -186,15 +186,16 @@ def _fit_lines(
     result: Fit, at: Sequence[float], target: float | None, budget: float | None
 ) -> list[tuple[str, str]]:
     """The rows of the table for people: a label and what stands beside it."""
-    curve, intervals = result.curve, result.intervals
+    median, intervals = result.median, result.intervals
     left_out = f", {len(result.excluded)} left out" if len(result.excluded) else ""
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
     rows = [
         ("points", f"{result.n_points} on {result.axis}{left_out}"),
-        ("ceiling A", f"{curve.A:.3f}   {intervals.level:.0%} {_span(intervals.A)}"),
-        ("efficiency B", f"{curve.B:.3g}   {_span(intervals.B, '.3g')}"),
-        ("C_mid", f"{curve.C_mid:.4g}   {_span(intervals.C_mid, '.4g')}"),
-        ("R_0", f"{curve.R_0:.3f}   {result.r0_source}"),
+        ("ceiling A", f"{median.A:.3f}   {intervals.level:.0%} {_span(intervals.A)}"),
+        ("efficiency B", f"{median.B:.3g}   {_span(intervals.B, '.3g')}"),
+        ("C_mid", f"{median.C_mid:.4g}   {_span(intervals.C_mid, '.4g')}"),
+        ("least squares (paper)", result.least_squares),
+        ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}"),
         ("families", "  ".join(f"{name} {weight:.2f}" for name, weight in result.families.items())),
         ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),

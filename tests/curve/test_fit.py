@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -122,6 +123,7 @@ def test_json_has_exactly_the_documented_keys():
     assert {key: set(value) for key, value in data.items() if isinstance(value, dict)} == {
         "r0": {"value", "source"},
         "fit": {"family", "A", "B", "C_mid", "R_0", "rmse"},
+        "median": {"A", "A_given_family", "B", "C_mid"},
         "intervals": {"level", "A", "A_given_family", "B", "C_mid"},
         "families": {"log_logistic", "weibull", "frechet", "power_law"},
         "noise": {"sd", "phi", "floor", "seed_sd"},
@@ -166,9 +168,55 @@ def test_bad_arguments(arguments, message):
 
 
 def test_a_fit_prints_its_answer():
-    text = str(scalerl.fit(noisy_points()))
+    result = scalerl.fit(noisy_points())
+    text = str(result)
     assert "C_mid" in text
     assert "identified" in text
+    (low, high), point = result.intervals.A, result.ceiling
+    assert f"A {point:.3f}  95% [{low:.3f}, {high:.3f}]" in text
+    assert f"least squares (paper)  A {result.curve.A:.3f}  B {result.curve.B:.3g}  " in text
+
+
+def frechet_points(phi=0.6, sd=0.005, seed=3):
+    """A run of another shape than the paper's, with noise that neighbours share."""
+    rng = np.random.default_rng(seed)
+    compute_N, noise_N = np.linspace(0, 14.0, 31), rng.normal(0, sd, 31)
+    for i in range(1, 31):
+        noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+    truth = Curve(FAMILIES[2], 0.82, 1.3, 1.5, 0.28)
+    return Points.from_arrays(compute_N, truth(compute_N) + noise_N)
+
+
+def test_the_medians_lie_in_their_intervals_where_least_squares_does_not():
+    result = fit(frechet_points())
+    median, intervals = result.median, result.intervals
+    assert not intervals.A[0] <= result.curve.A <= intervals.A[1]
+    for name in ("A", "A_given_family", "B", "C_mid"):
+        low, high = getattr(intervals, name)
+        assert low < getattr(median, name) < high
+    assert result.ceiling == median.A == pytest.approx(0.82, abs=0.01)
+    data = result.to_json()
+    assert data["median"] == dataclasses.asdict(median)
+    assert data["fit"]["A"] == result.curve.A
+
+
+def test_the_narrowest_interval_closes_on_the_median():
+    narrow = fit(noisy_points(), level=0.002)
+    for name in ("A", "A_given_family", "B", "C_mid"):
+        ends = getattr(narrow.intervals, name)
+        assert ends == pytest.approx((getattr(narrow.median, name),) * 2, rel=2e-3)
+    exact = fit(Points.from_arrays(np.linspace(0, 8000, 16), TRUTH(np.linspace(0, 8000, 16))))
+    found = (exact.median.A_given_family, exact.median.B, exact.median.C_mid)
+    np.testing.assert_allclose(found, (0.61, 1.92, 2542), rtol=3e-3)
+
+
+def test_a_run_of_another_shape_is_warned_of():
+    result = fit(frechet_points())
+    assert result.families["log_logistic"] < 0.05
+    (warning,) = result.warnings
+    assert "the frechet curve describes the run better" in warning
+    assert "B and C_mid" in warning
+    assert fit(noisy_points()).warnings == ()
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)

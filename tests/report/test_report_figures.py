@@ -11,7 +11,8 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.report import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
 from scalerl.report.curve_view import axis_for, curve_view
-from scalerl.report.health_figure import in_blocks, running_mean, tokens_per_second
+from scalerl.report.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
+from scalerl.report.in_flight import in_flight_rows
 from scalerl.report.strata import Stratum, strata, strata_svg
 from scalerl.report.style import inline_svg, new_figure
 
@@ -74,6 +75,58 @@ def test_health_leaves_out_what_was_not_logged():
     assert "Truncated" not in svg
     assert health_svg([]) is None
     assert health_svg([{"step": 1, "loss": 0.1}]) is None
+
+
+def test_the_largest_ratio_is_shown_beside_the_mean_and_the_clipped_share():
+    steps = [
+        {"step": n, "ratio_mean": 1.001, "ratio_max": 2.5 + n, "ratio_clipped": 0.01 * n} for n in range(1, 5)
+    ]
+    svg = health_svg(steps)
+    assert svg is not None
+    for stated in ("mean 1.00", "max 6.50", "Ratios clipped", "% of tokens"):
+        assert f">{stated}<" in svg, stated
+    older = health_svg([{"step": n, "ratio_mean": 1.001} for n in range(1, 5)])
+    assert older is not None
+    assert "mean 1.00" in older
+    assert "max" not in re.sub(r"<title>.*?</title>", "", older)
+
+
+def test_zeros_are_named_and_get_no_panel():
+    steps = [{"step": n, "ratio_clipped": 0.0, "age_mean": 0.0, "age_max": min(n, 3)} for n in range(9)]
+    assert always_zero(steps) == [
+        "ratios clipped (% of tokens)"
+    ]  # the mean age shares a panel with the largest
+    svg = health_svg(steps)
+    assert svg is not None
+    assert "Ratios clipped" not in svg
+    assert health_svg([{"step": 1, "truncated": 0.0}]) is None
+    assert always_zero([]) == []
+
+
+def test_labels_that_would_touch_move_apart():
+    assert apart([0.5]) == [0.5]
+    assert apart([0.1, 0.9]) == [0.1, 0.9]
+    np.testing.assert_allclose(apart([0.5, 0.52], gap=0.2), [0.41, 0.61])
+    np.testing.assert_allclose(apart([0.52, 0.5], gap=0.2), [0.61, 0.41])
+
+
+def test_evidence_of_updates_in_flight():
+    steps = [
+        {"multi_version": n / 30, "age_share_over_4": 0.3, "age_max": n % 9, "kv_age_max": 11}
+        for n in range(30)
+    ]
+    assert in_flight_rows(steps, {"schedule": {"kind": "pipeline_rl", "k": 8}}) == [
+        # Mean of 0, 1/30, ..., 29/30, and of the last three.
+        (
+            "completions sampled by two or more versions of the weights",
+            "48 %; in the last tenth of the run 93 %",
+        ),
+        ("trained tokens older than 4 steps", "30 %; in the last tenth of the run 30 %"),
+        ("largest age of a trained token", "8 steps; the schedule allows k = 8"),
+        ("largest age of an entry of a KV cache", "11 steps"),
+    ]
+    assert in_flight_rows([{"age_max": 3}], None) == [("largest age of a trained token", "3 steps")]
+    assert in_flight_rows([{"loss": 0.1}], None) == []
 
 
 @pytest.mark.parametrize("counts", [[100, 300, 350], [100, 200, 50]], ids=["cumulative", "per step"])

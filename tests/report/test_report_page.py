@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 import subprocess
 import sys
@@ -11,7 +13,8 @@ import pytest
 from scalerl.curve import fit
 from scalerl.errors import WriteError
 from scalerl.record import RunRecord
-from scalerl.report import report_html, write_report
+from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
+from scalerl.report.curve_view import curve_view
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -69,6 +72,11 @@ def test_the_page_states_what_was_forecast_and_what_came(run, html):
         "3.31 TFLOP [3.02, 3.66]",  # C_mid
         "1.63 [1.35, 1.94]",  # B
         ".811 [.768, .879]; known beforehand .820: inside",
+        "least squares (paper) A .761, B 1.92, C_mid 2.94 TFLOP, rmse .0123",
+        "known ceiling .820",
+        "base model, apart 2.20 TFLOP",
+        "41 s, 2.20 TFLOP (15 % of the RL’s)",  # 2.2 of 14.64
+        "largest age of a trained token 8 steps; the schedule allows k = 8",
         "log-logistic 0.55, Fréchet 0.31, Weibull 0.14",
         "trained on perfect demonstrations under the same budget",
         "max_ratio",
@@ -129,10 +137,64 @@ def test_one_input_gives_one_page(run, html):
 
 
 def test_the_fit_on_all_evaluations_stands_beside_the_frozen_one(run, html):
-    A = fit(run, x="flops").curve.A
-    text = Page(html).text
-    assert f"{A:.3f} [".removeprefix("0") in text
+    whole = fit(run, x="flops")
+    (low, high), text = whole.intervals.A, Page(html).text
+    assert low < whole.ceiling < high
+    assert f"{whole.ceiling:.3f} [{low:.3f}, {high:.3f}]".replace("0.", ".") in text
+    assert f"A {whole.curve.A:.3f}, B {whole.curve.B:.2f}, C_mid ".replace("A 0.", "A .") in text
+    assert f"ceiling A {whole.ceiling:.3f} (all data)".replace("0.", ".") in text
     assert "frozen at half of the compute fitted on all data" in text
+
+
+def test_a_forecast_stored_without_medians_gives_its_intervals_alone(make_run):
+    path = make_run(forecasts=[{}]).path
+    row = json.loads((path / "forecasts.jsonl").read_text())
+    del row["fit_json"]["median"]
+    (path / "forecasts.jsonl").write_text(json.dumps(row) + "\n")
+    run = RunRecord.read(path)
+    text = Page(report_html(run)).text
+    for stated in (
+        "A ceiling [.768, .879]; known beforehand .820: inside",
+        "B efficiency exponent [1.35, 1.94]",
+        "C_mid compute at half of the gain [3.02, 3.66] TFLOP",
+        "least squares (paper) A .761, B 1.92, C_mid 2.94 TFLOP, rmse .0123",
+    ):
+        assert stated in text, stated
+    assert ".761 [" not in text
+    assert dict(closing_rows(run))["ceiling A"] == "[.768, .879]; known beforehand .820: inside"
+    (ceiling,) = curve_view(run, None, main_forecast(frozen_forecasts(run))).ceilings
+    assert math.isnan(ceiling.A)
+    assert ceiling.interval == (0.768, 0.879)
+
+
+def test_the_forecast_at_half_leads(html):
+    bodies = re.findall(r'<tbody class="(\w*)"><tr class="\w+"><td>(\d+)</td>', html)
+    assert bodies == [("", "60"), ("lead", "120")]
+    headings = re.findall(r"<th>([^<]+)</th>", html)[:8]
+    assert headings[3:] == ["forecast", "prediction interval", "measured", "outcome", "width"]
+
+
+def test_two_fits_that_warn_alike_warn_once(make_run):
+    warning = "the counters stood still"
+    run = make_run(steps=False, forecasts=[{"fit_json": {"warnings": [warning]}}])
+    whole = dataclasses.replace(fit(run, x="flops"), warnings=(warning,))
+    text = Page(report_html(run, whole)).text
+    assert f"frozen at half of the compute, and fitted on all data: {warning}" in text
+    assert text.count(warning) == 1
+
+
+def test_a_figure_that_is_zero_at_every_step_is_said_and_not_drawn(make_run):
+    run = make_run(steps=False)
+    rows = [{"step": n, "ratio_clipped": 0.0, "entropy": 0.5, "truncated": None} for n in range(1, 9)]
+    (run.path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    html = report_html(run)
+    assert "Zero at every step, and not drawn: ratios clipped (% of tokens)." in Page(html).text
+    assert "Ratios clipped" not in html
+    rows = [{"step": n, "ratio_clipped": 0.0} for n in range(1, 9)]
+    (run.path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = Page(report_html(run)).text
+    assert "Zero at every step: ratios clipped (% of tokens)." in text
+    assert "holds no steps.jsonl" not in text
 
 
 @pytest.mark.parametrize("n_evals", [1, 2, 4])

@@ -3,7 +3,7 @@
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, LogLogistic, Weibull
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.result import Fit, Forecast, Intervals, NoiseEstimate
+from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
 
 __all__ = [
     "FAMILIES",
@@ -15,6 +15,7 @@ __all__ = [
     "Frechet",
     "Intervals",
     "LogLogistic",
+    "Medians",
     "NoiseEstimate",
     "Points",
     "Weibull",

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from scalerl.curve.families import LOG_LOGISTIC
-from scalerl.curve.identify import identified_ceiling, intervals_of
+from scalerl.curve.identify import identified_ceiling, intervals_of, medians_of
 from scalerl.curve.least_squares import LeastSquares, least_squares, make_sample
 from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
@@ -19,6 +19,8 @@ from scalerl.record import RunRecord
 
 MIN_POINTS = 5
 """Evaluations at distinct compute that a fit needs."""
+LITTLE_WEIGHT = 0.05
+"""Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 
 
 def fit(
@@ -60,6 +62,7 @@ def fit(
     ratio = float(points.compute_N[-1]) / best.curve.C_mid
     identified, why = identified_ceiling(post, ratio, sample)
     r0_value, r0_source = _r0(points, given, best)
+    families = post.family_weights()
     bounds = tuple(f"the fitted curve lies on a bound ({name})" for name in best.at_bounds)
     return Fit(
         axis=points.axis,
@@ -68,13 +71,14 @@ def fit(
         r0_source=r0_source,
         curve=best.curve,
         rmse=math.sqrt(best.rss / len(points)),
+        median=medians_of(post),
         intervals=intervals_of(post, level),
-        families=post.family_weights(),
+        families=families,
         noise=_noise(post, floor),
         identified=identified,
         why=why,
         c_max_over_c_mid=ratio,
-        warnings=(*points.warnings, *bounds),
+        warnings=(*points.warnings, *bounds, *_misfit(families)),
         points=points,
         excluded=excluded,
         posterior=post,
@@ -130,6 +134,18 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     raise CannotAnswerError(
         f"{points.source}: {what}: {first:.3f} at the start, {last:.3f} in the last third, "
         f"with noise {sd:.3f}; there is no saturating curve to fit"
+    )
+
+
+def _misfit(families: dict[str, float]) -> tuple[str, ...]:
+    """A warning where the paper's family is not the one that the data speak for."""
+    own = families[LOG_LOGISTIC.name]
+    if own >= LITTLE_WEIGHT:
+        return ()
+    best = max(families, key=lambda name: families[name])
+    return (
+        f"the {best} curve describes the run better (weight {families[best]:.2f}, {LOG_LOGISTIC.name} "
+        f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
     )
 
 

@@ -1,4 +1,4 @@
-"""Intervals of the parameters, and whether the data fix the ceiling at all."""
+"""Medians and intervals of the parameters, and whether the data fix the ceiling at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.least_squares import Sample
 from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, Posterior
 from scalerl.curve.quantiles import tails, weighted_quantiles
-from scalerl.curve.result import Interval, Intervals
+from scalerl.curve.result import Intervals, Medians
 
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.20, 0.5
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
@@ -19,25 +19,26 @@ MIN_RATIO = 1.5
 
 
 def intervals_of(post: Posterior, level: float) -> Intervals:
-    """Intervals of the parameters; the paper's family is the first."""
-    at_Q = tails(level)
+    """Central intervals of the parameters at `level`."""
+    return Intervals(level, *((float(low), float(high)) for low, high in _quantiles(post, tails(level))))
 
-    def interval(post: Posterior, value: np.ndarray) -> Interval:
-        low, high = weighted_quantiles(value, post.weight if value.ndim == 3 else post.weight_cells, at_Q)
-        return float(low), float(high)
 
-    def ceiling(post: Posterior) -> Interval:
-        return interval(post, np.broadcast_to(post.A[:, :, None], post.weight.shape))
+def medians_of(post: Posterior) -> Medians:
+    """Medians of the parameters, the points that belong to the intervals."""
+    return Medians(*(float(median) for (median,) in _quantiles(post, np.array([0.5]))))
 
+
+def _quantiles(post: Posterior, at_Q: np.ndarray) -> list[np.ndarray]:
+    """Quantiles of A over all families, and of A, B and C_mid given the paper's; each of shape (Q,)."""
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
-    log_b, log_mid = interval(own, own.log_b_cells), interval(own, own.log_mid_cells)
-    return Intervals(
-        level,
-        ceiling(post),
-        ceiling(own),
-        (math.exp(log_b[0]), math.exp(log_b[1])),
-        (math.exp(log_mid[0]), math.exp(log_mid[1])),
-    )
+
+    def ceiling(post: Posterior) -> np.ndarray:
+        return weighted_quantiles(np.broadcast_to(post.A[:, :, None], post.weight.shape), post.weight, at_Q)
+
+    def of_log(value_cells: np.ndarray) -> np.ndarray:
+        return np.exp(weighted_quantiles(value_cells, own.weight_cells, at_Q))
+
+    return [ceiling(post), ceiling(own), of_log(own.log_b_cells), of_log(own.log_mid_cells)]
 
 
 def identified_ceiling(post: Posterior, ratio: float, sample: Sample) -> tuple[bool, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,20 @@ class Intervals:
     A_given_family: Interval
     B: Interval
     C_mid: Interval
+
+
+@dataclass(frozen=True)
+class Medians:
+    """Posterior medians, each with the meaning and the conditioning of its namesake in `Intervals`.
+
+    They are the points that stand beside the intervals. The least-squares curve has other parameters, which
+    may lie outside of the intervals where the log-logistic family misfits or the noise is correlated.
+    """
+
+    A: float
+    A_given_family: float
+    B: float
+    C_mid: float
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,10 @@ class Fit:
     r0_value: float
     r0_source: Literal["given", "measured", "fitted"]
     curve: Curve
-    """The least-squares log-logistic curve (the paper's)."""
+    """The least-squares log-logistic curve (the paper's); the intervals are not about it."""
     rmse: float
+    """Root mean square of the residuals of `curve`."""
+    median: Medians
     intervals: Intervals
     families: dict[str, float]
     """Posterior weight of every family."""
@@ -96,6 +112,17 @@ class Fit:
     def n_points(self) -> int:
         """How many points were fitted."""
         return len(self.points)
+
+    @property
+    def ceiling(self) -> float:
+        """Posterior median of A, the families averaged: the point that belongs to `intervals.A`."""
+        return self.median.A
+
+    @property
+    def least_squares(self) -> str:
+        """The paper's point estimate in one line, to stand apart from the intervals."""
+        curve = self.curve
+        return f"A {curve.A:.3f}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
 
     def forecast(self, compute: float) -> Forecast:
         """Forecast at `compute`, in the unit of the axis.
@@ -158,7 +185,11 @@ class Fit:
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """The object that `scalerl fit --json` prints; what is not computed is None."""
+        """The object that `scalerl fit --json` prints; what is not computed is None.
+
+        "fit" is the least-squares curve. "median" and "intervals" are of the posterior: A over all families,
+        and A_given_family, B and C_mid given the log-logistic.
+        """
         intervals = self.intervals
         return {
             "points": self.n_points,
@@ -180,6 +211,7 @@ class Fit:
                 "B": list(intervals.B),
                 "C_mid": list(intervals.C_mid),
             },
+            "median": asdict(self.median),
             "families": {**self.families, "power_law": None},
             "prior": "flat",
             "noise": {
@@ -210,12 +242,18 @@ class Fit:
         }
 
     def __str__(self) -> str:
-        low, high = self.intervals.A
+        median, intervals = self.median, self.intervals
         state = "identified" if self.identified else "not identified"
         return (
-            f"{self.curve}  rmse {self.rmse:.3g}  ({self.n_points} points on {self.axis})\n"
-            f"A {self.intervals.level:.0%} [{low:.3f}, {high:.3f}], {state}: {self.why}"
+            f"A {median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}, {state}: {self.why}\n"
+            f"B {median.B:.3g}  {_span(intervals.B, '.3g')}   "
+            f"C_mid {median.C_mid:.4g}  {_span(intervals.C_mid, '.4g')}   given log_logistic\n"
+            f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
+
+
+def _span(interval: Interval, spec: str) -> str:
+    return f"[{interval[0]:{spec}}, {interval[1]:{spec}}]"
 
 
 def _finite(value: float) -> float | None:

@@ -66,12 +66,13 @@ def _draw(view: CurveView) -> Figure:
     with style():
         figure = new_figure(10.0, 4.4)
         widths = [5.6, 3.2, 1.4] if view.ceilings else [5.6, 3.2]
-        bottom = 0.17 if view.ceilings else 0.12
+        bottom = 0.155 if view.ceilings else 0.12
         figure.subplots_adjust(left=0.058, right=0.995, bottom=bottom, top=0.99, wspace=0.04)
         panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
-        for axes in panels[:2]:
+        # On the logarithmic axis the later evaluations crowd, so that their marks are smaller.
+        for axes, size in zip(panels[:2], (3.8, 2.9), strict=True):
             _curve(axes, view)
-            _evaluations(axes, view)
+            _evaluations(axes, view, size)
             _levels(axes, view)
         _finish_linear(panels[0], view)
         _finish_log(panels[1], view)
@@ -103,17 +104,17 @@ def _curve(axes: Axes, view: CurveView) -> None:
         )
 
 
-def _evaluations(axes: Axes, view: CurveView) -> None:
+def _evaluations(axes: Axes, view: CurveView, size: float) -> None:
     for chosen_N, colour, face in ((~view.later_N, INK, INK), (view.later_N, LATER, PAPER)):
         axes.errorbar(
             view.compute_N[chosen_N],
             view.pass_rate_N[chosen_N],
             yerr=view.noise_sd_N[chosen_N],
             fmt="o",
-            ms=3.8,
+            ms=size,
             mfc=face,
             mec=colour,
-            mew=1.1,
+            mew=0.29 * size,
             ecolor=colour,
             elinewidth=0.9,
             zorder=3,
@@ -123,7 +124,7 @@ def _evaluations(axes: Axes, view: CurveView) -> None:
 def _levels(axes: Axes, view: CurveView) -> None:
     if math.isfinite(view.known_ceiling):
         axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
-    if view.ceilings:
+    if view.ceilings and math.isfinite(view.ceilings[-1].A):
         axes.axhline(view.ceilings[-1].A, color=CEILING, lw=1.1, ls=(0, (6, 3)), zorder=1)
 
 
@@ -156,7 +157,8 @@ def _ceiling_panel(axes: Axes, view: CurveView) -> None:
         lo, hi = ceiling.interval
         if math.isfinite(lo + hi):
             axes.plot([place, place], [lo, hi], color=CEILING, lw=5, alpha=0.35, solid_capstyle="butt")
-        axes.plot([place], [ceiling.A], "o", ms=5, color=CEILING)
+        if math.isfinite(ceiling.A):
+            axes.plot([place], [ceiling.A], "o", ms=5, color=CEILING)
     if math.isfinite(view.known_ceiling):
         axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
     axes.set_xlim(-0.7, len(view.ceilings) - 0.3)
@@ -189,7 +191,7 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
 
 def _key(axes: Axes, view: CurveView) -> None:
     """Name points and bands in their own colours, in the corner that the curve leaves empty."""
-    used = "evaluation used by the fit" if math.isfinite(view.window) else "evaluation"
+    used = "evaluation that the forecast used" if view.frozen else "evaluation"
     noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
     entries = [(_sign(INK, marker="o", mfc=INK), used + noise)]
     if view.later_N.any():

@@ -22,7 +22,10 @@ _AXES_BY_PREFERENCE = ("gpu_hours", "flops", "tokens", "samples", "steps")
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One estimate of the ceiling A with its interval, and the share of the data that it rests on."""
+    """The median of the ceiling A with its interval, and the share of the data that they rest on.
+
+    `A` is NaN in a forecast that was stored without medians: the least-squares A is not the interval's.
+    """
 
     data: str
     A: float
@@ -93,6 +96,11 @@ def known_ceiling(run: RunRecord) -> float:
     return as_float(as_mapping(run.config.get("ceiling")).get("value"))
 
 
+def ceiling_why(run: RunRecord) -> str:
+    """How that ceiling is known, from config.json; empty without one."""
+    return str(as_mapping(run.config.get("ceiling")).get("why") or "")
+
+
 def _is_logged(run: RunRecord, axis: str) -> bool:
     try:
         run.compute(axis)
@@ -109,9 +117,9 @@ def _ceilings(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[Ceiling, 
 
 
 def _ceiling(data: str, fit_json: Mapping[str, Any]) -> Ceiling | None:
-    A = as_float(as_mapping(fit_json.get("fit")).get("A"))
+    A = as_float(as_mapping(fit_json.get("median")).get("A"))
     interval = pair(as_mapping(fit_json.get("intervals")).get("A"))
-    return Ceiling(data, A, interval) if math.isfinite(A) else None
+    return Ceiling(data, A, interval) if np.isfinite([A, sum(interval)]).any() else None
 
 
 def _fitted_band(fit: Fit | None, compute_N: np.ndarray) -> Band | None:

@@ -31,7 +31,7 @@ class Line:
     values: Callable[[Steps], np.ndarray]
     name: str = ""
     largest: bool = False
-    """The line shows maxima: blocks of steps keep the largest, and nothing is smoothed."""
+    """The line shows maxima or a stock: blocks of steps keep the largest, and nothing is smoothed."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,14 @@ PANELS = (
     Panel("Mean length", "tokens", (Line(_field("mean_length")),)),
     Panel("Entropy", "nats per token", (Line(_field("entropy")),)),
     _share("Ratios clipped", "tokens", "ratio_clipped"),
-    Panel("Importance ratio", "mean", (Line(_field("ratio_mean")),), from_zero=False),
+    Panel(
+        "Importance ratio",
+        "trainer over generator",
+        (Line(_field("ratio_mean"), "mean"), Line(_field("ratio_max"), "max", largest=True)),
+        from_zero=False,
+    ),
     Panel("Gradient norm", "before clipping", (Line(_field("grad_norm")),)),
-    Panel("Throughput", "tokens per second", (Line(tokens_per_second),)),
+    Panel("Throughput", "thousand tokens per second", (Line(tokens_per_second),), scale=1e-3),
     Panel(
         "Token age",
         "trainer steps",
@@ -92,18 +97,31 @@ PANELS = (
     _share("Two or more versions", "completions", "multi_version"),
     _share("Zero variance", "groups", "zero_variance"),
     Panel("Effective groups", "per step", (Line(_field("groups_used")),)),
-    Panel("Prompts left", "in the pool", (Line(_field("pool")),)),
+    Panel("Prompts left", "in the pool", (Line(_field("pool"), largest=True),)),
 )
 
 
 def health_svg(steps: Steps) -> str | None:
-    """The small multiples as inline SVG; None where the steps hold none of the figures."""
+    """The small multiples as inline SVG; None where the steps hold none of the figures, or zeros alone."""
     step_N = _field("step")(steps)
-    shown = [panel for panel in PANELS if any(np.isfinite(line.values(steps)).any() for line in panel.lines)]
+    shown = [panel for panel in PANELS if _known_values(panel, steps).any()]
     if not shown:
         return None
     described = f"{len(shown)} health figures over the trainer steps"
     return inline_svg(_draw(shown, steps, step_N), "health", described)
+
+
+def always_zero(steps: Steps) -> list[str]:
+    """The figures that were logged and are 0 at every step; a sentence says so, and no panel is drawn."""
+    known = [(panel, _known_values(panel, steps)) for panel in PANELS]
+    return [
+        f"{panel.title.lower()} ({panel.unit})" for panel, values in known if values.size and not values.any()
+    ]
+
+
+def _known_values(panel: Panel, steps: Steps) -> np.ndarray:
+    values = np.concatenate([line.values(steps) for line in panel.lines])
+    return values[np.isfinite(values)]
 
 
 def running_mean(values_N: np.ndarray, window: int) -> np.ndarray:
@@ -132,7 +150,7 @@ def _draw(panels: Sequence[Panel], steps: Steps, step_N: np.ndarray) -> Figure:
         height_in = 1.75 * rows + 0.3
         figure = new_figure(10.0, height_in)
         edges = {"left": 0.045, "right": 0.935, "bottom": 0.5 / height_in, "top": 1 - 0.4 / height_in}
-        spacing = {**edges, "wspace": 0.5, "hspace": 0.62}
+        spacing = {**edges, "wspace": 0.58, "hspace": 0.62}
         grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False, gridspec_kw=spacing)
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, steps, step_N)
@@ -165,7 +183,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
         smooth_N = y_N if line.largest else running_mean(y_N, max(1, y_N.size // 24))
         if not line.largest:
             axes.plot(x_N, y_N, color=colour, lw=0.7, alpha=0.3)
-        axes.plot(x_N, smooth_N, color=colour, lw=1.5)
+        axes.plot(x_N, smooth_N, color=colour, lw=1.0 if line.largest else 1.5)
         known_N = np.flatnonzero(np.isfinite(smooth_N))
         if known_N.size:
             ends.append((float(smooth_N[known_N[-1]]), line.name))
@@ -174,14 +192,24 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
     axes.margins(y=0.12)
     if panel.from_zero and not any((line.values(steps) < 0).any() for line in panel.lines):
         axes.set_ylim(bottom=0)
-    for value, name in ends:
+    low, high = axes.get_ylim()
+    heights = apart([(value - low) / (high - low) for value, _ in ends])
+    for (value, name), height in zip(ends, heights, strict=True):
         axes.annotate(
             f"{name} {plain(value)}".strip(),
-            (1, value),
-            xycoords=("axes fraction", "data"),
+            (1, height),
+            xycoords="axes fraction",
             xytext=(2, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
             color=INK,
         )
+
+
+def apart(heights: Sequence[float], gap: float = 0.16) -> list[float]:
+    """Heights of one or two labels, moved apart evenly where they would touch."""
+    if len(heights) < 2 or abs(heights[0] - heights[1]) >= gap:
+        return list(heights)
+    middle, upward = (heights[0] + heights[1]) / 2, 1 if heights[0] > heights[1] else -1
+    return [middle + upward * gap / 2, middle - upward * gap / 2]

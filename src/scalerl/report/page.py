@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord, write_atomically
 from scalerl.report.curve_figure import curve_svg
-from scalerl.report.curve_view import axis_for
+from scalerl.report.curve_view import axis_for, ceiling_why
+from scalerl.report.facts import apart, counted, environment, head, recipe_sections
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
-from scalerl.report.health_figure import health_svg
-from scalerl.report.numbers import (
-    DASH,
-    as_float,
-    as_mapping,
-    duration,
-    percent,
-    plain,
-    rate,
-    rate_interval,
-    unit_for,
-)
+from scalerl.report.health_figure import always_zero, health_svg
+from scalerl.report.in_flight import in_flight_rows
+from scalerl.report.numbers import DASH, percent, rate, rate_interval, unit_for
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.strata import strata, strata_svg
 from scalerl.report.terminal import ceiling_text
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
-
-
-@dataclass(frozen=True)
-class Section:
-    """A small table with a heading: rows of (label, value)."""
-
-    title: str
-    rows: list[tuple[str, str]]
 
 
 def write_report(run: RunRecord | str | Path, fit: Fit | None = None, out: Path | None = None) -> Path:
@@ -86,23 +68,27 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
     fits = _fits(fit, frozen)
     return {
         "name": str(run.config.get("name") or run.path.name),
-        "facts": _facts(run, axis_for(run, fit, frozen)),
+        "facts": head(run, axis_for(run, fit, frozen)),
         "sentence": _result(frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
         "no_fit": no_fit,
         "curve": curve_svg(run, fit, frozen=frozen) if run.evals else None,
         "frozen": frozen,
-        "forecast_rows": [_forecast_row(f, o) for f, o in zip(forecasts, outcomes, strict=True)],
+        "forecast_rows": [_forecast_row(f, o, f is frozen) for f, o in zip(forecasts, outcomes, strict=True)],
+        "ceiling_why": ceiling_why(run),
         "fits": [name for name, _ in fits],
         "parameter_rows": parameter_rows(run, fits, axis_for(run, fit, frozen)),
         "health": health_svg(steps),
+        "always_zero": always_zero(steps),
+        "in_flight": in_flight_rows(steps, run.config.get("recipe")),
         "skipped": sum(bool(row.get("skipped")) for row in steps),
         "n_steps": len(steps),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,
         "strata_label": str(run.config.get("strata") or "stratum"),
-        "recipe": list(_recipe_sections(run.config.get("recipe"))),
-        "accounting": _accounting(run),
-        "environment": list(_flat(_environment(run.config))),
+        "recipe": list(recipe_sections(run.config.get("recipe"))),
+        "counted": counted(run),
+        "apart": apart(run),
+        "environment": environment(run.config),
         "warnings": _warnings(run, fits),
     }
 
@@ -127,27 +113,6 @@ def _fits(fit: Fit | None, frozen: FrozenForecast | None) -> list[NamedFit]:
     return found
 
 
-def _facts(run: RunRecord, axis: str) -> list[tuple[str, str]]:
-    """What was run, for the head of the page."""
-    config, model = run.config, as_mapping(run.config.get("model"))
-    last = run.evals[-1] if run.evals else None
-    compute_N = run.compute(axis)
-    spent = float(compute_N.max(initial=0.0))
-    facts = [("model", Path(str(model["path"])).name if model.get("path") else DASH)]
-    if model.get("parameters"):
-        size = unit_for("parameters", as_float(model["parameters"]))
-        facts.append(("parameters", size.show(model["parameters"]).removesuffix(" parameters")))
-    facts += [
-        ("seed", _text(config.get("seed"))),
-        ("trainer steps", f"{last.step:,}" if last else DASH),
-        ("compute", unit_for(axis, spent).show(spent)),
-        ("evaluations", str(len(run.evals))),
-    ]
-    if last:
-        facts.append(("pass rate", f"{rate(run.evals[0].pass_rate)} → {rate(last.pass_rate)}"))
-    return facts
-
-
 def _result(frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | None, no_fit: str) -> str:
     if frozen and outcome:
         return sentence(frozen, outcome)
@@ -157,7 +122,7 @@ def _result(frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | N
     return f"{start} Fitted on all evaluations: ceiling A {ceiling_text(fit.to_json(), float('nan'))}."
 
 
-def _forecast_row(forecast: FrozenForecast, outcome: Outcome) -> dict[str, str]:
+def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> dict[str, str]:
     unit = unit_for(forecast.axis, forecast.target_compute)
     measured = outcome.measured
     return {
@@ -170,79 +135,17 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome) -> dict[str, str]:
         "measured": rate(measured.pass_rate) if measured else DASH,
         "noise": f"± {rate(measured.noise_sd)}" if measured and measured.noise_sd > 0 else "",
         "verdict": outcome.word,
+        "leads": "lead" if leads else "",
     }
-
-
-def _recipe_sections(recipe: Any) -> Iterator[Section]:
-    """The resolved recipe, one section per table of it; single values come first."""
-    if not isinstance(recipe, Mapping):
-        return
-    single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
-    if single:
-        yield Section("recipe", list(_flat(single)))
-    for key, value in recipe.items():
-        if isinstance(value, Mapping) and value:
-            yield Section(str(key), list(_flat(value)))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Leaves of a nested mapping, as (dotted key, text)."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _text(value)
-
-
-def _text(value: Any) -> str:
-    if value is None or value != value:
-        return DASH
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple):
-        return ", ".join(_text(item) for item in value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("versions", "devices", "budget", "model")
-    return {key: config[key] for key in keys if config.get(key) is not None}
-
-
-def _accounting(run: RunRecord) -> dict[str, list[tuple[str, str]]]:
-    """What counts as training compute, and what was spent apart from it."""
-    if not run.evals:
-        return {"counted": [], "apart": []}
-    last, base = run.evals[-1], as_mapping(run.config.get("base"))
-    flops = unit_for("flops", as_float(last.flops.generate + last.flops.train))
-    tokens = unit_for("tokens", last.tokens.generated)
-    counted = [
-        ("generating", _known(duration(last.device_seconds.generate), flops.show(last.flops.generate))),
-        ("training", _known(duration(last.device_seconds.train), flops.show(last.flops.train))),
-        ("idle devices", duration(last.device_seconds.idle)),
-        ("tokens generated", tokens.show(last.tokens.generated)),
-        ("tokens trained", tokens.show(last.tokens.trained)),
-        ("completions trained on", plain(last.samples)),
-        ("groups trained on", plain(last.prompts)),
-    ]
-    apart = [("evaluating", duration(last.device_seconds.evaluate))]
-    if base:
-        amount = unit_for("flops", as_float(base.get("flops"))).show(base.get("flops"))
-        apart.append(("making the base model", _known(duration(base.get("seconds")), amount)))
-    if base.get("pass_rate") is not None:
-        apart.append(("pass rate of the base model", rate(base["pass_rate"])))
-    return {"counted": counted, "apart": apart}
-
-
-def _known(*amounts: str) -> str:
-    return ", ".join(amount for amount in amounts if amount != DASH) or DASH
 
 
 def _warnings(run: RunRecord, fits: list[NamedFit]) -> list[str]:
     found = [_without_path(run, warning) for warning in run.warnings]
+    about: dict[str, list[str]] = {}
     for name, fit in fits:
-        found += [f"{name}: {warning}" for warning in fit.get("warnings") or ()]
-    return found
+        for warning in fit.get("warnings") or ():
+            about.setdefault(str(warning), []).append(name)
+    return found + [f"{', and '.join(names)}: {warning}" for warning, names in about.items()]
 
 
 def _without_path(run: RunRecord, message: str) -> str:

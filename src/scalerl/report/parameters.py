@@ -7,7 +7,17 @@ from typing import Any
 
 from scalerl.record import RunRecord
 from scalerl.report.curve_view import known_ceiling
-from scalerl.report.numbers import DASH, as_float, as_mapping, percent, plain, plain_interval, rate, unit_for
+from scalerl.report.numbers import (
+    DASH,
+    Unit,
+    as_float,
+    as_mapping,
+    percent,
+    plain,
+    plain_interval,
+    rate,
+    unit_for,
+)
 from scalerl.report.terminal import ceiling_text
 
 NamedFit = tuple[str, Mapping[str, Any]]
@@ -26,33 +36,54 @@ def parameter_rows(run: RunRecord, fits: list[NamedFit], axis: str) -> list[tupl
     if not fits:
         return []
     known = known_ceiling(run)
-    rows = [
+    return [
         ("A", "ceiling", [ceiling_text(fit, known) for _, fit in fits]),
         ("B", "efficiency exponent", [_parameter(fit, "B") for _, fit in fits]),
-        ("C_mid", "compute at half of the gain", [_c_mid(fit, axis) for _, fit in fits]),
+        ("C_mid", "compute at half of the gain", [_c_mid(fit, _unit(run, fit, axis)) for _, fit in fits]),
         ("R_0", "pass rate before training", [_start(fit) for _, fit in fits]),
+        ("", "least squares (paper)", [_least_squares(fit, _unit(run, fit, axis)) for _, fit in fits]),
         ("", "level of the intervals", [_level(fit) for _, fit in fits]),
         ("", "evaluations used", [plain(fit.get("points")) for _, fit in fits]),
-        ("", "last compute over C_mid", [plain(fit.get("c_max_over_c_mid")) for _, fit in fits]),
+        (
+            "",
+            "last compute over C_mid (least squares)",
+            [plain(fit.get("c_max_over_c_mid")) for _, fit in fits],
+        ),
         ("", "ceiling identified", [_identified(fit) for _, fit in fits]),
-        ("", "families' weights", [_families(fit.get("families")) for _, fit in fits]),
+        ("", "weights of the families", [_families(fit.get("families")) for _, fit in fits]),
         ("", "noise of one evaluation", [_noise(as_mapping(fit.get("noise"))) for _, fit in fits]),
     ]
-    why = str(as_mapping(run.config.get("ceiling")).get("why") or "")
-    if why:
-        rows.append(("", "ceiling known beforehand", [why] + [""] * (len(fits) - 1)))
-    return rows
 
 
 def _parameter(fit: Mapping[str, Any], name: str) -> str:
-    value, interval = as_mapping(fit.get("fit")).get(name), as_mapping(fit.get("intervals")).get(name)
-    return f"{plain(value)} {plain_interval(interval)}".removesuffix(f" {DASH}")
+    """The median and its interval; the interval alone where no median was stored."""
+    value, interval = as_mapping(fit.get("median")).get(name), as_mapping(fit.get("intervals")).get(name)
+    return " ".join(part for part in (plain(value), plain_interval(interval)) if part != DASH) or DASH
 
 
-def _c_mid(fit: Mapping[str, Any], axis: str) -> str:
-    value, interval = as_mapping(fit.get("fit")).get("C_mid"), as_mapping(fit.get("intervals")).get("C_mid")
-    unit = unit_for(str(fit.get("axis") or axis), as_float(value))
+def _c_mid(fit: Mapping[str, Any], unit: Unit) -> str:
+    value, interval = (
+        as_mapping(fit.get("median")).get("C_mid"),
+        as_mapping(fit.get("intervals")).get("C_mid"),
+    )
+    if value is None and interval is not None:
+        return f"{plain_interval(interval, unit)} {unit.name}"
     return f"{unit.show(value)} {plain_interval(interval, unit)}".removesuffix(f" {DASH}")
+
+
+def _least_squares(fit: Mapping[str, Any], unit: Unit) -> str:
+    """The paper's triple; it stands apart, as the intervals are not about it."""
+    curve = as_mapping(fit.get("fit"))
+    if not curve:
+        return DASH
+    shown = f"A {rate(curve.get('A'))}, B {plain(curve.get('B'))}, C_mid {unit.show(curve.get('C_mid'))}"
+    return shown if curve.get("rmse") is None else f"{shown}, rmse {_fine(curve['rmse'])}"
+
+
+def _unit(run: RunRecord, fit: Mapping[str, Any], axis: str) -> Unit:
+    """The unit in which the page shows the run's compute."""
+    own = str(fit.get("axis") or axis)
+    return unit_for(own, float(run.compute(own).max(initial=0.0)))
 
 
 def _level(fit: Mapping[str, Any]) -> str:
@@ -83,7 +114,7 @@ def _noise(noise: Mapping[str, Any]) -> str:
     if as_float(noise.get("floor")) > 0:
         parts.append(f"of which sampling {_fine(noise['floor'])}")
     if noise.get("phi") is not None:
-        parts.append(f"correlation of neighbours {plain(noise['phi'])}")
+        parts.append(f"correlation of neighbours {as_float(noise['phi']):.2f}")
     return ", ".join(parts)
 
 

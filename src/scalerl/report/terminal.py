@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from scalerl.record import RunRecord
 from scalerl.report.curve_view import known_ceiling
 from scalerl.report.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
-from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
+from scalerl.report.numbers import DASH, as_float, as_mapping, pair, percent, rate, rate_interval
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -52,12 +52,15 @@ def _measured_rows(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
-    """A with its interval, against the ceiling known beforehand where there is one (else NaN)."""
-    A = as_float(as_mapping(fit_json.get("fit")).get("A"))
+    """The median of A with its interval, against the ceiling known beforehand where there is one (else NaN).
+
+    A forecast that was stored without medians gives its interval alone.
+    """
+    A = as_float(as_mapping(fit_json.get("median")).get("A"))
     lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
     text = "not fitted"
-    if math.isfinite(A):
-        text = f"{rate(A)} {rate_interval((lo, hi))}"
+    if math.isfinite(lo + hi):
+        text = f"{rate(A)} {rate_interval((lo, hi))}".removeprefix(f"{DASH} ")
         text += "" if fit_json.get("identified", True) else ", not identified"
     if math.isfinite(known):
         text += f"; known beforehand {rate(known)}"

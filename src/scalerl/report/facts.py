@@ -1,0 +1,144 @@
+"""What stands in the record beside the curve: what was run, what it cost and by which recipe, as rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.record import RunRecord
+from scalerl.report.curve_view import known_ceiling
+from scalerl.report.numbers import (
+    DASH,
+    Unit,
+    as_float,
+    as_mapping,
+    duration,
+    percent,
+    plain,
+    rate,
+    unit_for,
+)
+
+Rows = list[tuple[str, str]]
+"""Rows of (label, value)."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A small table with a heading: rows of (label, value)."""
+
+    title: str
+    rows: Rows
+
+
+def head(run: RunRecord, axis: str) -> Rows:
+    """What was run, for the head of the page; compute on `axis`."""
+    config, model = run.config, as_mapping(run.config.get("model"))
+    last = run.evals[-1] if run.evals else None
+    spent = float(run.compute(axis).max(initial=0.0))
+    rows = [("model", Path(str(model["path"])).name if model.get("path") else DASH)]
+    if model.get("parameters"):
+        size = unit_for("parameters", as_float(model["parameters"]))
+        rows.append(("parameters", size.show(model["parameters"]).removesuffix(" parameters")))
+    rows += [
+        ("seed", _text(config.get("seed"))),
+        ("trainer steps", f"{last.step:,}" if last else DASH),
+        ("RL compute", unit_for(axis, spent).show(spent)),
+        ("evaluations", str(len(run.evals))),
+    ]
+    base = as_mapping(config.get("base"))
+    if base.get("flops") is not None:
+        rows.insert(-1, ("base model, apart", _flops_unit(run).show(base["flops"])))
+    if last:
+        rows.append(("pass rate", f"{rate(run.evals[0].pass_rate)} → {rate(last.pass_rate)}"))
+    if math.isfinite(known_ceiling(run)):
+        rows.append(("known ceiling", rate(known_ceiling(run))))
+    return rows
+
+
+def counted(run: RunRecord) -> Rows:
+    """What counts as training compute."""
+    if not run.evals:
+        return []
+    last, flops = run.evals[-1], _flops_unit(run)
+    tokens = unit_for("tokens", last.tokens.generated)
+    return [
+        ("generating", _known(duration(last.device_seconds.generate), flops.show(last.flops.generate))),
+        ("training", _known(duration(last.device_seconds.train), flops.show(last.flops.train))),
+        ("idle devices", duration(last.device_seconds.idle)),
+        ("tokens generated", tokens.show(last.tokens.generated).removesuffix(" tokens")),
+        ("tokens trained", tokens.show(last.tokens.trained).removesuffix(" tokens")),
+        ("completions trained on", plain(last.samples)),
+        ("groups trained on", plain(last.prompts)),
+    ]
+
+
+def apart(run: RunRecord) -> Rows:
+    """What was spent and is no part of the training compute: evaluating, and the base model."""
+    if not run.evals:
+        return []
+    last, base = run.evals[-1], as_mapping(run.config.get("base"))
+    rows = [("evaluating", duration(last.device_seconds.evaluate))]
+    if base:
+        amount = _flops_unit(run).show(base.get("flops"))
+        share = as_float(base.get("flops")) / _flops(run) if _flops(run) > 0 else math.nan
+        if math.isfinite(share):
+            amount += f" ({percent(share)} of the RL’s)"
+        rows.append(("making the base model", _known(duration(base.get("seconds")), amount)))
+    if base.get("pass_rate") is not None:
+        rows.append(("pass rate of the base model", rate(base["pass_rate"])))
+    return rows
+
+
+def _flops(run: RunRecord) -> float:
+    return run.evals[-1].flops.generate + run.evals[-1].flops.train if run.evals else math.nan
+
+
+def _flops_unit(run: RunRecord) -> Unit:
+    """One unit for all amounts of the run; the base model's where the run has no counters."""
+    base = as_float(as_mapping(run.config.get("base")).get("flops"))
+    return unit_for("flops", _flops(run) if _flops(run) > 0 else base)
+
+
+def recipe_sections(recipe: Any) -> Iterator[Section]:
+    """The resolved recipe, one section per table of it; single values come first."""
+    if not isinstance(recipe, Mapping):
+        return
+    single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
+    if single:
+        yield Section("recipe", list(_flat(single)))
+    for key, value in recipe.items():
+        if isinstance(value, Mapping) and value:
+            yield Section(str(key), list(_flat(value)))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves of a nested mapping, as (dotted key, text)."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(_text(item) for item in value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def environment(config: Mapping[str, Any]) -> Rows:
+    """Versions, devices, budget and model, from config.json."""
+    keys = ("versions", "devices", "budget", "model")
+    return list(_flat({key: config[key] for key in keys if config.get(key) is not None}))
+
+
+def _known(*amounts: str) -> str:
+    return ", ".join(amount for amount in amounts if amount != DASH) or DASH
