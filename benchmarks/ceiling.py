@@ -2,9 +2,9 @@
 
     python benchmarks/ceiling.py --steps 3000
 
-The same architecture learns from careful examples alone, under the same thinking budget, with the right answer
-even where the budget was too short to work it out, and for several times as long. If it then fails on just the
-chains that do not fit the budget, the budget sets the ceiling. Prints the pass rate of each chain length.
+The same architecture learns from careful examples alone, under the same thinking budget, with the right
+answer even where the budget was too short to work it out, and for several times as long. If it then fails on
+just the chains that do not fit, the budget sets the ceiling. Prints the pass rate of each chain length.
 """
 
 from __future__ import annotations

@@ -106,13 +106,24 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser("report", help="write report.html of a run")
     report.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     report.add_argument("-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html")
+    report.add_argument(
+        "--figure", metavar="FILE", type=Path, help="write its main figure alone, .png or .svg"
+    )
     report.set_defaults(run=_report)
 
 
 def _report(args: argparse.Namespace) -> None:
-    from scalerl.report import write_report
+    from scalerl.curve import fit
+    from scalerl.record import RunRecord
+    from scalerl.report import curve_figure, frozen_forecasts, main_forecast, write_report
 
-    print(write_report(args.run_folder, out=args.output))
+    if not args.figure:
+        print(write_report(args.run_folder, out=args.output))
+        return
+    run = RunRecord.read(args.run_folder)
+    frozen = main_forecast(frozen_forecasts(run))
+    whole = fit(run, x=frozen.axis if frozen else "gpu_hours")
+    print(curve_figure(run, whole, frozen=frozen, out=args.figure))
 
 
 def _add_train(commands: argparse._SubParsersAction) -> None:
