@@ -197,7 +197,7 @@ def test_a_model_that_is_not_there_is_one_line(recipe, tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_written(run, tmp_path):
-    """A file size limit stands in for the disk: the kernel refuses the write half-way, as a full disk does."""
+    """A file size limit stands in for the disk: the kernel refuses the write half-way, as a disk does."""
     code = f"""
 import resource, signal, sys
 from scalerl.record import RunRecord, RunWriter

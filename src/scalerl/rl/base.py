@@ -82,10 +82,11 @@ def find_model(
     spec = BaseModel(Demonstrations(recipe.task, recipe.context.thinking))
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())
+    thinking = recipe.context.thinking
     ceiling = {
-        "value": recipe.task.ceiling(recipe.context.thinking),
-        "why": f"{recipe.context.thinking} thinking tokens are enough for {recipe.context.thinking // 2} of "
-        f"up to {recipe.task.k_max} operations; a guess is right one time in ten",
+        "value": recipe.task.ceiling(thinking),
+        "why": f"{thinking} thinking tokens are enough for {thinking // 2} operations, of up to "
+        f"{recipe.task.k_max}; a guess is right one time in ten",
     }
     base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
     return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}

@@ -4,8 +4,9 @@
     thinking   + 7 * 9 - 0           one `op value` pair per step
     answer     </think> 0 <eos>
 
-A chain of k operations needs 2 k thinking tokens, so a thinking budget of 16 tokens lets a model work out at
-most 8 operations: the budget sets a ceiling on the pass rate that is known before anything is trained.
+A chain of k operations needs 2 k thinking tokens, so a thinking budget of 16 tokens lets a model work out
+8 operations: for lengths up to 8, and some far above, the budget sets a ceiling on the pass rate that is
+known before anything is trained.
 Multipliers are coprime to 10, so every operation is a bijection, every value is equally likely, and a guess
 is right exactly one time in ten.
 """
@@ -49,6 +50,9 @@ class Chain:
 
     kind: Literal["chain"] = "chain"
     k_max: int = 10
+    skip: tuple[int, ...] = ()
+    """Lengths that are left out: those just above a thinking budget, as a model learns to work out an operation
+    or two in its head, and the budget alone would not set the ceiling."""
     heldout_per_length: int = 100
     train_per_length: int = 240
     seed: int = 1
@@ -56,10 +60,17 @@ class Chain:
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:
             raise ValueError("k_max must be between 1 and 40")
+        if not self.lengths:
+            raise ValueError("skip leaves no length")
         if not 1 <= self.heldout_per_length <= 200:
             raise ValueError("heldout_per_length must be between 1 and 200 (k = 1 has 240 prompts in all)")
         if self.train_per_length < 1:
             raise ValueError("train_per_length must be at least 1")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The chain lengths that occur, each as often as the others."""
+        return tuple(k for k in range(1, self.k_max + 1) if k not in self.skip)
 
     @property
     def prompt_tokens(self) -> int:
@@ -89,7 +100,7 @@ class Chain:
     def _splits(self) -> dict[Split, list[Prompt]]:
         rng = Random(self.seed)
         splits: dict[Split, list[Prompt]] = {"heldout": [], "train": []}
-        for k in range(1, self.k_max + 1):
+        for k in self.lengths:
             chains = _distinct(rng, k, self.heldout_per_length + self.train_per_length)
             for number, text in enumerate(map(self.text, chains)):
                 split: Split = "heldout" if number < self.heldout_per_length else "train"
@@ -106,8 +117,7 @@ class Chain:
 
     def ceiling(self, thinking_tokens: int) -> float:
         """Pass rate of a model that never errs where the budget lets it finish, and guesses elsewhere."""
-        solvable = min(thinking_tokens // 2, self.k_max)
-        return (solvable + 0.1 * (self.k_max - solvable)) / self.k_max
+        return sum(1.0 if 2 * k <= thinking_tokens else 0.1 for k in self.lengths) / len(self.lengths)
 
 
 def solve(text: str) -> list[int]:
@@ -167,7 +177,7 @@ class Demonstrations:
     def sample(self, rng: Random) -> tuple[str, str]:
         """A prompt that is not held out, and a completion of it."""
         held_out = self.task.heldout_texts
-        while (text := self.task.text(random_chain(rng, rng.randrange(self.task.k_max) + 1))) in held_out:
+        while (text := self.task.text(random_chain(rng, rng.choice(self.task.lengths)))) in held_out:
             pass
         return text, self.complete(rng, text)
 
