@@ -69,6 +69,13 @@ class Forecast:
     interval: Interval
     prediction: Interval
 
+    def __str__(self) -> str:
+        (low, high), (least, most) = self.interval, self.prediction
+        return (
+            f"at {self.compute:g}: {self.mean:.3f}  curve [{low:.3f}, {high:.3f}]  "
+            f"evaluation [{least:.3f}, {most:.3f}]  paper {self.paper_point:.3f}"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The entry of `forecast` in the JSON output."""
         return {

@@ -51,8 +51,8 @@ class Chain:
     kind: Literal["chain"] = "chain"
     k_max: int = 10
     skip: tuple[int, ...] = ()
-    """Lengths that are left out: those just above a thinking budget. A model learns to work out an operation or
-    two in its head, so that with them the budget alone would not set the ceiling."""
+    """Lengths that are left out: those just above a thinking budget. A model learns to work out an operation
+    or two in its head, so that with them the budget alone would not set the ceiling."""
     heldout_per_length: int = 100
     train_per_length: int = 240
     seed: int = 1
