@@ -249,8 +249,8 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130, stderr
-    last = stderr.strip().splitlines()[-1]
-    assert last.startswith("scalerl: interrupted")
+    ends = [line for line in stderr.splitlines() if line.startswith("scalerl: ")]
+    assert ends == [f"scalerl: interrupted; {folder} keeps what was run: scalerl fit {folder} --x flops"]
     assert "Traceback" not in stderr
     record = RunRecord.read(folder)
     assert not record.warnings

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from scalerl._version import __version__
-from scalerl.errors import InputError, ScalerlError
+from scalerl.errors import InputError, InterruptedRunError, ScalerlError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -178,12 +178,10 @@ def _run_training(recipe: Recipe, folder: Path) -> None:
         with TrainingProgress(recipe.name) as bar:
             run = train(recipe, folder, model, forecaster=freeze, watch=bar.update, extra=about)
     except KeyboardInterrupt:
-        if (folder / "evals.jsonl").exists():
-            print(
-                f"\nscalerl: interrupted; what was run is in {folder}: scalerl fit {folder} --x flops",
-                file=sys.stderr,
-            )
-        raise
+        if not (folder / "evals.jsonl").exists():
+            raise
+        kept = f"{folder} keeps what was run: scalerl fit {folder} --x flops"
+        raise InterruptedRunError(f"interrupted; {kept}") from None
     print_closing(run, report=write_report(run))
 
 

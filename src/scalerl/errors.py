@@ -27,6 +27,12 @@ class InterruptedRunError(ScalerlError):
     exit_status = 130
 
 
+class WorkerError(ScalerlError):
+    """A process of the run died; what was written before is kept."""
+
+    exit_status = 1
+
+
 class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 

@@ -21,8 +21,8 @@ def load_generator(
     recipe: Recipe, model_folder: str | Path, seed: int, rows: int
 ) -> Callable[[], TorchGenerator]:
     """Load model and tokenizer once; each call of the result makes a generator with an empty cache."""
-    tokenizer = load_tokenizer(model_folder)
     model = load_model(model_folder)
+    tokenizer = load_tokenizer(model_folder)
     length = LengthRule.resolve(
         recipe.length, tokenizer, recipe.context.thinking, recipe.context.answer, recipe.end_of_thinking
     )

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, WriteError
+from scalerl.errors import CannotAnswerError, WorkerError, WriteError
 from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, RunWriter, Tokens, mean_p_1mp
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
 from scalerl.rl.pipeline import Step, run_pipeline
@@ -93,6 +93,8 @@ class _Evaluations:
     n_samples: int
     counters: _Counters
     on_point: Callable[[EvalPoint], None]
+    last_step: int = -1
+    """Step of the last evaluation asked for."""
     _pending: deque[tuple[dict[str, Any], Future[Evaluation]]] = field(default_factory=deque)
 
     def ask(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
@@ -103,14 +105,24 @@ class _Evaluations:
             "samples": self.counters.samples,
             "prompts": self.counters.prompts,
         }
+        self.last_step = step
         self._pending.append((now | self.counters.json(), self.evaluate(weights, step)))
 
     def write_finished(self, wait: bool = False) -> None:
         """Write what is done; with `wait`, all of it."""
         while self._pending and (wait or self._pending[0][1].done()):
             row, future = self._pending.popleft()
-            if not future.cancelled():
-                self._write(row, future.result())
+            if future.cancelled():
+                continue
+            try:
+                result = future.result()
+            except BrokenExecutor as error:
+                self._pending.clear()
+                raise WorkerError(
+                    f"{self.writer.path}: the evaluation process died (out of memory?); "
+                    "what was written before is kept"
+                ) from error
+            self._write(row, result)
 
     def _write(self, row: dict[str, Any], result: Evaluation) -> None:
         self.counters.evaluate_seconds += result.seconds
@@ -195,6 +207,8 @@ def train(
             clock = time.perf_counter()
             if share >= 1:
                 break
+        if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
+            evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
         save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "final")
     finally:
