@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +25,13 @@ from scalerl.record import RunRecord
 from scalerl.report import FrozenForecast, frozen_forecasts, judge
 
 
-def run_seed(seed: int, folder: Path, model: str) -> None:
+def run_seed(seed: int, folder: Path, model: str, about: dict[str, Any]) -> None:
     from scalerl.rl.recipe import load_recipe
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", [f"seed={seed}"])
-    train(recipe, folder, model, forecaster=freeze, evaluate_aside=False)
+    shutil.rmtree(folder, ignore_errors=True)  # what a run that was cut short left
+    train(recipe, folder, model, forecaster=freeze, evaluate_aside=False, extra=about)
 
 
 def complete(folder: Path) -> bool:
@@ -51,7 +54,8 @@ def report(folders: dict[int, Path]) -> None:
             if forecast is None:
                 continue
             outcome = judge(run, forecast)
-            assert outcome.measured is not None
+            if outcome.measured is None:
+                continue
             low, high = forecast.prediction
             error = forecast.mean - outcome.measured.pass_rate
             found.append((bool(outcome.inside), forecast.width, error))
@@ -64,6 +68,8 @@ def report(folders: dict[int, Path]) -> None:
         "\n| share | forecasts | inside | median width | rms error | mean error |\n|---|---|---|---|---|---|"
     )
     for share, found in outcomes.items():
+        if not found:
+            continue
         inside, width, error = (np.array(column, dtype=float) for column in zip(*found, strict=True))
         print(
             f"| {share} | {len(found)} | {int(inside.sum())} | {np.median(width):.3f} | "
@@ -82,11 +88,11 @@ def main() -> None:
     from scalerl.rl.base import find_model
     from scalerl.rl.recipe import load_recipe
 
-    model, _ = find_model(load_recipe("demo"))
+    model, about = find_model(load_recipe("demo"))
     folders = {seed: args.runs / f"seed{seed}" for seed in range(args.seeds)}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         left = {seed: folder for seed, folder in folders.items() if not complete(folder)}
-        jobs = {pool.submit(run_seed, seed, folder, model): seed for seed, folder in left.items()}
+        jobs = {pool.submit(run_seed, seed, folder, model, about): seed for seed, folder in left.items()}
         for job in as_completed(jobs):
             job.result()
             print(f"seed {jobs[job]} done", file=sys.stderr, flush=True)

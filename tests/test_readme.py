@@ -48,3 +48,8 @@ def test_links_lead_to_files(page):
 def test_the_makefile_has_the_two_commands():
     for command in re.findall(r"^    make (\w+)", README, flags=re.MULTILINE):
         assert f"\n{command}:" in (ROOT / "Makefile").read_text()
+
+
+def test_no_placeholder_is_left():
+    for page in [*PAGES, ROOT / "benchmarks" / "RESULTS.md"]:
+        assert not re.search(r"@[A-Z]+@", page.read_text()), page

@@ -1,6 +1,7 @@
 """Whole training runs, small: what a run folder holds, and that one seed gives one result."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WorkerError, WriteError
 from scalerl.record import RunRecord, RunWriter
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.recipe import from_dict, load_recipe
@@ -196,6 +197,39 @@ def test_a_model_that_is_not_there_is_one_line(recipe, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_written(recipe, model, tmp_path):
+    narrow = replace(recipe, context=replace(recipe.context, prompt=5))
+    with pytest.raises(InputError, match=r"5 tokens are allowed, and prompt chain/1/\d+ has 6"):
+        train(narrow, tmp_path / "g", model)
+    assert not (tmp_path / "g").exists()
+
+
+def test_a_model_with_sliding_windows_is_refused(recipe, tmp_path):
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from scalerl.rl.tasks.chain import write_tokenizer
+
+    config = MistralConfig(
+        vocab_size=19, sliding_window=4, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    MistralForCausalLM(config).save_pretrained(tmp_path / "m")
+    write_tokenizer(str(tmp_path / "m"))
+    with pytest.raises(InputError, match="sliding-window"):
+        train(recipe, tmp_path / "h", tmp_path / "m")
+
+
+def test_a_dead_evaluation_process_is_one_line_and_keeps_the_record(recipe, model, tmp_path):
+    def kill(progress):
+        if progress.evaluated and progress.step >= 6:
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    with pytest.raises(WorkerError, match=r"the evaluation process died .* is kept"):
+        train(recipe, tmp_path / "i", model, watch=kill)
+    assert len(RunRecord.read(tmp_path / "i").evals) >= 3
+
+
 def test_a_full_disk_keeps_what_was_written(run, tmp_path):
     """A file size limit stands in for the disk: the kernel refuses the write half-way, as a disk does."""
     code = f"""
@@ -256,6 +290,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
     assert not record.warnings
     assert len(record.evals) > 8
     assert fit(record, x="flops").n_points == len(record.evals)
+    assert (folder / "checkpoints" / "interrupted" / "model.safetensors").is_file()
 
 
 def to_toml(values, model):

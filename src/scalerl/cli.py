@@ -1,7 +1,8 @@
 """The command line: `scalerl COMMAND ...`. Whatever a command needs is imported inside of it.
 
-Exit status: 0 done; 2 bad usage or unreadable input; 3 the data cannot answer. One line on standard error
-says what is wrong and what would be right.
+Exit status: 0 done; 1 a run failed; 2 bad usage or unreadable input; 3 the data cannot answer; 130
+interrupted; 141 the reader of a pipe has left. One line on standard error says what is wrong and what would
+be right.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import itertools
 import math
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("scalerl: interrupted", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "pydantic", "tokenizers", "safetensors"):
+            raise
+        print(f"scalerl: training needs {error.name}: pip install 'scalerl[train]'", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         # The reader (head, say) has left; the flush at exit must not complain of it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -117,6 +124,8 @@ def _report(args: argparse.Namespace) -> None:
     from scalerl.record import RunRecord
     from scalerl.report import curve_figure, frozen_forecasts, main_forecast, write_report
 
+    if args.figure and args.output:
+        raise InputError("--figure writes the figure alone: leave out -o")
     if not args.figure:
         print(write_report(args.run_folder, out=args.output))
         return
@@ -172,6 +181,7 @@ def _run_training(recipe: Recipe, folder: Path) -> None:
     from scalerl.rl.train import train
 
     check_unused(folder)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's kill ends as Ctrl-C does
     with TrainingProgress("base model") as bar:
         model, about = find_model(recipe, bar.base_model)
     try:

@@ -27,6 +27,12 @@ class InterruptedRunError(ScalerlError):
     exit_status = 130
 
 
+class DivergedError(ScalerlError):
+    """Training has left the finite numbers; the record up to there is kept."""
+
+    exit_status = 1
+
+
 class WorkerError(ScalerlError):
     """A process of the run died; what was written before is kept."""
 

@@ -322,6 +322,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{file}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise InputError(f"{file}: expected one JSON object")
+    if not isinstance(config.get("schema", SCHEMA), int):
+        raise InputError(f"{file}: 'schema' is a whole number, found {config['schema']!r}")
     if config.get("schema", SCHEMA) > SCHEMA:
         raise InputError(f"{file}: schema {config['schema']} is newer than this scalerl reads ({SCHEMA})")
     return config

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from scalerl.errors import DivergedError
 from scalerl.rl.advantage import BatchStd
 from scalerl.rl.averaging import PromptAverage
 from scalerl.rl.batch import make_batch
@@ -138,3 +139,14 @@ def test_a_model_with_dropout_is_trained_without(save_model, architecture):
     first, _ = learner.log_probs(token_MT, wanted_MT)
     second, _ = learner.log_probs(token_MT, wanted_MT)
     assert torch.equal(first, second)
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_with_the_weights_as_they_were(llama_folder, batch):
+    learner = learner_of(llama_folder)
+    before = learner.weights()
+    advantage_N = batch.advantage_N.copy()
+    advantage_N[0] = np.nan
+    with pytest.raises(DivergedError, match=r"step 1: the gradient is not finite"):
+        learner.step(replace(batch, advantage_N=advantage_N))
+    for name, weight in learner.weights().items():
+        assert np.array_equal(weight, before[name]), name

@@ -181,3 +181,20 @@ def test_a_bad_override_is_named(write, override, message):
 
 def test_the_recipes_of_the_package_resolve():
     assert load_recipe("demo", ["model=x"]).task.kind == "chain"
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("optimiser.betas=[2, 3]", "betas in [0, 1)"),
+        ("optimiser.eps=-1", "eps must be positive"),
+        ("optimiser.lr=inf", "positive and finite"),
+        ("budget.amount=inf", "positive and finite"),
+        ("seed=-1", "seed must be at least 0"),
+    ],
+)
+def test_values_that_only_a_run_would_trip_over_are_refused(override, complaint):
+    with pytest.raises(InputError) as caught:
+        load_recipe("demo", [override])
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)

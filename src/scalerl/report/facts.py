@@ -71,8 +71,8 @@ def counted(run: RunRecord) -> Rows:
         ("idle devices", duration(last.device_seconds.idle)),
         ("tokens generated", tokens.show(last.tokens.generated).removesuffix(" tokens")),
         ("tokens trained", tokens.show(last.tokens.trained).removesuffix(" tokens")),
-        ("completions trained on", plain(last.samples)),
-        ("groups trained on", plain(last.prompts)),
+        ("completions consumed", plain(last.samples)),
+        ("groups consumed", plain(last.prompts)),
     ]
 
 

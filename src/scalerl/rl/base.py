@@ -150,11 +150,11 @@ def _train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
+        if progress and step % 20 == 0:
+            progress(BaseProgress(step, min(step / USUAL_STEPS, 1.0), loss.item()))
         step += 1
         flops += 3 * flop_count.forward(length_B.sum(), (length_B * (length_B + 1) / 2).sum())
         smoothed += (loss.item() - smoothed) / 50
-        if progress and step % 20 == 0:
-            progress(BaseProgress(step, min(step / USUAL_STEPS, 1.0), smoothed))
 
     while smoothed > spec.careful_loss and step < spec.max_careful_steps:
         train(careful, spec.lr * min(1.0, (step + 1) / 100))

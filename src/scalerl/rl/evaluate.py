@@ -8,12 +8,14 @@ Shapes in names: P held-out prompts.
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,12 @@ class EvaluationProcess:
         self._pool = ProcessPoolExecutor(
             1, mp_context=get_context("spawn"), initializer=_start, initargs=(recipe, model_folder)
         )
+        # Ctrl-C is for the trainer, which then closes this process: it inherits that it ignores the signal.
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        self._pool.submit(os.getpid)  # starts the process
+        if main:
+            signal.signal(signal.SIGINT, before)
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""
@@ -106,9 +114,17 @@ _evaluator: Evaluator | None = None
 
 def _start(recipe: Any, model_folder: str) -> None:
     global _evaluator
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, which then closes this process
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     torch.set_num_threads(1)
     _evaluator = Evaluator(recipe, model_folder)
+
+
+def _end_with_the_parent() -> None:
+    """A trainer that was killed must not leave this process behind."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _evaluate(weights: Weights, version: int) -> Evaluation:

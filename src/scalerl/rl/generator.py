@@ -13,7 +13,7 @@ Shapes in names: R rows, L positions of a row (prompt and completion), V vocabul
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,6 @@ class Counters:
     flops: float = 0.0
     ticks: int = 0
     row_ticks_used: int = 0
-    seconds: float = field(default=0.0)
 
 
 class TorchGenerator:

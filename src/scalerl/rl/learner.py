@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scalerl.errors import DivergedError
 from scalerl.rl.batch import Batch
 from scalerl.rl.loss import Cispo
 from scalerl.rl.model import FlopCount, copy_weights, hidden_states, log_probs_TV
@@ -36,8 +37,10 @@ class AdamW:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError("lr must be positive")
+        if not 0 < self.lr < math.inf:
+            raise ValueError("lr must be positive and finite")
+        if not self.eps > 0 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("eps must be positive, and betas in [0, 1)")
         if self.warmup_steps < 0 or self.weight_decay < 0 or not self.max_grad_norm > 0:
             raise ValueError(
                 "warmup_steps and weight_decay must not be negative, max_grad_norm must be positive"
@@ -54,7 +57,7 @@ class AdamW:
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of the step that makes version `step` + 1."""
+        """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
         return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
 
 
@@ -117,6 +120,10 @@ class Learner:
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise DivergedError(
+                f"step {self.version + 1}: the gradient is not finite; the run ends before it"
+            )
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.version += 1

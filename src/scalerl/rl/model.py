@@ -22,8 +22,8 @@ from scalerl.errors import InputError
 from scalerl.rl.types import Weights
 
 
-def load_model(path: str | Path) -> nn.Module:
-    """Load a causal LM from a folder or by name, ready to be trained.
+def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """Load a causal LM from a folder or by name, ready to be trained, in its own precision or in `dtype`.
 
     Raises:
         InputError: there is no such model.
@@ -31,7 +31,7 @@ def load_model(path: str | Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     with _one_line(f"model {path}"):
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa", dtype=dtype or "auto")
     without_dropout(model)
     return model
 

@@ -11,6 +11,7 @@ config.json. Choices with variants are objects whose `kind` names them in TOML:
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -48,7 +49,8 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class Context:
-    """Budgets in tokens. Once the thinking has ended, the answer has a budget of its own."""
+    """Budgets in tokens. After an interruption the answer has its own; with no length control, thinking and
+    answer share theirs."""
 
     prompt: int = 2048
     thinking: int = 12288
@@ -94,6 +96,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+        _at_least(0, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _positive(temperature=self.temperature)
         _at_least(1, rows=self.rows)
+        _at_least(0, seed=self.seed)
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
@@ -246,8 +250,8 @@ def _explain(error: ValidationError) -> str:
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite")
 
 
 def _at_least(bound: int, **values: int) -> None:

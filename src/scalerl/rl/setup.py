@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from scalerl.errors import InputError
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
@@ -21,7 +24,8 @@ def load_generator(
     recipe: Recipe, model_folder: str | Path, seed: int, rows: int
 ) -> Callable[[], TorchGenerator]:
     """Load model and tokenizer once; each call of the result makes a generator with an empty cache."""
-    model = load_model(model_folder)
+    model = load_model(model_folder, torch.float32)
+    _check_attention(model, model_folder)
     tokenizer = load_tokenizer(model_folder)
     length = LengthRule.resolve(
         recipe.length, tokenizer, recipe.context.thinking, recipe.context.answer, recipe.end_of_thinking
@@ -33,16 +37,38 @@ def load_generator(
             f"context: prompt, thinking, phrase and answer need {needed} positions, and the model has "
             f"{config.max_position_embeddings}"
         )
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"tokenizer of {model_folder} has no end token (eos_token)")
     sampling = Sampling(
         recipe.temperature, recipe.fp32_logits, seed, recipe.context.prompt, length, tokenizer.eos_token_id
     )
     return lambda: TorchGenerator(model, tokenizer, sampling, rows)
 
 
+def _check_attention(model: nn.Module, name: str | Path) -> None:
+    """The generator attends to everything before a token; a model that does not would be sampled wrongly."""
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        raise InputError(
+            f"model {name} uses sliding-window or other attention that is not full: not supported yet"
+        )
+
+
+def check_prompts(recipe: Recipe, model_folder: str | Path) -> None:
+    """Raise InputError if a prompt of the task is longer than `context.prompt`."""
+    tokenizer = load_tokenizer(model_folder)
+    for prompt in [*recipe.task.prompts("heldout"), *recipe.task.prompts("train")]:
+        length = len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
+        if length > recipe.context.prompt:
+            allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed"
+            raise InputError(f"{allowed}, and prompt {prompt.id} has {length}")
+
+
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
     """The learner of a recipe, at version 0."""
     return Learner(
-        load_model(model_folder),
+        load_model(model_folder, torch.float32),  # in bf16 a small step would round to nothing
         recipe.loss,
         recipe.optimiser,
         recipe.temperature,

@@ -20,12 +20,24 @@ from safetensors import SafetensorError
 
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, WorkerError, WriteError
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, RunWriter, Tokens, mean_p_1mp
+from scalerl.record import (
+    DeviceSeconds,
+    EvalPoint,
+    Flops,
+    RunRecord,
+    RunWriter,
+    Tokens,
+    check_unused,
+    mean_p_1mp,
+)
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
 from scalerl.rl.pipeline import Step, run_pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import load_generator, load_learner, verifier
+from scalerl.rl.setup import check_prompts, load_generator, load_learner, verifier
+
+MAX_PENDING = 3
+"""Evaluations under way before training waits for the oldest."""
 
 MILESTONES = (0.25, 0.5, 0.75)
 """Shares of the budget at which a forecast of the end is frozen, before training goes on."""
@@ -105,24 +117,35 @@ class _Evaluations:
             "samples": self.counters.samples,
             "prompts": self.counters.prompts,
         }
+        now |= self.counters.json()
         self.last_step = step
-        self._pending.append((now | self.counters.json(), self.evaluate(weights, step)))
+        while len(self._pending) >= MAX_PENDING:  # each holds a copy of the weights
+            self._write_first()
+        try:
+            future = self.evaluate(weights, step)
+        except BrokenExecutor as error:
+            raise self._died() from error
+        self._pending.append((now, future))
 
     def write_finished(self, wait: bool = False) -> None:
         """Write what is done; with `wait`, all of it."""
         while self._pending and (wait or self._pending[0][1].done()):
-            row, future = self._pending.popleft()
-            if future.cancelled():
-                continue
-            try:
-                result = future.result()
-            except BrokenExecutor as error:
-                self._pending.clear()
-                raise WorkerError(
-                    f"{self.writer.path}: the evaluation process died (out of memory?); "
-                    "what was written before is kept"
-                ) from error
-            self._write(row, result)
+            self._write_first()
+
+    def _write_first(self) -> None:
+        row, future = self._pending.popleft()
+        if future.cancelled():
+            return
+        try:
+            result = future.result()
+        except BrokenExecutor as error:
+            self._pending.clear()
+            raise self._died() from error
+        self._write(row, result)
+
+    def _died(self) -> WorkerError:
+        what = "the evaluation process died (out of memory?)"
+        return WorkerError(f"{self.writer.path}: {what}; what was written before is kept")
 
     def _write(self, row: dict[str, Any], result: Evaluation) -> None:
         self.counters.evaluate_seconds += result.seconds
@@ -159,7 +182,8 @@ def train(
     """Train `recipe` into the run folder `folder`, and return its record.
 
     Generator and learner share this process (the placement `inline`), so one seed gives one result, bit for
-    bit; evaluations run in a process of their own unless `evaluate_aside` is false, with the same result.
+    bit; evaluations run in a process of their own unless `evaluate_aside` is false, with the same result. (A
+    script that calls this needs the usual `if __name__ == "__main__":` then, as the process is spawned.)
     `forecaster` freezes a forecast of the end at each of `MILESTONES`. `extra` goes into config.json.
 
     Raises:
@@ -168,6 +192,8 @@ def train(
         KeyboardInterrupt: after the evaluations under way have been written.
     """
     torch.set_num_threads(1)  # results must not depend on how many cores there are
+    check_unused(Path(folder))
+    check_prompts(recipe, model_folder)
     generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)()
     learner = load_learner(recipe, model_folder)
     verify = verifier(recipe.task, generator.tokenizer)
@@ -189,7 +215,7 @@ def train(
     )
     try:
         evaluations.ask(0, learner.weights())
-        due, milestones = 1, [share for share in MILESTONES if forecaster]
+        due, milestones = 1, MILESTONES
         clock = time.perf_counter()
         for step in run_pipeline(recipe, pool, generator, learner, verify):
             _count(counters, step, generator.counters, time.perf_counter() - clock)
@@ -197,9 +223,11 @@ def train(
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
             if share >= due / recipe.evaluation.count:
                 evaluations.ask(step.index, learner.weights())
-                due = math.floor(share * recipe.evaluation.count) + 1
-                if forecaster and milestones and share >= milestones[0]:
-                    milestones.pop(0)
+                while due / recipe.evaluation.count <= share:
+                    due += 1
+                passed = [milestone for milestone in milestones if milestone <= share]
+                milestones = milestones[len(passed) :]
+                if forecaster and passed and share < 1:
                     evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
                     _freeze(writer, forecaster, recipe, view)
             evaluations.write_finished()
@@ -211,6 +239,9 @@ def train(
             evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
         save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "final")
+    except KeyboardInterrupt:
+        save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "interrupted")
+        raise
     finally:
         evaluate.close()
         evaluations.write_finished()

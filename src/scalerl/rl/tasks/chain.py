@@ -64,8 +64,8 @@ class Chain:
             raise ValueError("skip leaves no length")
         if not 1 <= self.heldout_per_length <= 200:
             raise ValueError("heldout_per_length must be between 1 and 200 (k = 1 has 240 prompts in all)")
-        if self.train_per_length < 1:
-            raise ValueError("train_per_length must be at least 1")
+        if self.train_per_length < 1 or self.seed < 0:
+            raise ValueError("train_per_length must be at least 1, and seed not negative")
 
     @property
     def lengths(self) -> tuple[int, ...]:
