@@ -43,10 +43,10 @@ def at_share(run: RunRecord, share: float) -> FrozenForecast | None:
     return close[0] if close else None
 
 
-def report(folders: dict[int, Path]) -> None:
+def report(folders: dict[int, Path], ceiling: float) -> None:
     print("| seed | share | forecast | 95 % interval | measured | inside | width |")
     print("|---|---|---|---|---|---|---|")
-    outcomes: dict[float, list[tuple[bool, float, float]]] = {0.25: [], 0.5: [], 0.75: []}
+    outcomes: dict[float, list[tuple[bool, float, float, bool]]] = {0.25: [], 0.5: [], 0.75: []}
     for seed, folder in sorted(folders.items()):
         run = RunRecord.read(folder)
         for share, found in outcomes.items():
@@ -58,7 +58,8 @@ def report(folders: dict[int, Path]) -> None:
                 continue
             low, high = forecast.prediction
             error = forecast.mean - outcome.measured.pass_rate
-            found.append((bool(outcome.inside), forecast.width, error))
+            low_A, high_A = forecast.fit["intervals"]["A"]
+            found.append((bool(outcome.inside), forecast.width, error, low_A <= ceiling <= high_A))
             if share == 0.5:
                 print(
                     f"| {seed} | {share} | {forecast.mean:.3f} | [{low:.3f}, {high:.3f}] | "
@@ -70,10 +71,10 @@ def report(folders: dict[int, Path]) -> None:
     for share, found in outcomes.items():
         if not found:
             continue
-        inside, width, error = (np.array(column, dtype=float) for column in zip(*found, strict=True))
+        inside, width, error, holds = (np.array(column, dtype=float) for column in zip(*found, strict=True))
         print(
             f"| {share} | {len(found)} | {int(inside.sum())} | {np.median(width):.3f} | "
-            f"{np.sqrt(np.mean(error**2)):.4f} | {error.mean():+.4f} |"
+            f"{np.sqrt(np.mean(error**2)):.4f} | {error.mean():+.4f} | {int(holds.sum())} |"
         )
 
 
@@ -88,7 +89,8 @@ def main() -> None:
     from scalerl.rl.base import find_model
     from scalerl.rl.recipe import load_recipe
 
-    model, about = find_model(load_recipe("demo"))
+    recipe = load_recipe("demo")
+    model, about = find_model(recipe)
     folders = {seed: args.runs / f"seed{seed}" for seed in range(args.seeds)}
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
         left = {seed: folder for seed, folder in folders.items() if not complete(folder)}
@@ -96,7 +98,7 @@ def main() -> None:
         for job in as_completed(jobs):
             job.result()
             print(f"seed {jobs[job]} done", file=sys.stderr, flush=True)
-    report(folders)
+    report(folders, recipe.task.ceiling(recipe.context.thinking))
 
 
 if __name__ == "__main__":
