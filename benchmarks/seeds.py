@@ -66,8 +66,9 @@ def report(folders: dict[int, Path], ceiling: float) -> None:
                     f"{outcome.measured.pass_rate:.3f} | {outcome.word} | {forecast.width:.3f} |"
                 )
     print(
-        "\n| share | forecasts | inside | median width | rms error | mean error |\n|---|---|---|---|---|---|"
+        f"\n| share | forecasts | inside | median width | rms error | mean error | A's holds {ceiling:.2f} |"
     )
+    print("|---|---|---|---|---|---|---|")
     for share, found in outcomes.items():
         if not found:
             continue
