@@ -67,7 +67,7 @@ def by_parity(rollout):
 def parts(recipe, seed=0):
     recipe = replace(recipe, seed=seed)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
-    generator = Watched(load_generator(recipe, recipe.model, seed, recipe.rows)())
+    generator = Watched(load_generator(recipe, recipe.model, seed, recipe.rows))
     return recipe, pool, generator, load_learner(recipe, recipe.model)
 
 

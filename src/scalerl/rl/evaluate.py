@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.generator import TorchGenerator
 from scalerl.rl.setup import load_generator, verifier
 from scalerl.rl.types import Weights
 
@@ -41,9 +39,6 @@ class Evaluation:
     seconds: float
 
 
-Evaluate = Callable[[Weights, int], "Future[Evaluation]"]
-
-
 class Evaluator:
     """Evaluates in this process."""
 
@@ -51,15 +46,13 @@ class Evaluator:
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout")
         rows = min(recipe.evaluation.rows, len(self._prompts) * self._n_samples)
-        self._make: Callable[[], TorchGenerator] = load_generator(
-            recipe, model_folder, recipe.evaluation.seed, rows
-        )
+        self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
         self._recipe = recipe
 
     def evaluate(self, weights: Weights, version: int) -> Evaluation:
         """Sample every held-out prompt with `weights`, and judge the completions."""
         started = time.perf_counter()
-        generator = self._make()
+        generator = self._generator  # all rows are free; old cache entries are overwritten before use
         generator.update(weights, version)
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)

@@ -20,10 +20,8 @@ from scalerl.rl.types import Reward, Rollout, Task
 FAILED = Reward(-1.0, False)
 
 
-def load_generator(
-    recipe: Recipe, model_folder: str | Path, seed: int, rows: int
-) -> Callable[[], TorchGenerator]:
-    """Load model and tokenizer once; each call of the result makes a generator with an empty cache."""
+def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
+    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed."""
     model = load_model(model_folder, torch.float32)
     _check_attention(model, model_folder)
     tokenizer = load_tokenizer(model_folder)
@@ -42,7 +40,7 @@ def load_generator(
     sampling = Sampling(
         recipe.temperature, recipe.fp32_logits, seed, recipe.context.prompt, length, tokenizer.eos_token_id
     )
-    return lambda: TorchGenerator(model, tokenizer, sampling, rows)
+    return TorchGenerator(model, tokenizer, sampling, rows)
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

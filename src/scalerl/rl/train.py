@@ -194,7 +194,7 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     check_unused(Path(folder))
     check_prompts(recipe, model_folder)
-    generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)()
+    generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
     learner = load_learner(recipe, model_folder)
     verify = verifier(recipe.task, generator.tokenizer)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
