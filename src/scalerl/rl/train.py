@@ -202,7 +202,7 @@ def train(
 
     writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
     counters = _Counters()
-    view = _View(recipe, writer.path, watch)
+    view = _View(watch)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
     evaluations = _Evaluations(
         evaluate,
@@ -251,10 +251,8 @@ def train(
 class _View:
     """Keeps what a watcher is to see, and tells it."""
 
-    def __init__(self, recipe: Recipe, folder: Path, watch: Callable[[Progress], None]) -> None:
-        self.folder = folder
+    def __init__(self, watch: Callable[[Progress], None]) -> None:
         self.forecast: Mapping[str, Any] | None = None
-        self._recipe = recipe
         self._watch = watch
         self._share = 0.0
         self._tokens_per_second = math.nan
