@@ -1,6 +1,17 @@
 """Compute-performance curves: fit, forecast, compare. Numpy only."""
 
-from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, LogLogistic, Weibull
+from scalerl.curve.families import (
+    FAMILIES,
+    LOG_LOGISTIC,
+    POWER_LAW,
+    Curve,
+    Family,
+    Frechet,
+    Gompertz,
+    LogLogistic,
+    PowerLaw,
+    Weibull,
+)
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
@@ -8,16 +19,19 @@ from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimat
 __all__ = [
     "FAMILIES",
     "LOG_LOGISTIC",
+    "POWER_LAW",
     "Curve",
     "Family",
     "Fit",
     "Forecast",
     "Frechet",
+    "Gompertz",
     "Intervals",
     "LogLogistic",
     "Medians",
     "NoiseEstimate",
     "Points",
+    "PowerLaw",
     "Weibull",
     "fit",
 ]

@@ -1,10 +1,11 @@
 """Saturating curves: the share of the total gain that is reached at a compute C.
 
-    R(C) = R_0 + (A - R_0) * share(B log(C / C_mid))          share(0) = 1/2
+    R(C) = R_0 + (A - R_0) * share(B, log(C / C_mid))          share(B, 0) = 1/2
 
-Every family is written in the log-ratio u = B log(C / C_mid), so that C_mid is the compute at half of the
-gain in all of them, and B is the slope on a logarithmic axis. A family is its share, the derivative of it
-and its inverse, and nothing else; what is fitted and averaged is in `least_squares` and `posterior`.
+C_mid is the compute at half of the gain in all of them, and B says how steeply the curve passes it. All but
+Gompertz are written in u = B log(C / C_mid), of which they are distribution functions. A family is its
+share, the derivatives of it and its inverse, and nothing else; what is fitted and averaged is in
+`least_squares` and `posterior`.
 """
 
 from __future__ import annotations
@@ -20,86 +21,156 @@ _U_MAX = 500.0  # exp stays finite, and every share is 0 or 1 to the last digit 
 
 
 class Family(Protocol):
-    """A saturating shape; u and the results are arrays of one shape, u = -inf at C = 0."""
+    """A saturating shape. Its arguments broadcast: `b` is B, `x` is log(C / C_mid), -inf at C = 0."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
 
-    def share(self, u: np.ndarray) -> np.ndarray:
-        """Share of the gain reached, in [0, 1], rising."""
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Share of the gain reached, in [0, 1], rising in x."""
         ...
 
-    def slope(self, u: np.ndarray) -> np.ndarray:
-        """The derivative d share / du."""
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(share, d share / d log B, d share / d log C)."""
         ...
 
-    def inverse(self, share: np.ndarray) -> np.ndarray:
-        """The u at which `share` is reached, for shares in (0, 1)."""
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """The x at which `share` is reached, for shares in (0, 1)."""
         ...
+
+
+def _scaled(b: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return np.minimum(np.maximum(b * x, -_U_MAX), _U_MAX)  # quicker than clip on small arrays
 
 
 @dataclass(frozen=True)
 class LogLogistic:
-    """share = 1 / (1 + exp(-u)): the paper's curve (arXiv 2510.13786, equation 1); its gap closes as C^-B."""
+    """share = 1 / (1 + e^-u): the paper's curve (arXiv 2510.13786, equation 1); its gap closes as C^-B."""
 
     name: str = "log_logistic"
 
-    def share(self, u: np.ndarray) -> np.ndarray:
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """1 / (1 + (C_mid / C)^B)."""
-        return 1.0 / (1.0 + np.exp(-np.clip(u, -_U_MAX, _U_MAX)))
+        return 1.0 / (1.0 + np.exp(-_scaled(b, x)))
 
-    def slope(self, u: np.ndarray) -> np.ndarray:
-        """s (1 - s)."""
-        share = self.share(u)
-        return share * (1.0 - share)
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """With d share / du = s (1 - s)."""
+        u = _scaled(b, x)
+        share = 1.0 / (1.0 + np.exp(-u))
+        slope = share * (1.0 - share)
+        return share, slope * u, slope * b
 
-    def inverse(self, share: np.ndarray) -> np.ndarray:
-        """log(s / (1 - s))."""
-        return np.log(share) - np.log1p(-share)
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """log(s / (1 - s)) / B."""
+        return (np.log(share) - np.log1p(-share)) / b
 
 
 @dataclass(frozen=True)
 class Weibull:
-    """share = 1 - 2^(-exp(u)): the gap closes exponentially, sooner than the paper's curve."""
+    """share = 1 - 2^(-e^u): the gap closes exponentially, sooner than the paper's curve."""
 
     name: str = "weibull"
 
-    def share(self, u: np.ndarray) -> np.ndarray:
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """1 - 2^(-(C / C_mid)^B)."""
-        return -np.expm1(-_LN2 * np.exp(np.clip(u, -_U_MAX, _U_MAX)))
+        return -np.expm1(-_LN2 * np.exp(_scaled(b, x)))
 
-    def slope(self, u: np.ndarray) -> np.ndarray:
-        """ln 2 e^u 2^(-e^u)."""
-        e = _LN2 * np.exp(np.clip(u, -_U_MAX, _U_MAX))
-        return e * np.exp(-e)
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """With d share / du = ln 2 e^u 2^(-e^u)."""
+        u = _scaled(b, x)
+        e = _LN2 * np.exp(u)
+        slope = e * np.exp(-e)
+        return -np.expm1(-e), slope * u, slope * b
 
-    def inverse(self, share: np.ndarray) -> np.ndarray:
-        """log(-log2(1 - s))."""
-        return np.log(-np.log1p(-share) / _LN2)
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """log(-log2(1 - s)) / B."""
+        return np.log(-np.log1p(-share) / _LN2) / b
 
 
 @dataclass(frozen=True)
 class Frechet:
-    """share = 2^(-exp(-u)): starts abruptly, and its gap closes as C^-B."""
+    """share = 2^(-e^-u): starts abruptly, and its gap closes as C^-B."""
 
     name: str = "frechet"
 
-    def share(self, u: np.ndarray) -> np.ndarray:
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """2^(-(C_mid / C)^B)."""
-        return np.exp(-_LN2 * np.exp(-np.clip(u, -_U_MAX, _U_MAX)))
+        return np.exp(-_LN2 * np.exp(-_scaled(b, x)))
 
-    def slope(self, u: np.ndarray) -> np.ndarray:
-        """ln 2 e^-u 2^(-e^-u)."""
-        e = _LN2 * np.exp(-np.clip(u, -_U_MAX, _U_MAX))
-        return e * np.exp(-e)
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """With d share / du = ln 2 e^-u 2^(-e^-u)."""
+        u = _scaled(b, x)
+        e = _LN2 * np.exp(-u)
+        share = np.exp(-e)
+        slope = e * share
+        return share, slope * u, slope * b
 
-    def inverse(self, share: np.ndarray) -> np.ndarray:
-        """-log(-log2(s))."""
-        return -np.log(-np.log(share) / _LN2)
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """-log(-log2(s)) / B."""
+        return -np.log(-np.log(share) / _LN2) / b
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """share = max(0, 1 - e^-u / 2): the power law A - D / C^B, from where it exceeds R_0.
+
+    D = (A - R_0) C_mid^B / 2. Below the compute at which A - D / C^B = R_0 the curve is R_0, as a pass rate
+    cannot start at minus infinity; with R_0 = 0 given it is the bare power law with three parameters.
+    """
+
+    name: str = "power_law"
+
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """max(0, 1 - (C_mid / C)^B / 2)."""
+        return np.maximum(1.0 - 0.5 * np.exp(-_scaled(b, x)), 0.0)
+
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """With d share / du = e^-u / 2, and 0 on the flat part."""
+        u = _scaled(b, x)
+        gap = 0.5 * np.exp(-u)
+        slope = np.where(gap < 1.0, gap, 0.0)
+        return np.maximum(1.0 - gap, 0.0), slope * u, slope * b
+
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """-log(2 (1 - s)) / B."""
+        return -(_LN2 + np.log1p(-share)) / b
+
+
+@dataclass(frozen=True)
+class Gompertz:
+    """share = 2^(-e^(-B (C / C_mid - 1))): a sigmoid in C itself, not in log C. For comparison only.
+
+    R_0 is its lower asymptote: at C = 0 it has gained a share of 2^(-e^B), .006 at B = 2.
+    """
+
+    name: str = "gompertz"
+
+    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """2^(-exp(-B (C / C_mid - 1)))."""
+        return np.exp(-_LN2 * np.exp(_gompertz_exponent(b, np.exp(np.minimum(x, _U_MAX)))))
+
+    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """By the chain rule, with e = ln 2 exp(-B (C / C_mid - 1)) and d share = -share de."""
+        ratio = np.exp(np.minimum(x, _U_MAX))
+        exponent = _gompertz_exponent(b, ratio)
+        e = _LN2 * np.exp(exponent)
+        share = np.exp(-e)
+        slope = e * share
+        return share, -slope * exponent, slope * b * np.minimum(ratio, _U_MAX)
+
+    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """log(1 - log(-log2(s)) / B); -inf for shares that are exceeded at C = 0."""
+        ratio = 1.0 - np.log(-np.log(share) / _LN2) / b
+        return log_compute(np.maximum(ratio, 0.0))
+
+
+def _gompertz_exponent(b: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    return np.maximum(-b * (ratio - 1.0), -_U_MAX)
 
 
 LOG_LOGISTIC = LogLogistic()
-FAMILIES: tuple[Family, ...] = (LOG_LOGISTIC, Weibull(), Frechet())
+POWER_LAW = PowerLaw()
+FAMILIES: tuple[Family, ...] = (LOG_LOGISTIC, Weibull(), Frechet(), POWER_LAW)
 """The families that are averaged, the paper's first."""
 
 
@@ -111,7 +182,7 @@ def log_compute(compute_N: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve R(C) = R_0 + (A - R_0) share(B log(C / C_mid)); C and C_mid in the unit of the axis."""
+    """One curve R(C) = R_0 + (A - R_0) share(B, log(C / C_mid)); C and C_mid in the unit of the axis."""
 
     family: Family
     A: float
@@ -121,8 +192,14 @@ class Curve:
 
     def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
         """Expected pass rate at every compute, shape as given."""
-        u = self.B * (log_compute(np.asarray(compute_N, dtype=float)) - math.log(self.C_mid))
-        return self.R_0 + (self.A - self.R_0) * self.family.share(u)
+        return self.R_0 + (self.A - self.R_0) * self.family.share(
+            np.asarray(self.B), self._log_ratio(compute_N)
+        )
+
+    def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
+        """dR/dC at every compute above 0: gain in pass rate per unit of compute, shape as given."""
+        _, _, by_log_c = self.family.slopes(np.asarray(self.B), self._log_ratio(compute_N))
+        return (self.A - self.R_0) * by_log_c / np.asarray(compute_N, dtype=float)
 
     def inverse(self, pass_rate: float) -> float:
         """Compute at which the curve reaches `pass_rate`: 0 at or below R_0, infinite at or above A."""
@@ -131,7 +208,10 @@ class Curve:
         if pass_rate >= self.A:
             return math.inf
         share = np.asarray((pass_rate - self.R_0) / (self.A - self.R_0))
-        return float(self.C_mid * np.exp(self.family.inverse(share) / self.B))
+        return float(self.C_mid * np.exp(self.family.inverse(np.asarray(self.B), share)))
+
+    def _log_ratio(self, compute_N: np.ndarray | float) -> np.ndarray:
+        return log_compute(np.asarray(compute_N, dtype=float)) - math.log(self.C_mid)
 
     def __str__(self) -> str:
         return (

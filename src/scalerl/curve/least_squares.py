@@ -137,7 +137,7 @@ def quadratic(share: np.ndarray, y_N: np.ndarray, precision: Precision) -> Quadr
 
 def share_at(family: Family, log_b: np.ndarray, log_mid: np.ndarray, log_c_N: np.ndarray) -> np.ndarray:
     """Share of the gain at every point for every cell: broadcast(log_b, log_mid).shape + (N,)."""
-    return family.share(np.exp(log_b)[..., None] * (log_c_N - log_mid[..., None]))
+    return family.share(np.exp(log_b)[..., None], log_c_N - log_mid[..., None])
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,8 @@ def _jacobian(sample: Sample, family: Family, theta: np.ndarray, R_0: float, A: 
     root_N = np.sqrt(sample.weight_N)
     ratio_N = sample.log_c_N - theta[1]
     b = math.exp(theta[0])
-    slope_N = family.slope(b * ratio_N) * b * (A - R_0)
-    d_log_b = slope_N * np.where(np.isfinite(ratio_N), ratio_N, 0.0)
-    jacobian = -np.stack([d_log_b, -slope_N], axis=1) * root_N[:, None]
-    share_N = family.share(b * ratio_N)
+    share_N, by_log_b_N, by_log_c_N = family.slopes(np.asarray(b), ratio_N)
+    jacobian = (R_0 - A) * np.stack([by_log_b_N, -by_log_c_N], axis=1) * root_N[:, None]
     free = []
     if sample.r0 is None and 0 < R_0 < A:
         free.append(root_N * (1 - share_N))

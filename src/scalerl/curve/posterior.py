@@ -85,14 +85,12 @@ class Posterior:
 
     def share_cells(self, compute: float) -> np.ndarray:
         """Share of the gain at one compute, for every cell."""
-        u = np.exp(self.log_b_cells) * (float(log_compute(np.asarray(compute))) - self.log_mid_cells)
-        return self._by_family(u, "share")
-
-    def _by_family(self, u: np.ndarray, method: str) -> np.ndarray:
-        out = np.empty_like(u)
+        x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
+        b = np.exp(self.log_b_cells)
+        out = np.empty_like(x)
         for index, family in enumerate(self.families):
             mine = self.family_cells == index
-            out[mine] = getattr(family, method)(u[mine])
+            out[mine] = family.share(b[mine], x[mine])
         return out
 
     def curve_at(self, compute: float) -> np.ndarray:
@@ -105,11 +103,11 @@ class Posterior:
         A = np.broadcast_to(self.A[:, :, None], self.R_0.shape)
         share = np.clip((target - self.R_0) / np.maximum(A - self.R_0, 1e-12), 1e-12, 1 - 1e-12)
         cells = np.broadcast_to(np.arange(len(self.family_cells))[:, None, None], share.shape)
-        u = np.empty(share.shape)
+        b, x = np.exp(self.log_b_cells)[cells], np.empty(share.shape)
         for index, family in enumerate(self.families):
             mine = self.family_cells == index
-            u[mine] = family.inverse(share[mine])
-        log_c = self.log_mid_cells[cells] + u / np.exp(self.log_b_cells[cells])
+            x[mine] = family.inverse(b[mine], share[mine])
+        log_c = self.log_mid_cells[cells] + x
         compute = np.exp(np.clip(log_c, -700, 700))
         return np.where(target <= self.R_0, 0.0, np.where(target >= A, np.inf, compute))
 

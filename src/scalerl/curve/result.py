@@ -219,7 +219,7 @@ class Fit:
                 "C_mid": list(intervals.C_mid),
             },
             "median": asdict(self.median),
-            "families": {**self.families, "power_law": None},
+            "families": dict(self.families),
             "prior": "flat",
             "noise": {
                 "sd": self.noise.sd,
