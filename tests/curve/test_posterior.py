@@ -112,3 +112,12 @@ def test_quantiles_of_a_normal():
     np.testing.assert_allclose(
         weighted_quantiles(x, np.exp(-(x**2) / 2), at_Q), [-1.959964, 0, 1.959964], atol=2e-3
     )
+
+
+def test_draws_have_the_quantiles_of_the_nodes():
+    compute_N, y_N = noisy(2.5)
+    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    at = 2 * compute_N[-1]
+    drawn = np.quantile(post.draws(4000).curves_at(np.array([at]))[:, 0], [0.025, 0.5, 0.975])
+    exact = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))
+    np.testing.assert_allclose(drawn, exact, atol=0.02 * (exact[2] - exact[0]))

@@ -32,6 +32,27 @@ _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 28, 13, 8, 5
 
 
 @dataclass(frozen=True)
+class Draws:
+    """Curves of equal weight, all arrays (n,): `family_n` is an index into `families`."""
+
+    families: tuple[Family, ...]
+    family_n: np.ndarray
+    A_n: np.ndarray
+    log_b_n: np.ndarray
+    log_mid_n: np.ndarray
+    R_0_n: np.ndarray
+
+    def curves_at(self, compute_M: np.ndarray) -> np.ndarray:
+        """The mean curves at computes (M,), shape (n, M)."""
+        x = log_compute(np.asarray(compute_M, dtype=float)) - self.log_mid_n[:, None]
+        b, share = np.exp(self.log_b_n)[:, None], np.empty_like(x)
+        for index, family in enumerate(self.families):
+            mine = self.family_n == index
+            share[mine] = family.share(b[mine], x[mine])
+        return self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share
+
+
+@dataclass(frozen=True)
 class Posterior:
     """Weighed nodes. `weight` sums to 1; `weight`, its logarithm and `R_0` have the shape (cells, a, r)."""
 
@@ -82,6 +103,20 @@ class Posterior:
         order = np.argsort(-self.weight_cells, kind="stable")
         held = np.cumsum(self.weight_cells[order])
         return self._take(order[: int(np.searchsorted(held, mass)) + 1])
+
+    def draws(self, n: int, seed: int = 0) -> Draws:
+        """n curves of equal weight: a systematic sample of the nodes, shuffled by `seed` (for pairing)."""
+        held = np.cumsum(self.weight.ravel())
+        at = np.searchsorted(held, (np.arange(n) + 0.5) / n * held[-1])
+        cell, a, r = np.unravel_index(np.random.default_rng(seed).permutation(at), self.weight.shape)
+        return Draws(
+            self.families,
+            self.family_cells[cell],
+            self.A[cell, a],
+            self.log_b_cells[cell],
+            self.log_mid_cells[cell],
+            self.R_0[cell, a, r],
+        )
 
     def share_cells(self, compute: float) -> np.ndarray:
         """Share of the gain at one compute, for every cell."""
