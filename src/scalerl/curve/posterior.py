@@ -21,8 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, Family, log_compute
-from scalerl.curve.least_squares import Quadratic, Sample, least_squares, quadratic, share_at
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.noise import PHI, Noise, make_noise
+from scalerl.curve.quadratic import Quadratic, quadratic, share_at
+from scalerl.curve.sample import Sample
 
 B_RANGE = (0.3, 6.0)
 C_MID_FACTOR = 10.0
@@ -189,7 +191,7 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise) -> _Nodes:
     """Nodes of one family: rows of C_mid where there is mass, in every row B where there is mass."""
     log_lo, log_hi = sample.log_c_range
     box = (log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR))
-    centre = least_squares(sample, family, _LOG_B, starts=1).curve
+    centre = least_squares(sample, family, log_b_range=_LOG_B).curve
     seek = np.unique(np.clip(math.log(centre.C_mid) + _offsets(0.004, 13), *box))
     _, _, level_M = _row_extent(sample, family, noise, seek)
     low, high = _extent(seek[None], level_M[None])
