@@ -5,7 +5,8 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
-from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, posterior
+from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.posterior import posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
-from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, Posterior
+from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.posterior import Posterior
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Intervals, Medians
 from scalerl.curve.sample import Sample

@@ -1,23 +1,23 @@
 """The sum of squares as a quadratic in what is linear, (R_0, A), for correlated evaluations.
 
-Shapes: N points at distinct compute, P noise correlations, and `...` any grid of (log B, log C_mid).
+    RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
+
+Shapes: N evaluations, P noise correlations, and `...` any grid of (log B, log C_mid).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from scalerl.curve.families import Family
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The residual sum of squares of every cell as a quadratic in (R_0, A); all fields shape (P, ...).
-
-    RSS = yy - 2 (R_0 hy + A gy) + R_0^2 hh + 2 R_0 A hg + A^2 gg, with g the share reached and h = 1 - g.
-    """
+    """RSS = yy - 2 (R_0 hy + A gy) + R_0^2 hh + 2 R_0 A hg + A^2 gg; all fields shape (P, ...)."""
 
     gg: np.ndarray
     hg: np.ndarray
@@ -25,6 +25,10 @@ class Quadratic:
     gy: np.ndarray
     hy: np.ndarray
     yy: np.ndarray
+
+    def take(self, index: Any) -> Quadratic:
+        """The quadratics of some cells."""
+        return Quadratic(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
 
     def rss(self, R_0: np.ndarray | float, A: np.ndarray | float) -> np.ndarray:
         """Residual sum of squares at (R_0, A)."""
@@ -34,26 +38,28 @@ class Quadratic:
 
     def best(self, r0: float | None) -> tuple[np.ndarray, np.ndarray]:
         """(R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
-        tiny = 1e-300
         if r0 is not None:
-            A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, tiny), r0, 1.0)
+            A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, _TINY), r0, 1.0)
             return np.full_like(A, r0), A
         det = self.gg * self.hh - self.hg**2
         sound = det > 1e-12 * self.gg * self.hh
         det = np.where(sound, det, 1.0)
         R_0 = (self.hy * self.gg - self.gy * self.hg) / det
         A = (self.gy * self.hh - self.hy * self.hg) / det
-        level = (self.gy + self.hy) / (self.gg + 2 * self.hg + self.hh)  # the best constant: A = R_0
-        inside = sound & (R_0 >= 0) & (A >= R_0) & (A <= 1)
-        # Outside, the best is on an edge: A = 1, R_0 = 0 or A = R_0.
-        R_0_at_1 = np.clip((self.hy - self.hg) / np.maximum(self.hh, tiny), 0.0, 1.0)
-        A_at_0 = np.clip(self.gy / np.maximum(self.gg, tiny), 0.0, 1.0)
-        edges_R_0 = np.stack([np.clip(level, 0, 1), R_0_at_1, np.zeros_like(A)])
-        edges_A = np.stack([np.clip(level, 0, 1), np.ones_like(A), A_at_0])
-        edge = np.argmin(self.rss(edges_R_0, edges_A), axis=0)[None]
-        R_0 = np.where(inside, R_0, np.take_along_axis(edges_R_0, edge, 0)[0])
-        A = np.where(inside, A, np.take_along_axis(edges_A, edge, 0)[0])
+        outside = ~(sound & (R_0 >= 0) & (A >= R_0) & (A <= 1))
+        if outside.any():
+            index = np.nonzero(outside)
+            R_0[index], A[index] = self.take(index)._best_on_edge()
         return R_0, A
+
+    def _best_on_edge(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best of the edges A = R_0, A = 1 and R_0 = 0."""
+        level = np.clip((self.gy + self.hy) / (self.gg + 2 * self.hg + self.hh), 0.0, 1.0)
+        one, zero = np.ones_like(level), np.zeros_like(level)
+        R_0 = np.stack([level, np.clip((self.hy - self.hg) / np.maximum(self.hh, _TINY), 0.0, 1.0), zero])
+        A = np.stack([level, one, np.clip(self.gy / np.maximum(self.gg, _TINY), 0.0, 1.0)])
+        edge = np.argmin(self.rss(R_0, A), axis=0)[None]
+        return np.take_along_axis(R_0, edge, 0)[0], np.take_along_axis(A, edge, 0)[0]
 
 
 @dataclass(frozen=True)
@@ -66,23 +72,25 @@ class Precision:
     diagonal_PN: np.ndarray
     below_PN: np.ndarray
 
-    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """a^T K^-1 b for every pair of rows of `a` (cells, N) and `b` (cells, N) or (N,): (P, cells)."""
-        across = a[:, 1:] * b[..., :-1] + a[:, :-1] * b[..., 1:]
-        return self.diagonal_PN @ (a * b).T + self.below_PN[:, 1:] @ across.T
+    def only(self, p: int) -> Precision:
+        """That of one correlation, P = 1."""
+        return Precision(self.diagonal_PN[p : p + 1], self.below_PN[p : p + 1])
 
+    def times(self, a_N: np.ndarray) -> np.ndarray:
+        """K^-1 a, shape (P, N)."""
+        product = self.diagonal_PN * a_N
+        product[:, 1:] += self.below_PN[:, 1:] * a_N[:-1]
+        product[:, :-1] += self.below_PN[:, 1:] * a_N[1:]
+        return product
 
-def quadratic(share: np.ndarray, y_N: np.ndarray, precision: Precision) -> Quadratic:
-    """The quadratic of every cell, from the shares (..., N) and the inverse noise correlations."""
-    g = share.reshape(-1, share.shape[-1])
-    h = 1.0 - g
-    shape = (len(precision.diagonal_PN), *share.shape[:-1])
-    yy = precision.product(y_N[None], y_N).reshape(-1, *(1,) * (share.ndim - 1))
-    pairs = {"gg": (g, g), "hg": (h, g), "hh": (h, h), "gy": (g, y_N), "hy": (h, y_N)}
-    products = {name: precision.product(a, b).reshape(shape) for name, (a, b) in pairs.items()}
-    return Quadratic(yy=np.broadcast_to(yy, shape), **products)
-
-
-def share_at(family: Family, log_b: np.ndarray, log_mid: np.ndarray, log_c_N: np.ndarray) -> np.ndarray:
-    """Share of the gain at every point for every cell: broadcast(log_b, log_mid).shape + (N,)."""
-    return family.share(np.exp(log_b)[..., None], log_c_N - log_mid[..., None])
+    def quadratic(self, share: np.ndarray, y_N: np.ndarray) -> Quadratic:
+        """The quadratic of every cell from its shares (..., N); only g^T K^-1 g is no plain product."""
+        g = share.reshape(-1, share.shape[-1])
+        shape = (len(self.diagonal_PN), *share.shape[:-1])
+        one_PN, y_PN = self.times(np.ones_like(y_N)), self.times(y_N)
+        gg = self.diagonal_PN @ (g * g).T
+        gg += 2 * (self.below_PN[:, 1:] @ (g[:, 1:] * g[:, :-1]).T)
+        g1, gy = one_PN @ g.T, y_PN @ g.T
+        one, y1, yy = (v[:, None] for v in (one_PN.sum(axis=1), one_PN @ y_N, y_PN @ y_N))
+        fields = (gg, g1 - gg, one - 2 * g1 + gg, gy, y1 - gy, np.broadcast_to(yy, gg.shape))
+        return Quadratic(*(v.reshape(shape) for v in fields))
