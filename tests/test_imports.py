@@ -17,6 +17,7 @@ ALLOWED = {
     "report": {"record", "curve"},
     "rl": {"record"},
     "console": set(),
+    "commands": {"record", "ingest", "curve", "report", "rl", "console"},
 }
 BOTTOM = {"errors", "_version"}
 
