@@ -68,7 +68,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class PointScore:
-    """Errors (forecast less measured) of one method over `runs` runs, in pass rate; every run weighs alike."""
+    """Errors (forecast less measured) of one method, in pass rate; each of the `runs` runs weighs alike."""
 
     runs: int
     median_abs: float
@@ -131,7 +131,7 @@ class Backtest:
     def interval_score(
         self, fraction: float, outcome: Outcome | None = None, end: bool = False
     ) -> IntervalScore | None:
-        """Scores of the prediction intervals at all later evaluations, or at the end alone; None without any."""
+        """Scores of the prediction intervals at all later evaluations, or the end alone; None without any."""
         answered = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
         if not answered:
             return None

@@ -12,12 +12,13 @@ from scalerl.curve.rivals import OURS, RIVALS
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest, Cut, Outcome
 
-_OUTCOMES: tuple[Outcome, ...] = ("forecast", "too early", "cannot answer")
+_ANSWERED: tuple[Outcome, ...] = ("forecast", "too early")
+_OUTCOMES: tuple[Outcome, ...] = (*_ANSWERED, "cannot answer")
 _COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
 
 
 def as_text(test: Backtest) -> str:
-    """One block per fraction: what became of the runs, then scores at every later evaluation, and at the end."""
+    """One block per fraction: what became of the runs, then scores at every later evaluation and the end."""
     n = len(test.sources)
     lines = [f"{n} run{'s' if n > 1 else ''} on {test.axis}, {test.level:.0%} prediction intervals"]
     if test.dropped:
@@ -40,19 +41,24 @@ def _fates(test: Backtest, fraction: float) -> str:
 
 def _reasons(test: Backtest, fraction: float) -> Counter[str]:
     """Why there is no forecast, by the fit or by a rival, and how often."""
-    reasons = Counter(f"cannot answer: {cut.why}" for cut in test.select(fraction, "cannot answer"))
+    reasons = Counter(f"cannot answer: {_head(cut.why)}" for cut in test.select(fraction, "cannot answer"))
     for cut in test.select(fraction):
         if cut.later is not None:
-            reasons.update(f"{name} cannot answer: {why}" for name, why in cut.later.no_point.items())
+            reasons.update(f"{name} cannot answer: {_head(why)}" for name, why in cut.later.no_point.items())
     return reasons
+
+
+def _head(why: str) -> str:
+    """The reason without its figures, which differ from run to run."""
+    return why.split(": ", maxsplit=1)[0]
 
 
 def _rows(test: Backtest, fraction: float, end: bool) -> list[str]:
     """A row for the fit, over all runs and by outcome where both occur, and one for every rival."""
     wanted: list[tuple[str, str, Outcome | None]] = [(OURS, OURS, None)]
-    if all(test.select(fraction, outcome) for outcome in _OUTCOMES[:2]):
-        wanted += [(f"  {outcome}", OURS, outcome) for outcome in _OUTCOMES[:2]]
-    wanted += [(name, name, None) for name in RIVALS]
+    if all(test.select(fraction, outcome) for outcome in _ANSWERED):
+        wanted.extend((f"  {outcome}", OURS, outcome) for outcome in _ANSWERED)
+    wanted.extend((name, name, None) for name in RIVALS)
     rows = []
     for label, method, outcome in wanted:
         point = test.point_score(method, fraction, outcome, end)
@@ -103,7 +109,7 @@ def _pooled(test: Backtest, fraction: float) -> dict[str, Any]:
         "outcomes": {outcome: len(test.select(fraction, outcome)) for outcome in _OUTCOMES},
         "later": scores(False),
         "end": scores(True),
-        "end_by_outcome": {outcome: scores(True, outcome) for outcome in _OUTCOMES[:2]},
+        "end_by_outcome": {outcome: scores(True, outcome) for outcome in _ANSWERED},
     }
 
 
