@@ -20,21 +20,28 @@ def a_run(n=25, top=10_000.0, sd=0.004, seed=0, truth=TRUTH, source="run"):
     return Points.from_arrays(compute_N, truth(compute_N) + noise_N, source=source)
 
 
+def errors(test, *args, **kwargs):
+    score = test.point_score(*args, **kwargs)
+    assert score is not None
+    return score
+
+
+def intervals(test, fraction, **kwargs):
+    score = test.interval_score(fraction, **kwargs)
+    assert score is not None
+    return score
+
+
 def test_without_noise_the_rest_is_forecast_and_the_rivals_err_as_by_hand():
     exact = a_run(sd=0.0)
     test = backtest([exact], fractions=[0.75])
-    ours = test.point_score(OURS, 0.75)
-    assert ours is not None
-    assert ours.median_abs < 5e-4
+    assert errors(test, OURS, 0.75).median_abs < 5e-4
     (cut,) = test.cuts
     # 25 evaluations, one every 416.7: the cut at 7,500 sees 19, of which the last is right at the cut.
     assert (cut.n_fitted, cut.outcome) == (19, "forecast")
-    last = test.point_score("last value", 0.75, end=True)
-    assert last is not None
+    last = errors(test, "last value", 0.75, end=True)
     assert last.bias == pytest.approx(float(TRUTH(7500.0) - TRUTH(10_000.0)), abs=1e-12)
-    paper = test.point_score("least squares (log-logistic)", 0.75)
-    assert paper is not None
-    assert paper.rms < 1e-6
+    assert errors(test, "least squares (log-logistic)", 0.75).rms < 1e-6
     assert cut.later is not None
     seen = exact.compute_N[1:19]
     slope, level = np.polyfit(np.log(seen), TRUTH(seen), 1)
@@ -83,9 +90,7 @@ def test_what_cannot_be_answered_is_counted():
 def test_too_early_is_apart_and_still_scored():
     test = backtest([a_run(seed=1)], fractions=[1 / 4])
     assert test.cuts[0].outcome == "too early"
-    score = test.point_score(OURS, 1 / 4, "too early", end=True)
-    assert score is not None
-    assert score.runs == 1
+    assert errors(test, OURS, 1 / 4, "too early", end=True).runs == 1
     assert test.point_score(OURS, 1 / 4, "forecast") is None
 
 
@@ -94,19 +99,18 @@ def test_every_run_weighs_alike_however_often_it_was_evaluated():
     pooled = backtest(runs, fractions=[0.5])
     alone = [backtest([run], fractions=[0.5]) for run in runs]
     for end in (False, True):
-        both = pooled.point_score(OURS, 0.5, end=end)
-        each = [test.point_score(OURS, 0.5, end=end) for test in alone]
-        assert both is not None
-        assert both.bias == pytest.approx(np.mean([score.bias for score in each if score]))
-        assert both.rms**2 == pytest.approx(np.mean([score.rms**2 for score in each if score]))
-    widths = [test.interval_score(0.5).width for test in alone]
-    assert pooled.interval_score(0.5).width == pytest.approx(np.mean(widths))
+        both = errors(pooled, OURS, 0.5, end=end)
+        each = [errors(test, OURS, 0.5, end=end) for test in alone]
+        assert both.bias == pytest.approx(np.mean([score.bias for score in each]))
+        assert both.rms**2 == pytest.approx(np.mean([score.rms**2 for score in each]))
+    widths = [intervals(test, 0.5).width for test in alone]
+    assert intervals(pooled, 0.5).width == pytest.approx(np.mean(widths))
 
 
 def test_repeated_evaluations_at_the_end_are_the_end():
     run = a_run()
     twice = Points.from_arrays(np.append(run.compute_N, 10_000.0), np.append(run.pass_rate_N, 0.59))
-    score = backtest([twice], fractions=[0.5]).point_score("last value", 0.5, end=True)
+    score = errors(backtest([twice], fractions=[0.5]), "last value", 0.5, end=True)
     last = run.pass_rate_N[run.compute_N == 5000.0][0]
     assert score.bias == pytest.approx(last - (run.pass_rate_N[-1] + 0.59) / 2)
     assert score.median_abs == pytest.approx(np.mean(np.abs(last - np.array([run.pass_rate_N[-1], 0.59]))))
@@ -115,7 +119,7 @@ def test_repeated_evaluations_at_the_end_are_the_end():
 def test_intervals_of_simulated_runs_hold_what_they_say():
     """20 log-logistic runs to 3.9 C_mid, cut at half: at .95, 20 ends miss more than three with p = .016."""
     runs = [a_run(n=31, sd=0.006, seed=100 + seed) for seed in range(20)]
-    score = backtest(runs, fractions=[0.5]).interval_score(0.5, end=True)
+    score = intervals(backtest(runs, fractions=[0.5]), 0.5, end=True)
     assert score.coverage >= 17 / 20
     assert score.width < 0.15
     assert score.crps < 0.02
