@@ -7,8 +7,7 @@ import pytest
 from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.backtest import _crps, backtest
-from scalerl.curve.rivals import OURS
+from scalerl.curve.backtest import OURS, _crps, backtest
 from scalerl.curve.scores import crps_normal_mixture
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)

@@ -2,8 +2,9 @@
 
     |---- fitted ----|c|- - - - - - forecast, every later evaluation - - - - -|end|      c: a cut
 
-At every cut the rivals see what the fit sees: the least-squares log-logistic curve, the bounded power law,
-the log-linear trend and the last value. They have no intervals, so they are scored by their errors alone.
+At every cut the rivals see what the fit sees: the least-squares log-logistic curve, the paper's own grid
+search, the bounded power law, the log-linear trend and the last value. They have no intervals, so they are
+scored by their errors alone.
 
 Shapes: M later evaluations.
 """
@@ -17,16 +18,38 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.curve.backtest_text import as_json, as_text
+from scalerl.curve.baselines import fit_last_value, fit_log_linear, fit_power_law
 from scalerl.curve.fit import fit
+from scalerl.curve.paper import paper_fit
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
-from scalerl.curve.rivals import OURS, RIVALS
 from scalerl.curve.scores import covered, crps_normal_mixture, interval_score
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
 """`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
+
+OURS = "scalerl"
+"""The name of the fit's own forecast, its point."""
+
+Forecaster = Callable[[np.ndarray], np.ndarray]
+
+
+def _paper(result: Fit) -> Forecaster:
+    """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours."""
+    r0 = result.r0_value if result.r0_source == "given" else None
+    return paper_fit(result.points, r0, min_compute=0.0).curve
+
+
+RIVALS: dict[str, Callable[[Fit], Forecaster]] = {
+    "least squares (log-logistic)": lambda result: result.curve,
+    "paper's grid search": _paper,
+    "power law": lambda result: fit_power_law(result.points),
+    "log-linear": lambda result: fit_log_linear(result.points),
+    "last value": lambda result: fit_last_value(result.points),
+}
+"""Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
 
 _DRAWS, _COMPONENTS = 2048, 64  # curves of the posterior, and the quantiles of them that stand for it
 
@@ -103,6 +126,11 @@ class Backtest:
     dropped: tuple[str, ...]
     """Runs left out because their points are those of another that is counted."""
     cuts: tuple[Cut, ...] = field(repr=False)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What is scored: the fit itself, then its rivals."""
+        return (OURS, *RIVALS)
 
     def select(self, fraction: float | None = None, outcome: Outcome | None = None) -> tuple[Cut, ...]:
         """The cuts at a fraction, with an outcome; None stands for any."""

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from scalerl.curve.rivals import OURS, RIVALS
-
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest, Cut, Outcome
 
@@ -55,10 +53,11 @@ def _head(why: str) -> str:
 
 def _rows(test: Backtest, fraction: float, end: bool) -> list[str]:
     """A row for the fit, over all runs and by outcome where both occur, and one for every rival."""
-    wanted: list[tuple[str, str, Outcome | None]] = [(OURS, OURS, None)]
+    ours, *rivals = test.methods
+    wanted: list[tuple[str, str, Outcome | None]] = [(ours, ours, None)]
     if all(test.select(fraction, outcome) for outcome in _ANSWERED):
-        wanted.extend((f"  {outcome}", OURS, outcome) for outcome in _ANSWERED)
-    wanted.extend((name, name, None) for name in RIVALS)
+        wanted.extend((f"  {outcome}", ours, outcome) for outcome in _ANSWERED)
+    wanted.extend((name, name, None) for name in rivals)
     rows = []
     for label, method, outcome in wanted:
         point = test.point_score(method, fraction, outcome, end)
@@ -69,7 +68,7 @@ def _rows(test: Backtest, fraction: float, end: bool) -> list[str]:
             *(f"{v:>9.4f}" for v in (point.median_abs, point.rms)),
             f"{point.bias:>+9.4f}",
         ]
-        interval = test.interval_score(fraction, outcome, end) if method == OURS else None
+        interval = test.interval_score(fraction, outcome, end) if method == ours else None
         if interval is not None:
             values = (interval.width, interval.score, interval.crps)
             cells += [f"{interval.coverage:>9.3f}", *(f"{v:>9.4f}" for v in values)]
@@ -98,7 +97,7 @@ def as_json(test: Backtest) -> dict[str, Any]:
 def _pooled(test: Backtest, fraction: float) -> dict[str, Any]:
     def scores(end: bool, outcome: Outcome | None = None) -> dict[str, Any]:
         interval = test.interval_score(fraction, outcome, end)
-        points = {name: test.point_score(name, fraction, outcome, end) for name in (OURS, *RIVALS)}
+        points = {name: test.point_score(name, fraction, outcome, end) for name in test.methods}
         return {
             "errors": {name: asdict(point) if point else None for name, point in points.items()},
             "intervals": asdict(interval) if interval else None,

@@ -1,8 +1,8 @@
 """Forecasts inside a training loop: evaluations come one by one, and answers are made when asked for.
 
-    forecaster = Forecaster(axis="gpu_hours")
-    forecaster.add(compute, pass_rate)              after every evaluation; computes nothing
-    print(forecaster.line(12_000))                  fits what is there
+forecaster = Forecaster(axis="gpu_hours")
+forecaster.add(compute, pass_rate)              after every evaluation; computes nothing
+print(forecaster.line(12_000))                  fits what is there
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class Forecaster:
                 is added then.
         """
         axis, price = self._points.axis, self._price
-        self._append(
-            lambda source: Points.from_record(RunRecord(Path(source), {}, (point,)), axis, price)
-        )
+        self._append(lambda source: Points.from_record(RunRecord(Path(source), {}, (point,)), axis, price))
 
     def _append(self, make: Callable[[str], Points]) -> None:
         """Add the one point that `make` makes, or raise an InputError that names the evaluation."""
@@ -111,7 +109,11 @@ class Forecaster:
             named = colon and head.startswith(self._points.source)
             raise InputError(f"{place}: {reason if named else error}") from None
         numbers = [one.noise_sd_N[~np.isnan(one.noise_sd_N)], [] if one.step_N is None else one.step_N]
-        if one.compute_N.shape != (1,) or not all(np.isfinite(n).all() for n in numbers) or (one.noise_sd_N < 0).any():
+        if (
+            one.compute_N.shape != (1,)
+            or not all(np.isfinite(n).all() for n in numbers)
+            or (one.noise_sd_N < 0).any()
+        ):
             raise InputError(
                 f"{place}: compute, pass rate and step are one finite number each, noise_sd one of 0 or more"
             )
@@ -144,7 +146,9 @@ class Forecaster:
         low, high = forecast.prediction
         ceiling = "ceiling not identified yet"
         if result.identified:
-            ceiling = f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
+            ceiling = (
+                f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
+            )
         at = f"{end:,.6g} {self._points.axis}"
         return f"forecast of the end ({at}): {forecast.mean:.3f} [{low:.3f}, {high:.3f}]; {ceiling}"
 
