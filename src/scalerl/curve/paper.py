@@ -35,7 +35,8 @@ _SPAN = (
     10 * PAPER_C_MIDS[-1],
 )  # where the run must end for the paper's grids to serve
 _RUN = 8000.0  # GPU-hours at which most published fits end; the unit that a scaled grid is scaled by
-_LOG_B_K = np.linspace(math.log(0.05), math.log(20.0), 100)
+_LOG_B_K = np.linspace(math.log(0.05), math.log(20.0), 64)
+_CURVATURE = 0.235  # bounds the second derivative of the log-logistic share by log B, whatever C and B
 _ZOOM = np.linspace(0.0, 1.0, 9)
 
 
@@ -164,67 +165,59 @@ def _scale(points: Points) -> tuple[float, tuple[str, ...]]:
 
 
 def _search(points: Points, r0: float, ceiling_L: np.ndarray, c_mid_M: np.ndarray) -> tuple[Curve, float]:
-    """The cell (A, C_mid) whose best B leaves the least squared error, to the last digit of B.
-
-    Given B the squared error is a quadratic in A, so one scan of B serves all ceilings. Then the cells that
-    may still win are zoomed into together, and dropped as soon as they cannot.
-    """
+    """The cell (A, C_mid) whose best B leaves the least squared error, to the last digit of B."""
     y_N = points.pass_rate_N - r0
     x_MN = log_compute(points.compute_N) - np.log(c_mid_M)[:, None]
     gain_L = ceiling_L - r0
-    gg_KM, gy_KM = np.empty((2, len(_LOG_B_K), len(c_mid_M)))
-    for k, log_b in enumerate(_LOG_B_K):
-        share_MN = LOG_LOGISTIC.share(np.exp(log_b), x_MN)
-        gg_KM[k], gy_KM[k] = np.einsum("mn,mn->m", share_MN, share_MN), share_MN @ y_N
-    rss_KML = y_N @ y_N - 2 * gain_L * gy_KM[..., None] + gain_L**2 * gg_KM[..., None]
-    k_Q, m_Q, l_Q = _candidates(rss_KML)
-    low_Q = _LOG_B_K[np.maximum(k_Q - 1, 0)]
-    high_Q = _LOG_B_K[np.minimum(k_Q + 1, len(_LOG_B_K) - 1)]
-    log_b, q, rss = _zoom(low_Q, high_Q, x_MN[m_Q], gain_L[l_Q], y_N)
+    k_Q, m_Q, l_Q = _candidates(y_N, x_MN, gain_L)
+    log_b, q, rss = _zoom(_LOG_B_K[k_Q], _LOG_B_K[k_Q + 1], x_MN[m_Q], gain_L[l_Q], y_N)
     best = Curve(LOG_LOGISTIC, float(ceiling_L[l_Q[q]]), math.exp(log_b), float(c_mid_M[m_Q[q]]), r0)
     return best, rss
 
 
-def _candidates(rss_KML: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Minima along B, (k, m, l), below which the true minimum of their cell may be the least of all."""
-    padded = np.pad(rss_KML, ((1, 1), (0, 0), (0, 0)), constant_values=np.inf)
-    minimum_KML = (rss_KML <= padded[:-2]) & (rss_KML <= padded[2:])
-    k_Q, m_Q, l_Q = np.nonzero(minimum_KML)
-    left_Q, mid_Q, right_Q = (padded[k_Q + i, m_Q, l_Q] for i in range(3))
-    keep_Q = mid_Q - 2 * _drop(left_Q, mid_Q, right_Q) <= mid_Q.min()
-    return k_Q[keep_Q], m_Q[keep_Q], l_Q[keep_Q]
+def _candidates(
+    y_N: np.ndarray, x_MN: np.ndarray, gain_L: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The segments of B between neighbouring nodes, (k, m, l), that can hold the least squared error of all.
+
+    Given B the squared error S is a quadratic in A, so one scan of B serves all ceilings. Along the chord
+    between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance; and the
+    curves between them are no farther from the chord than `_CURVATURE` h^2 / 8 of the gain at any point.
+    """
+    gg_KM, gy_KM, dd_KM = np.empty((3, len(_LOG_B_K), len(x_MN)))
+    before_MN = np.zeros_like(x_MN)
+    for k, b in enumerate(np.exp(_LOG_B_K)):
+        share_MN = LOG_LOGISTIC.share(b, x_MN)
+        step_MN = share_MN - before_MN
+        gg_KM[k], gy_KM[k] = np.einsum("mn,mn->m", share_MN, share_MN), share_MN @ y_N
+        dd_KM[k] = np.einsum("mn,mn->m", step_MN, step_MN)
+        before_MN = share_MN
+    rss_KML = y_N @ y_N - 2 * gain_L * gy_KM[..., None] + gain_L**2 * gg_KM[..., None]
+    left_KML, right_KML, dd_KML = rss_KML[:-1], rss_KML[1:], gain_L**2 * dd_KM[1:, :, None]
+    t_KML = np.clip(0.5 + (left_KML - right_KML) / (2 * np.maximum(dd_KML, 1e-300)), 0.0, 1.0)
+    chord_KML = left_KML + t_KML * (right_KML - left_KML - (1 - t_KML) * dd_KML)
+    sag_L = _CURVATURE * (_LOG_B_K[1] - _LOG_B_K[0]) ** 2 / 8 * math.sqrt(len(y_N)) * gain_L
+    distance_KML = np.sqrt(np.maximum(chord_KML, 0.0))
+    return np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
 
 
 def _zoom(
     low_Q: np.ndarray, high_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray
 ) -> tuple[float, int, float]:
-    """(log B, q, rss) of the least squared error over all brackets; each round divides them by four."""
-    index_Q = np.arange(len(low_Q))
+    """(log B, q, S) of the least squared error over all segments; each round divides them by four."""
     while True:
         log_b_QZ = low_Q[:, None] + (high_Q - low_Q)[:, None] * _ZOOM
         rss_QZ = np.stack([_rss(np.exp(log_b_Q), x_QN, gain_Q, y_N) for log_b_Q in log_b_QZ.T], axis=1)
-        z_Q = np.clip(rss_QZ.argmin(axis=1), 1, len(_ZOOM) - 2)
-        rows = np.arange(len(z_Q))
-        left_Q, mid_Q, right_Q = (rss_QZ[rows, z_Q + i] for i in (-1, 0, 1))
-        least_Q = rss_QZ.min(axis=1)
         if (high_Q - low_Q).max() < 1e-8:
-            q = int(least_Q.argmin())
-            return float(log_b_QZ[q, rss_QZ[q].argmin()]), int(index_Q[q]), float(least_Q[q])
-        keep_Q = least_Q - 2 * _drop(left_Q, mid_Q, right_Q) <= least_Q.min()
-        low_Q, high_Q = log_b_QZ[rows, z_Q - 1][keep_Q], log_b_QZ[rows, z_Q + 1][keep_Q]
-        x_QN, gain_Q, index_Q = x_QN[keep_Q], gain_Q[keep_Q], index_Q[keep_Q]
+            q, z = np.unravel_index(rss_QZ.argmin(), rss_QZ.shape)
+            return float(log_b_QZ[q, z]), int(q), float(rss_QZ[q, z])
+        z_Q, rows = rss_QZ.argmin(axis=1), np.arange(len(rss_QZ))
+        low_Q = log_b_QZ[rows, np.maximum(z_Q - 1, 0)]
+        high_Q = log_b_QZ[rows, np.minimum(z_Q + 1, len(_ZOOM) - 1)]
 
 
 def _rss(b_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray) -> np.ndarray:
     return np.sum((y_N - gain_Q[:, None] * LOG_LOGISTIC.share(b_Q[:, None], x_QN)) ** 2, axis=1)
-
-
-def _drop(left: np.ndarray, mid: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """How far the vertex of the parabola through three equidistant values lies below the middle one."""
-    ends = np.isfinite(left) & np.isfinite(right)
-    left, right = np.where(ends, left, mid), np.where(ends, right, mid)
-    bend = left - 2 * mid + right
-    return np.divide((right - left) ** 2, 8 * bend, out=np.zeros_like(mid), where=bend > 0)
 
 
 def _doubts(
