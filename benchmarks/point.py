@@ -33,7 +33,8 @@ from scalerl.curve import (
     Weibull,
     fit,
 )
-from scalerl.curve.least_squares import least_squares, make_sample
+from scalerl.curve.least_squares import least_squares
+from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError
 from scalerl.record import RunRecord
 

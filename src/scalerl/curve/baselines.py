@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import POWER_LAW, Curve, Gompertz, log_compute
-from scalerl.curve.least_squares import least_squares, make_sample
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.points import Points
+from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError
 
 

@@ -101,27 +101,20 @@ class Forecaster:
 
     def _append(self, make: Callable[[str], Points]) -> None:
         """Add the one point that `make` makes, or raise an InputError that names the evaluation."""
-        place = f"{self._points.source}, evaluation {len(self) + 1}"
+        source = self._points.source
         try:
-            one = make(self._points.source)
+            new = _columns(make(source))
+            _check_one(new)
         except (InputError, TypeError, ValueError) as error:
-            head, colon, reason = str(error).partition(": ")
-            named = colon and head.startswith(self._points.source)
-            raise InputError(f"{place}: {reason if named else error}") from None
-        numbers = [one.noise_sd_N[~np.isnan(one.noise_sd_N)], [] if one.step_N is None else one.step_N]
-        if (
-            one.compute_N.shape != (1,)
-            or not all(np.isfinite(n).all() for n in numbers)
-            or (one.noise_sd_N < 0).any()
-        ):
-            raise InputError(
-                f"{place}: compute, pass rate and step are one finite number each, noise_sd one of 0 or more"
-            )
-        columns: dict[str, Any] = {}
-        for name in (f.name for f in fields(Points) if f.name.endswith("_N")):
-            old, new = getattr(self._points, name), getattr(one, name)
-            columns[name] = None if old is None or new is None else np.append(old, new)
-        self._points = replace(self._points, **columns)
+            head, _, reason = str(error).partition(": ")
+            what = reason if reason and head.startswith(source) else error
+            raise InputError(f"{source}, evaluation {len(self) + 1}: {what}") from None
+        # A column that one evaluation lacks is of no use to the others.
+        joined = {
+            name: None if old is None or new[name] is None else np.append(old, new[name])
+            for name, old in _columns(self._points).items()
+        }
+        self._points = replace(self._points, **joined)
         self._fit = None
 
     def forecast(self, compute: float) -> Forecast:
@@ -165,3 +158,19 @@ class Forecaster:
             print(self.line(end), file=file or sys.stderr, flush=True)
 
         return evaluated
+
+
+def _columns(points: Points) -> dict[str, Any]:
+    """The arrays of points by name, None where a column is missing."""
+    return {f.name: getattr(points, f.name) for f in fields(Points) if f.name.endswith("_N")}
+
+
+def _check_one(column: dict[str, Any]) -> None:
+    """Raise an InputError for what `Points` lets pass: lists, and noise or steps that are none."""
+    if any(array is not None and array.shape != (1,) for array in column.values()):
+        raise InputError("compute, pass rate, noise_sd and step are one number each")
+    noise_sd = column["noise_sd_N"][0]
+    if noise_sd < 0 or np.isinf(noise_sd):
+        raise InputError(f"noise_sd is a finite number of 0 or more, found {noise_sd:g}")
+    if column["step_N"] is not None and not np.isfinite(column["step_N"][0]):
+        raise InputError(f"step is a finite number, found {column['step_N'][0]:g}")
