@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import Family
-from scalerl.curve.noise import PHI, Noise
+from scalerl.curve.noise import Noise
 from scalerl.curve.quadratic import Quadratic
 from scalerl.curve.sample import Sample
 
@@ -99,7 +99,7 @@ def _linear_nodes(
     volume = area_PMK[index][:, None, None] * dA[:, :, None] * dR_0
     log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
-    return Nodes(log_b_PMK[index], log_mid_M[m], np.array(PHI)[p], A, R_0, log_weight, rss)
+    return Nodes(log_b_PMK[index], log_mid_M[m], noise.phi_P[p], A, R_0, log_weight, rss)
 
 
 def _midpoints(

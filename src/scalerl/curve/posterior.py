@@ -23,7 +23,7 @@ import numpy as np
 from scalerl.curve.families import FAMILIES, Family, log_compute
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.nodes import LOG_B, family_nodes
-from scalerl.curve.noise import make_noise
+from scalerl.curve.noise import PHI, make_noise
 from scalerl.curve.sample import Sample
 
 
@@ -144,9 +144,11 @@ class Posterior:
         return np.where(target <= self.R_0, 0.0, np.where(target >= A, np.inf, compute))
 
 
-def posterior(sample: Sample, floor: float, families: tuple[Family, ...] = FAMILIES) -> Posterior:
-    """Integrate over every family, and normalise over all of them."""
-    noise = make_noise(sample, floor)
+def posterior(
+    sample: Sample, floor: float, families: tuple[Family, ...] = FAMILIES, phi: tuple[float, ...] = PHI
+) -> Posterior:
+    """Integrate over every family and the correlations `phi`, and normalise over all of them."""
+    noise = make_noise(sample, floor, phi)
     parts = [family_nodes(sample, family, noise, _start(sample, family)) for family in families]
     rss = np.concatenate([part.rss.ravel() for part in parts])
     log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))
