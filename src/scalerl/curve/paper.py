@@ -198,7 +198,8 @@ def _candidates(
     chord_KML = left_KML + t_KML * (right_KML - left_KML - (1 - t_KML) * dd_KML)
     sag_L = _CURVATURE * (_LOG_B_K[1] - _LOG_B_K[0]) ** 2 / 8 * math.sqrt(len(y_N)) * gain_L
     distance_KML = np.sqrt(np.maximum(chord_KML, 0.0))
-    return np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
+    k_Q, m_Q, l_Q = np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
+    return k_Q, m_Q, l_Q
 
 
 def _zoom(

@@ -1,7 +1,7 @@
 """Standard errors of a least-squares curve: what other programs print beside theirs.
 
-They take the curve for linear in its parameters over their range, and neighbouring evaluations for independent.
-Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
+They take the curve for linear in its parameters over their range, and neighbouring evaluations for
+independent. Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from scalerl.curve.families import Curve
-from scalerl.curve.least_squares import LeastSquares, Sample
+from scalerl.curve.least_squares import LeastSquares
+from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError
 
 _NAMES = ("A", "B", "C_mid", "R_0")
@@ -32,6 +33,8 @@ class StandardErrors:
     """Standard deviation of the residuals, sqrt(rss / degrees)."""
     degrees: int
     """Points less free parameters."""
+    covariance_44: np.ndarray
+    """Covariance of (A, B, C_mid, R_0), for the error of anything that follows from them."""
 
 
 def standard_errors(
@@ -59,11 +62,12 @@ def standard_errors(
         raise CannotAnswerError(
             "the data do not fix the parameters: the sum of squares has no single minimum"
         )
-    errors = np.full(len(_NAMES), np.nan)
-    errors[free] = sd * np.sqrt(np.diag(np.linalg.inv(half))) / scale
     # B and C_mid are differentiated by their logarithms.
-    A, B, C_mid, R_0 = errors * (1.0, best.curve.B, best.curve.C_mid, 1.0)
-    return StandardErrors(float(A), float(B), float(C_mid), float(R_0), sd, degrees)
+    unit = np.array([1.0, best.curve.B, best.curve.C_mid, 1.0])[free] / scale
+    covariance_44 = np.full((len(_NAMES), len(_NAMES)), np.nan)
+    covariance_44[np.ix_(free, free)] = sd**2 * np.linalg.inv(half) * np.outer(unit, unit)
+    A, B, C_mid, R_0 = np.sqrt(np.diag(covariance_44)).tolist()
+    return StandardErrors(A, B, C_mid, R_0, sd, degrees, covariance_44)
 
 
 def _gauss_newton(sample: Sample, curve: Curve) -> np.ndarray:
