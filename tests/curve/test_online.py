@@ -37,11 +37,13 @@ def test_it_is_the_fit_of_the_same_points(options):
 
 
 def test_noise_and_steps_are_used():
-    noise, step = np.full(17, 0.02), np.cumsum(np.arange(1.0, 18.0))
+    noise, step, samples = np.full(17, 0.02), np.cumsum(np.arange(1.0, 18.0)), 400.0 + np.arange(17)
     forecaster = Forecaster()
-    for row in zip(COMPUTE, RATE, noise, step, strict=True):
+    for row in zip(COMPUTE, RATE, noise, step, samples, strict=True):
         forecaster.add(*row)
-    assert same(forecaster.fit, fit(Points.from_arrays(COMPUTE, RATE, noise_sd=noise, step=step)))
+    np.testing.assert_array_equal(forecaster.points.samples_N, samples)
+    points = Points.from_arrays(COMPUTE, RATE, noise_sd=noise, step=step, samples=samples)
+    assert same(forecaster.fit, fit(points))
     assert not same(forecaster.fit, fit(Points.from_arrays(COMPUTE, RATE, step=step)))
     # One evaluation without a step: steps are of no use then, as in a table.
     forecaster.add(13_000, 0.6, 0.02)
@@ -63,6 +65,7 @@ def test_evaluations_of_a_record(tmp_path):
     forecaster = Forecaster(axis="flops", source=str(tmp_path))
     for point in evals:
         forecaster.add_point(point)
+    assert set(forecaster.points.samples_N) == {4000.0}
     assert forecaster.points.compute_N[0] == 0  # step 0 comes before any training
     assert same(forecaster.fit, fit(RunRecord(tmp_path, {}, evals), x="flops"))
 
@@ -87,11 +90,12 @@ def test_a_fit_is_made_once_per_evaluation():
         ((1000, math.nan), "not a finite number"),
         ((1000, None), "not a finite number|float"),
         (("1 000", 0.5), "could not convert string to float: '1 000'"),
-        (([1.0, 2.0], 0.5), "one number each|has 1 values"),
-        ((1000, [[0.5]]), "one number each"),
-        ((1000, 0.5, -0.01), "noise_sd"),
-        ((1000, 0.5, math.inf), "noise_sd"),
-        ((1000, 0.5, None, math.nan), "step"),
+        (([1.0, 2.0], 0.5), "compute has 2 axes"),
+        ((1000, [[0.5]]), "pass_rate_N has 1 values"),
+        ((1000, 0.5, -0.01), "the noise of a pass rate"),
+        ((1000, 0.5, math.inf), "the noise of a pass rate"),
+        ((1000, 0.5, None, math.nan), "the step"),
+        ((1000, 0.5, None, None, 0), "samples"),
         (({}, 0.5), "float"),
     ],
 )

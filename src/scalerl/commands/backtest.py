@@ -8,13 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._text import number
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.commands._data import STANDARD_INPUT, read_points
+from scalerl.commands._text import compute, positive, share
+from scalerl.errors import CannotAnswerError
 
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest
-    from scalerl.curve.points import Points
-    from scalerl.record import RunRecord
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -33,10 +32,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="fractions of the compute to cut at (1/8,1/4,1/2,3/4)",
     )
     test.add_argument(
-        "--min-compute", type=number, default=0.0, metavar="C", help="leave out compute under C"
+        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
     )
-    test.add_argument("--level", type=number, default=0.95, metavar="P", help="of the intervals (0.95)")
-    test.add_argument("--price", type=number, metavar="USD", help="dollars per GPU-hour, for --x dollars")
+    test.add_argument("--level", type=share, default=0.95, metavar="P", help="of the intervals (0.95)")
+    test.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars")
     test.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     test.set_defaults(run=run)
 
@@ -44,22 +43,22 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Test, and print the scores or the JSON."""
     from scalerl.curve.backtest import backtest
-    from scalerl.record import RunRecord, dumps
+    from scalerl.jsonl import dumps
 
-    data = [_read(path, args) for path in args.runs_or_files]
+    points = [read_points(path, args.x, args.y, args.price) for path in args.runs_or_files]
     test = backtest(
-        data,
-        x=args.x,
+        points,
         fractions=args.at,
         level=args.level,
         min_compute=args.min_compute,
-        price=args.price,
         watch=_progress if sys.stderr.isatty() else None,
     )
-    frozen = _frozen([item for item in data if isinstance(item, RunRecord)])
+    frozen = _frozen(args.runs_or_files, test)
     if args.json:
         print(dumps({**test.to_json(), "frozen": frozen}, indent=2))
     else:
+        for warning in dict.fromkeys(warning for run in points for warning in run.warnings):
+            print(f"warning: {warning}", file=sys.stderr)
         print(test)
         if frozen:
             print(
@@ -69,25 +68,18 @@ def run(args: argparse.Namespace) -> None:
     _check_answered(test)
 
 
-def _read(path: Path, args: argparse.Namespace) -> RunRecord | Points:
-    from scalerl.ingest.table import read_table
-    from scalerl.record import RunRecord
-
-    if not path.is_dir():
-        return read_table(path, args.x, args.y, args.price)
-    if args.y != "pass_rate":
-        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-    return RunRecord.read(path)
-
-
-def _frozen(runs: list[RunRecord]) -> dict[str, Any] | None:
-    """What became of the forecasts that the runs have on record, each run once; None without any."""
+def _frozen(paths: list[str], test: Backtest) -> dict[str, Any] | None:
+    """What became of the forecasts that the runs tested have on record, each run once; None without any."""
     import numpy as np
 
+    from scalerl.record import RunRecord
     from scalerl.report import frozen_forecasts, judge
 
     errors, inside = [], 0
-    for record in {run.path: run for run in runs}.values():
+    for folder in dict.fromkeys(Path(path) for path in paths if path != STANDARD_INPUT):
+        record = RunRecord.read(folder) if folder.is_dir() else None
+        if record is None or str(record.evals_file) not in test.sources:
+            continue
         for forecast in frozen_forecasts(record):
             outcome = judge(record, forecast)
             if outcome.measured is not None and outcome.inside is not None:

@@ -119,6 +119,7 @@ class Backtest:
     """Every cut of every run, and their scores pooled. Made by `backtest`."""
 
     axis: str
+    """The compute axis; all of them, where the runs differ."""
     level: float
     fractions: tuple[float, ...]
     sources: tuple[str, ...]
@@ -225,7 +226,8 @@ def backtest(
             if watch:
                 watch(len(cuts), len(kept) * len(cut_at))
     sources = tuple(run.source for run in kept)
-    return Backtest(kept[0].axis, level, cut_at, sources, dropped, tuple(cuts))
+    axis = ", ".join(dict.fromkeys(run.axis for run in kept))
+    return Backtest(axis, level, cut_at, sources, dropped, tuple(cuts))
 
 
 def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:

@@ -67,7 +67,12 @@ class Forecaster:
         return self._fit
 
     def add(
-        self, compute: float, pass_rate: float, noise_sd: float | None = None, step: float | None = None
+        self,
+        compute: float,
+        pass_rate: float,
+        noise_sd: float | None = None,
+        step: float | None = None,
+        samples: float | None = None,
     ) -> None:
         """Take one evaluation.
 
@@ -76,16 +81,21 @@ class Forecaster:
             pass_rate: mean over the held-out prompts, in [0, 1].
             noise_sd: sampling noise of the pass rate, where it is known.
             step: trainer step; of use if every evaluation has one.
+            samples: completions behind the pass rate, all prompts together.
 
         Raises:
             InputError: a value is no number or out of its range; nothing is added then.
         """
-        noise = None if noise_sd is None else [noise_sd]
-        steps = None if step is None else [step]
         axis = self._points.axis
         self._append(
             lambda source: Points.from_arrays(
-                [compute], [pass_rate], noise_sd=noise, step=steps, source=source, axis=axis
+                [compute],
+                [pass_rate],
+                noise_sd=None if noise_sd is None else [noise_sd],
+                samples=None if samples is None else [samples],
+                step=None if step is None else [step],
+                source=source,
+                axis=axis,
             )
         )
 
@@ -103,17 +113,16 @@ class Forecaster:
         """Add the one point that `make` makes, or raise an InputError that names the evaluation."""
         source = self._points.source
         try:
-            new = _columns(make(source))
-            _check_one(new)
+            new = make(source)
         except (InputError, TypeError, ValueError) as error:
             head, _, reason = str(error).partition(": ")
             what = reason if reason and head.startswith(source) else error
             raise InputError(f"{source}, evaluation {len(self) + 1}: {what}") from None
-        # A column that one evaluation lacks is of no use to the others.
-        joined = {
-            name: None if old is None or new[name] is None else np.append(old, new[name])
-            for name, old in _columns(self._points).items()
-        }
+        joined: dict[str, Any] = {"warnings": tuple(dict.fromkeys((*self._points.warnings, *new.warnings)))}
+        for name in (f.name for f in fields(Points) if f.name.endswith("_N")):
+            column, value = getattr(self._points, name), getattr(new, name)
+            # A column that one evaluation lacks is of no use to the others.
+            joined[name] = None if column is None or value is None else np.append(column, value)
         self._points = replace(self._points, **joined)
         self._fit = None
 
@@ -151,26 +160,8 @@ class Forecaster:
         It prints to standard error unless told otherwise. What `add` raises it raises.
         """
 
-        def evaluated(
-            compute: float, pass_rate: float, noise_sd: float | None = None, step: float | None = None
-        ) -> None:
-            self.add(compute, pass_rate, noise_sd, step)
+        def evaluated(compute: float, pass_rate: float, **known: float) -> None:
+            self.add(compute, pass_rate, **known)
             print(self.line(end), file=file or sys.stderr, flush=True)
 
         return evaluated
-
-
-def _columns(points: Points) -> dict[str, Any]:
-    """The arrays of points by name, None where a column is missing."""
-    return {f.name: getattr(points, f.name) for f in fields(Points) if f.name.endswith("_N")}
-
-
-def _check_one(column: dict[str, Any]) -> None:
-    """Raise an InputError for what `Points` lets pass: lists, and noise or steps that are none."""
-    if any(array is not None and array.shape != (1,) for array in column.values()):
-        raise InputError("compute, pass rate, noise_sd and step are one number each")
-    noise_sd = column["noise_sd_N"][0]
-    if noise_sd < 0 or np.isinf(noise_sd):
-        raise InputError(f"noise_sd is a finite number of 0 or more, found {noise_sd:g}")
-    if column["step_N"] is not None and not np.isfinite(column["step_N"][0]):
-        raise InputError(f"step is a finite number, found {column['step_N'][0]:g}")
