@@ -1,7 +1,7 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
 
 from scalerl._version import __version__
-from scalerl.curve import Fit, Forecast, Points, fit
+from scalerl.curve import Fit, Forecast, Forecaster, Points, fit
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
 from scalerl.record import EvalPoint, RunRecord, RunWriter
 
@@ -10,6 +10,7 @@ __all__ = [
     "EvalPoint",
     "Fit",
     "Forecast",
+    "Forecaster",
     "InputError",
     "Points",
     "RunRecord",
