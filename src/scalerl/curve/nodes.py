@@ -110,10 +110,10 @@ def _linear_nodes(
 
 
 def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
-    """Log-density of the prior (Jeffreys) over (R_0, A, log B, log C_mid), less 2 log(A - R_0); shape as given.
+    """Log-density of the prior (Jeffreys) over (R_0, A, log B, log C_mid), less 2 log(A - R_0).
 
-    sqrt(det J^T J), with J the derivatives of the curve at the evaluations: how much of what could be measured
-    a step in the parameters covers. Parameters that change nothing at the evaluations cover nothing.
+    sqrt(det J^T J), with J the derivatives of the curve at the evaluations: how much of what could be
+    measured a step in the parameters covers. Parameters that change nothing there cover nothing.
     """
     g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], sample.log_c_N - log_mid[:, None])
     free = [g, by_log_b, by_log_c] if sample.r0 is not None else [1.0 - g, g, by_log_b, by_log_c]
