@@ -5,7 +5,7 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.posterior import Draws
-from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, posterior_moments, rerun_at, shifted
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, pooled, rerun_at, shifted, theta_moments
 
 
 def exact_draws(n=20_000, A=0.61, B=1.9, C_mid=2500.0, R_0=0.4):
@@ -17,7 +17,7 @@ def exact_draws(n=20_000, A=0.61, B=1.9, C_mid=2500.0, R_0=0.4):
 def test_the_prior_has_the_root_mean_square_that_it_states():
     # The nodes end at 3.5 sd of log tau; what lies beyond holds 1.7 % of tau's second moment at log_sd .7.
     np.testing.assert_allclose(SEED_PRIOR.spread().rms_3, [0.013, 0.08, 0.06], rtol=0.01)
-    effect_3n = SEED_PRIOR.spread().effects(200_000)
+    (effect_3n,) = SEED_PRIOR.spread().effects(200_000)
     np.testing.assert_allclose(effect_3n.std(axis=1), [0.013, 0.08, 0.06], rtol=0.03)
     # Heavy tails: the kurtosis of a normal with log-normal sd is 3 exp(4 log_sd^2) = 21, less what is cut.
     z_n = effect_3n[0] / effect_3n[0].std()
@@ -71,7 +71,20 @@ def test_moved_ceilings_stay_pass_rates():
 
 
 def test_moments_of_a_run_are_those_of_its_curve():
-    mean_R3, sd_R3 = posterior_moments([exact_draws(10)])
+    mean_R3, sd_R3 = theta_moments([exact_draws(10)])
     truth = Curve(LOG_LOGISTIC, 0.61, 1.9, 2500.0, 0.4)
     np.testing.assert_allclose(mean_R3, [[truth.A, math.log(truth.B), math.log(truth.C_mid)]])
     np.testing.assert_allclose(sd_R3, 0.0, atol=1e-12)
+
+
+def test_runs_are_pooled_by_what_each_is_worth():
+    # sd .03 and 0 against a seed rms of .013 and the rest exact: variances (in units of the seed's) of
+    # 1 + (.03 / .013)^2 / 3 = 2.775 and 1, so weights of .2649 and .7351, and a share of .6106.
+    n = 10_000
+    vague, sharp = exact_draws(n, A=0.5), exact_draws(n, A=0.6)
+    vague.A_n[::2] += 0.03
+    vague.A_n[1::2] -= 0.03
+    mean, share = pooled([vague, sharp], SeedPrior(log_sd=1e-6).spread())
+    assert mean.A_n.mean() == pytest.approx(0.6 - 0.2649 * 0.1, abs=1e-5)
+    assert mean.A_n.std() == pytest.approx(0.2649 * 0.03, abs=1e-5)
+    assert share == pytest.approx(0.6106, abs=1e-4)

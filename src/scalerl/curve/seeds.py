@@ -78,15 +78,15 @@ class SeedSpread:
         weight_3T = self.weight_3T * np.exp(log_3T - log_3T.max(axis=1, keepdims=True))
         return replace(self, weight_3T=weight_3T / weight_3T.sum(axis=1, keepdims=True))
 
-    def effects(self, n: int, seed: int = 0) -> np.ndarray:
-        """Effects of one seed on (A, log B, log C_mid), (3, n): tau by its weights, times a normal."""
+    def effects(self, n: int, seed: int = 0, runs: int = 1) -> np.ndarray:
+        """Effects on (A, log B, log C_mid) of the seeds of `runs` runs that share their tau, (runs, 3, n)."""
         rng = np.random.default_rng(seed)
         tau_3n = np.empty((3, n))
         for j in range(3):
             held = np.cumsum(self.weight_3T[j])
             nodes = np.searchsorted(held, (np.arange(n) + 0.5) / n * held[-1])
             tau_3n[j] = rng.permutation(self.tau_3T[j, nodes])
-        return tau_3n * rng.standard_normal((3, n))
+        return tau_3n * rng.standard_normal((runs, 3, n))
 
 
 SEED_PRIOR = SeedPrior()
@@ -116,11 +116,29 @@ def rerun_at(
         seed: of the random effects.
     """
     spread = seed_prior.spread() if isinstance(seed_prior, SeedPrior) else seed_prior
-    effect_3n = math.sqrt(2.0) * spread.effects(len(draws.A_n), seed)
-    return shifted(draws, effect_3n).curves_at(np.array([compute]))[:, 0]
+    here_3n, there_3n = spread.effects(len(draws.A_n), seed, runs=2)
+    return shifted(draws, there_3n - here_3n).curves_at(np.array([compute]))[:, 0]
 
 
-def posterior_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
+def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
     """Means and sd of (A, log B, log C_mid) of every run, both (R, 3)."""
     theta_R3n = np.array([[draws.A_n, draws.log_b_n, draws.log_mid_n] for draws in runs])
     return theta_R3n.mean(axis=2), theta_R3n.std(axis=2)
+
+
+def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
+    """The mean of the runs of one recipe, draw by draw, and the share of one seed's variance left in it.
+
+    A run counts by the inverse of its variance, its own and the seed's, in units of the seed's; so a run that
+    was cut short counts less. (With equal runs and normal posteriors this is the random-effects mean, and
+    the share is 1 / R.) The runs are draws of equal length given one family.
+    """
+    _, sd_R3 = theta_moments(runs)
+    weight_R = 1.0 / np.mean((sd_R3 / spread.rms_3) ** 2 + 1.0, axis=1)
+    weight_R /= weight_R.sum()
+
+    def mean(name: str) -> np.ndarray:
+        return weight_R @ np.stack([getattr(draws, name) for draws in runs])
+
+    means = {name: mean(name) for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n")}
+    return replace(runs[0], **means), float(np.sum(weight_R**2))
