@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
-from scalerl.curve.least_squares import make_sample
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
-from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, posterior
+from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.posterior import posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
+from scalerl.curve.sample import make_sample
 
 
 def noisy(ratio=2.5, sd=0.008, n=14, seed=5):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.least_squares import Precision, Sample
+from scalerl.curve.quadratic import Precision
+from scalerl.curve.sample import Sample
 
 PHI = (0.0, 0.2, 0.4, 0.6, 0.8)
 """Correlation of neighbours, with prior weights 1 - phi."""
