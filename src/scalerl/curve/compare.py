@@ -20,7 +20,6 @@ import numpy as np
 
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.curve.crossing import find_crossing
-from scalerl.curve.posterior import C_MID_FACTOR
 from scalerl.curve.quantiles import tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
@@ -40,6 +39,7 @@ from scalerl.errors import InputError
 
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
+_BEYOND = 10.0  # crossings are sought up to so many times the last compute
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,10 @@ def _quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
 
 
 def _range(side: Sides) -> tuple[float, float]:
-    """From the smallest positive compute of all runs to ten times the largest."""
+    """From the smallest positive compute of all runs to well beyond the largest."""
     computes = [fit.points.compute_N for fits in side.fits for fit in fits]
     first = min(float(compute_N[compute_N > 0].min()) for compute_N in computes)
-    return first, C_MID_FACTOR * max(float(compute_N.max()) for compute_N in computes)
+    return first, _BEYOND * max(float(compute_N.max()) for compute_N in computes)
 
 
 def _checked(

@@ -106,11 +106,17 @@ class Comparison:
         """The object that `scalerl compare --json` prints; infinite ends are None."""
         return _finite(asdict(self))
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The table for people: a label and what stands beside it."""
-        return [row for pair in self.pairs for row in self._pair_rows(pair)]
+    def priors(self) -> str:
+        """What the answer takes for granted, in one sentence."""
+        prior = self.seed_prior
+        return (
+            f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
+            f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
+            "Curves answer for these prompts; 'same prompts' for other prompts of this kind, and these runs."
+        )
 
-    def _pair_rows(self, pair: Pair) -> list[tuple[str, str]]:
+    def rows(self, pair: Pair) -> list[tuple[str, str]]:
+        """One pair as a table for people: a label and what stands beside it."""
         counts = f"{self.runs[pair.recipe]} and {self.runs[pair.base]} seeds"
         weights = "  ".join(f"{name} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
         labels = {
@@ -130,9 +136,10 @@ class Comparison:
         return [*rows, ("crossing", _crossing_text(pair))]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        width = max(len(label) for label, _ in rows)
-        return "\n".join(f"{label:<{width}}  {text}" for label, text in rows)
+        tables = [self.rows(pair) for pair in self.pairs]
+        width = max(len(label) for rows in tables for label, _ in rows)
+        texts = ["\n".join(f"{label:<{width}}  {text}" for label, text in rows) for rows in tables]
+        return "\n\n".join([*texts, self.priors()])
 
 
 def _crossing_text(pair: Pair) -> str:

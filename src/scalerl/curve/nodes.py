@@ -62,7 +62,10 @@ def family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -
         for p, log_b_MK in enumerate(log_b_PMK)
     ]
     q = Quadratic(
-        *(np.concatenate([getattr(one, name) for one in quadratics]) for name in Quadratic.__dataclass_fields__)
+        *(
+            np.concatenate([getattr(one, name) for one in quadratics])
+            for name in Quadratic.__dataclass_fields__
+        )
     )
     return _linear_nodes(sample, noise, q, log_b_PMK, log_mid_M, area_PMK)
 

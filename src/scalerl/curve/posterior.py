@@ -27,7 +27,6 @@ from scalerl.curve.noise import make_noise
 from scalerl.curve.sample import Sample
 
 
-
 @dataclass(frozen=True)
 class Draws:
     """Curves of equal weight, all arrays (n,): `family_n` is an index into `families`."""

@@ -23,7 +23,7 @@ Quantity = Callable[[Draws], np.ndarray]
 OWN_SHARE = 0.75
 """Efficiency is judged by the compute to this share of a recipe's own gain: compute to an absolute pass rate
 would mix in the ceiling."""
-_DRAWS = 32_768
+_DRAWS = 16_384
 _LITTLE = 1e-3  # weight of a family that is not worth drawing from
 
 
