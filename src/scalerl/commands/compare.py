@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve import compare
     from scalerl.record import dumps
 
-    named = {name: [_read(path, args) for path in paths] for name, paths in _groups(args.group).items()}
+    groups = _groups(args.group)
+    _check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
+    named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
     recipes = _by_recipe([_read(path, args) for path in args.runs], named)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
     result = compare(fits, base=args.base, budget=args.budget, target=args.target, level=args.level)
@@ -146,6 +148,15 @@ def _groups(pairs: Sequence[tuple[str, list[Path]]]) -> dict[str, list[Path]]:
         if [other for other, _ in pairs].count(name) > 1:
             raise InputError(f"--group {name} is given twice: list all of its runs in one")
     return dict(pairs)
+
+
+def _check_once(paths: Sequence[Path]) -> None:
+    """A run that is given twice would count as two seeds."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            raise InputError(f"{path}: given twice; every run is one seed of one recipe")
+        seen.add(path.resolve())
 
 
 def _group(text: str) -> tuple[str, list[Path]]:
