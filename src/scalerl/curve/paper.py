@@ -143,7 +143,7 @@ def paper_fit(
     last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
     if last_N.mean() <= r0:
         raise CannotAnswerError(
-            f"{points.source}: the pass rate does not rise: R_0 is {r0:.3f}, the last third {last_N.mean():.3f}"
+            f"{points.source}: the pass rate does not rise: R_0 {r0:.3f}, the last third {last_N.mean():.3f}"
         )
     left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
     curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))
@@ -319,7 +319,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
     first, second = (_at_ceiling(fit, held) for fit in (a, b))
     claim = (
         "comparing B at an averaged A claims a difference in B in 88 to 100 % of the cases where only A "
-        "differs, and hides most of a true one: compare with intervals before believing it"
+        "differs: compare with intervals before believing it"
     )
     return PaperComparison("B", first, second, (a, b), (*warnings, claim))
 
