@@ -175,7 +175,7 @@ def test_the_command_names_a_wrong_fraction(at, capsys):
 
 
 def test_the_command_judges_frozen_forecasts(tmp_path, capsys):
-    writer = RunWriter(tmp_path / "run", {})
+    writer = RunWriter(tmp_path / "run", {"budget": {"kind": "steps", "amount": 24}})
     run = a_run()
     for step, pass_rate in enumerate(run.pass_rate_N):
         writer.evaluation(EvalPoint(step, float(pass_rate)), "set", [], np.array([]))
@@ -184,9 +184,11 @@ def test_the_command_judges_frozen_forecasts(tmp_path, capsys):
     writer.forecast({**row, "mean": last + 0.03, "prediction": [last - 0.01, last + 0.07]})
     writer.forecast({**row, "mean": last - 0.04, "prediction": [last - 0.05, last - 0.03]})
     writer.forecast({**row, "target_compute": 48.0, "mean": 0.6, "prediction": [0.5, 0.7]})  # not reached
-    argv = ["backtest", str(tmp_path / "run"), "--x", "steps", "--at", "1/2", "--json"]
-    assert main(argv) == 0
-    frozen = json.loads(capsys.readouterr().out)["frozen"]
+    folder = str(tmp_path / "run")
+    assert main(["backtest", folder, folder, "--at", "1/2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["axis"] == "steps"  # the run's budget
+    frozen = found["frozen"]
     assert (frozen["judged"], frozen["inside"]) == (2, 1)
     assert frozen["rms"] == pytest.approx(np.sqrt((0.03**2 + 0.04**2) / 2))
     assert frozen["bias"] == pytest.approx(-0.005)
