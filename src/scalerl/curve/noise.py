@@ -16,8 +16,8 @@ import numpy as np
 from scalerl.curve.quadratic import Precision
 from scalerl.curve.sample import Sample
 
-PHI = (0.0, 0.2, 0.4, 0.6, 0.8)
-"""Correlation of neighbours, with prior weights 1 - phi."""
+PHI = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
+"""Correlations of neighbours, alike before the data."""
 SD_RANGE = (5e-4, 0.15)
 """Where log sd has its flat prior; evaluation noise that is known raises the lower end."""
 
@@ -65,8 +65,7 @@ def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> No
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    log_prior_P = np.log(1.0 - phi_P) - 0.5 * log_det_P
-    return Noise(phi_P, precision, log_prior_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
+    return Noise(phi_P, precision, -0.5 * log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
 
 
 def _ar1(sample: Sample, phi_P: np.ndarray) -> tuple[Precision, np.ndarray]:
