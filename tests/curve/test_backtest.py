@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.backtest import OURS, _crps, backtest
-from scalerl.curve.scores import crps_normal_mixture
+from scalerl.curve.scores import crps_sample
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -125,11 +126,13 @@ def test_intervals_of_simulated_runs_hold_what_they_say():
 
 
 def test_the_crps_is_that_of_the_posterior_with_its_noise():
+    """Against a sample: every node of the posterior, with 15 quantiles of the noise about it."""
     run = a_run(seed=4)
     result = fit(run.select(run.compute_N <= 5000))
-    mean_K = result.posterior.draws(1024).curves_at(np.array([10_000.0]))[:, 0]
-    exact = crps_normal_mixture(mean_K, np.full(1024, result.noise.sd), np.ones(1024), 0.58)
-    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.01)
+    noise = [result.noise.sd * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
+    value = result.posterior.curve_at(10_000.0).ravel()[:, None] + noise
+    exact = crps_sample(value.ravel(), np.repeat(result.posterior.weight.ravel(), 15), 0.58)
+    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.parametrize("fractions", [[], [0.0], [1.0], [0.5, 2.0], [float("nan")]])

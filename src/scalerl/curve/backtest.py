@@ -51,7 +51,7 @@ RIVALS: dict[str, Callable[[Fit], Forecaster]] = {
 }
 """Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
 
-_DRAWS, _COMPONENTS = 2048, 64  # curves of the posterior, and the quantiles of them that stand for it
+_DRAWS, _COMPONENTS = 8192, 64  # curves of the posterior, and the quantiles of them that stand for it
 
 
 @dataclass(frozen=True)
