@@ -1,5 +1,8 @@
 """Compute-performance curves: fit, forecast, compare. Numpy only."""
 
+from scalerl.curve.compare import compare
+from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.crossing import Crossing
 from scalerl.curve.families import (
     FAMILIES,
     LOG_LOGISTIC,
@@ -16,12 +19,18 @@ from scalerl.curve.fit import fit
 from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 
 __all__ = [
     "FAMILIES",
     "LOG_LOGISTIC",
     "POWER_LAW",
+    "SEED_PRIOR",
+    "Claim",
+    "Comparison",
+    "Crossing",
     "Curve",
+    "Difference",
     "Family",
     "Fit",
     "Forecast",
@@ -32,8 +41,11 @@ __all__ = [
     "LogLogistic",
     "Medians",
     "NoiseEstimate",
+    "Pair",
     "Points",
     "PowerLaw",
+    "SeedPrior",
     "Weibull",
+    "compare",
     "fit",
 ]
