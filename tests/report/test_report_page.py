@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from scalerl.curve import fit
-from scalerl.errors import WriteError
+from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord
 from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
 from scalerl.report.curve_view import curve_view
@@ -206,10 +206,11 @@ def test_too_few_evaluations_for_a_fit(make_run, n_evals):
 
 
 def test_no_evaluation_at_all(make_run):
-    run = make_run(steps=False)
+    run = make_run(n_evals=1)  # the successes of the prompts are there: they are written first
     (run.path / "evals.jsonl").write_text("")
-    (run.path / "eval_prompts.jsonl").unlink()
-    assert "This run holds no evaluation yet." in Page(write_report(run.path).read_text()).text
+    with pytest.raises(CannotAnswerError, match=r"evals\.jsonl: no evaluation yet"):
+        write_report(run.path)
+    assert not (run.path / "report.html").exists()
 
 
 def test_without_config_or_steps(make_run):

@@ -12,7 +12,10 @@ from scalerl.record import RunRecord
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt says nothing of the spread between samples."""
+_COMPUTE = (1e-300, 1e300)
+"""Where compute lies, if it is not 0: a thousandfold of it on either side is still a float64."""
 _LARGEST_NOISE = 0.5
+"""Of a value in [0, 1]."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 
@@ -46,6 +49,11 @@ class Points:
         self._check_shapes()
         self._check(~np.isfinite(self.compute_N), self.compute_N, f"{self.axis} is not a finite number")
         self._check(self.compute_N < 0, self.compute_N, f"{self.axis} is negative; compute is 0 or more")
+        self._check(
+            (self.compute_N > 0) & ~((self.compute_N >= _COMPUTE[0]) & (self.compute_N <= _COMPUTE[1])),
+            self.compute_N,
+            f"{self.axis} is outside of {_COMPUTE[0]:g} to {_COMPUTE[1]:g}; choose another unit",
+        )
         self._check(~np.isfinite(self.pass_rate_N), self.pass_rate_N, "the pass rate is not a finite number")
         self._check(
             self.pass_rate_N > 1,
