@@ -139,6 +139,7 @@ def test_one_input_gives_one_page(run, html):
 def test_the_fit_on_all_evaluations_stands_beside_the_frozen_one(run, html):
     whole = fit(run, x="flops")
     (low, high), text = whole.intervals.A, Page(html).text
+    assert whole.ceiling is not None
     assert low < whole.ceiling < high
     assert f"{whole.ceiling:.3f} [{low:.3f}, {high:.3f}]".replace("0.", ".") in text
     assert f"A {whole.curve.A:.3f}, B {whole.curve.B:.2f}, C_mid ".replace("A 0.", "A .") in text

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from scalerl.curve.result import Fit
 
 
-def fit_json(
-    fit: Fit, at: Sequence[float], target: float | None, budget: float | None
-) -> dict[str, Any]:
+def fit_json(fit: Fit, at: Sequence[float], target: float | None, budget: float | None) -> dict[str, Any]:
     """All of a fit; what is not computed, or withheld because no family describes the run, is None.
 
     "fit" is the least-squares curve. "median" and "intervals" are of the posterior: A over all families, and

@@ -88,7 +88,7 @@ def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
 
 
 def identify(post: Posterior, sample: Sample) -> Identification:
-    """Look at the posterior of A, of C_max / C_mid, and at the bounds; at 95 %, whatever level is reported."""
+    """Look at the posterior of A, of C_max / C_mid, and at the bounds; always at 95 %."""
     log_lo, log_hi = sample.log_c_range
     log_mid = weighted_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
     least, ratio, most = np.exp(log_hi - log_mid[::-1]).tolist()

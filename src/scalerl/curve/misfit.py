@@ -148,7 +148,7 @@ def _healthy(sample: Sample, best: Sequence[LeastSquares]) -> _Healthy:
 
 def _waves(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
     """A smooth process of sd 1 in cosines (N, K), and their sds: squared-exponential, in evaluations."""
-    clock_N = np.cumsum(sample.gap_N) - sample.gap_N[0]
+    clock_N = np.cumsum(np.where(np.isfinite(sample.gap_N), sample.gap_N, 1.0)) - 1.0
     k_K = np.arange(1, _WAVES + 1)
     sd_K = np.exp(-0.25 * (np.pi * k_K * _WANDER_LENGTH) ** 2)
     cosine_NK = math.sqrt(2.0) * np.cos(np.pi * k_K * (clock_N / clock_N[-1])[:, None])

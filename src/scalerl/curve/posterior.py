@@ -157,9 +157,7 @@ def posterior(
     """
     noise = make_noise(sample, floor, phi)
     families = tuple(found.curve.family for found in best)
-    parts = [
-        family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best
-    ]
+    parts = [family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
     rss = np.concatenate([part.rss.ravel() for part in parts])
     log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))
     weight = np.exp(log_weight)

@@ -11,7 +11,14 @@ import numpy as np
 
 from scalerl.curve.families import Curve
 from scalerl.curve.fit_json import fit_json
-from scalerl.curve.identify import MAX_WIDTH_A, MAX_WIDTH_OF_GAIN, Identification, Interval, Intervals, Medians
+from scalerl.curve.identify import (
+    MAX_WIDTH_A,
+    MAX_WIDTH_OF_GAIN,
+    Identification,
+    Interval,
+    Intervals,
+    Medians,
+)
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior
@@ -97,7 +104,7 @@ class Fit:
     misfit: Misfit | None
     """Why no family describes the run, if none does; its ceiling is then withheld."""
     basins: tuple[tuple[Curve, float], ...]
-    """Local minima of the log-logistic least squares that are nearly as likely, the best first, with their RSS."""
+    """Minima of the log-logistic least squares nearly as likely as the best (first), with their RSS."""
     warnings: tuple[str, ...]
     points: Points = field(repr=False)
     """The points that were fitted, by compute."""
@@ -208,7 +215,7 @@ class Fit:
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
         """Is `target` reached at `budget`, by this run or by a rerun with another seed?
 
-        "too early" unless the ceiling is identified; then "go" from P = .95, "no-go" to .05, else "too close".
+        "too early" unless the ceiling is identified; "go" from P = .95, "no-go" to .05, else "too close".
         """
         probability = (self.probability_rerun if rerun else self.probability)(target, budget)
         if not self.identified:
@@ -221,11 +228,11 @@ class Fit:
         """One sentence: why the verdict is what it is."""
         if not self.identified:
             return f"the ceiling is not identified: {self.why}"
-        probability = self.probability(target, budget)
-        return f"the ceiling is identified, and {target:g} is reached at {budget:g} with probability {probability:.2f}"
+        chance = self.probability(target, budget)
+        return f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {chance:.2f}"
 
     def gain_per_unit(self, compute: float) -> float:
-        """Expected gain in pass rate per further unit of compute (of money, on the axis `dollars`), above 0."""
+        """Expected gain in pass rate per further unit of compute, or dollar on that axis."""
         _check_compute(compute, "a compute")
         return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
 
@@ -236,7 +243,9 @@ class Fit:
             InputError: `worth` is not above 0.
         """
         if not (math.isfinite(worth) and worth > 0):
-            raise InputError(f"the worth of a unit of compute is a gain in pass rate above 0, found {worth:g}")
+            raise InputError(
+                f"the worth of a unit of compute is a gain in pass rate above 0, found {worth:g}"
+            )
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 
     def expected_width(self, compute_M: np.ndarray) -> np.ndarray:
@@ -266,7 +275,11 @@ class Fit:
     def __str__(self) -> str:
         median, intervals = self.median, self.intervals
         state = "identified" if self.identified else "not identified"
-        span = "withheld" if self.misfit else f"{median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}"
+        span = (
+            "withheld"
+            if self.misfit
+            else f"{median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}"
+        )
         return (
             f"A {span}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {_span(intervals.B, '.3g')}   "

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from scalerl.curve.posterior import Draws, Posterior
+from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
 
 _DRAWS = 400
@@ -36,9 +37,7 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     low, high = compute_M[last : last + 2].tolist()
     for _ in range(20):
         middle = math.sqrt(low * high)
-        low, high = (
-            (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
-        )
+        low, high = (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
     return high
 
 
@@ -60,10 +59,10 @@ def expected_width(
     now = math.exp(sample.log_c_range[1])
     each = (now - math.exp(sample.log_c_range[0])) / max(len(sample) - 1, 1)
     most = float(np.max(compute_M))
-    further_F = now + each * np.arange(1, max(int((most - now) / each), 1) + 1)
-    if len(further_F) > 128:
-        further_F = np.linspace(further_F[0], further_F[-1], 128)
-    count = (most - now) / each / len(further_F)  # evaluations behind each of the points
+    evaluations = (most - now) / max(each, 1e-6 * now)
+    points = int(np.clip(evaluations, 1, 128))
+    further_F = now + (most - now) / points * np.arange(1, points + 1)
+    count = evaluations / points  # behind each of the points
     curve_nF = draws.curves_at(further_F) * math.sqrt(count * (1 - phi) / (1 + phi)) / sd
     return np.array([_width(draws, curve_nF[:, further_F <= c], level) for c in compute_M])
 
@@ -71,10 +70,10 @@ def expected_width(
 def _width(draws: Draws, curve_nF: np.ndarray, level: float) -> float:
     square_n = (curve_nF**2).sum(axis=1)
     apart_nn = square_n[:, None] + square_n - 2 * curve_nF @ curve_nF.T
-    weight_nn = np.exp(-0.25 * np.maximum(apart_nn, 0.0))  # the truth is not known: twice the variance
+    weight_nn = np.exp(-0.5 * np.maximum(apart_nn, 0.0))
     order = np.argsort(draws.A_n)
     held_nn = np.cumsum(weight_nn[:, order], axis=1)
     held_nn /= held_nn[:, -1:]
     A_n = draws.A_n[order]
-    low_n, high_n = (A_n[np.minimum((held_nn < q).sum(axis=1), len(A_n) - 1)] for q in ((1 - level) / 2, (1 + level) / 2))
-    return float(np.mean(high_n - low_n))
+    ends = [A_n[np.minimum((held_nn < q).sum(axis=1), len(A_n) - 1)] for q in tails(level)]
+    return float(np.mean(ends[1] - ends[0]))
