@@ -1,7 +1,7 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
 
 from scalerl._version import __version__
-from scalerl.curve import Comparison, Fit, Forecast, Points, compare, fit
+from scalerl.curve import Comparison, Fit, Forecast, Forecaster, Points, compare, fit
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
 from scalerl.record import EvalPoint, RunRecord, RunWriter
 
@@ -11,6 +11,7 @@ __all__ = [
     "EvalPoint",
     "Fit",
     "Forecast",
+    "Forecaster",
     "InputError",
     "Points",
     "RunRecord",

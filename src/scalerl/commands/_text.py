@@ -19,9 +19,34 @@ def number(text: str) -> float:
     return value
 
 
-def numbers(text: str) -> tuple[float, ...]:
-    """An argument that is a list of numbers, by commas."""
-    return tuple(number(part) for part in text.split(","))
+def positive(text: str) -> float:
+    """An argument that is a number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def compute(text: str) -> float:
+    """An argument that is an amount of compute, 0 or more."""
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"compute is a number of 0 or more, found {text!r}")
+    return value
+
+
+def computes(text: str) -> tuple[float, ...]:
+    """An argument that is a list of amounts of compute, by commas."""
+    return tuple(compute(part) for part in text.split(","))
+
+
+def share(text: str) -> float:
+    """An argument that is a pass rate or another share in [0, 1]."""
+    value = number(text)
+    if not 0 <= value <= 1:
+        percent = ", and this looks like percent" if 1 < value <= 100 else ""
+        raise argparse.ArgumentTypeError(f"expected a share in [0, 1], found {text!r}{percent}")
+    return value
 
 
 def span(interval: tuple[float, float], spec: str = ".3f") -> str:

@@ -6,10 +6,10 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.commands._text import number, numbers, print_rows, span
+from scalerl.commands._data import read_points
+from scalerl.commands._text import compute, computes, positive, print_rows, share, span
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,16 +19,22 @@ if TYPE_CHECKING:
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl fit`."""
     fit = commands.add_parser("fit", help="fit a curve to a run, and forecast it")
-    fit.add_argument("run_or_file", metavar="RUN|FILE", type=Path, help="a run folder, or a CSV or JSONL")
-    fit.add_argument("--x", default="gpu_hours", metavar="AXIS", help="compute axis, or column of FILE")
+    fit.add_argument(
+        "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or - for standard input"
+    )
+    fit.add_argument(
+        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
+    )
     fit.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
     fit.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known")
-    fit.add_argument("--min-compute", type=number, default=0.0, metavar="C", help="leave out compute under C")
-    fit.add_argument("--at", type=numbers, default=(), metavar="C1,C2", help="forecast at these computes")
-    fit.add_argument("--target", type=number, metavar="R", help="pass rate to reach at --budget")
-    fit.add_argument("--budget", type=number, metavar="C", help="compute at which --target is asked")
-    fit.add_argument("--level", type=number, default=0.95, metavar="P", help="of the intervals (0.95)")
-    fit.add_argument("--price", type=number, metavar="USD", help="dollars per GPU-hour, for --x dollars")
+    fit.add_argument(
+        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
+    )
+    fit.add_argument("--at", type=computes, default=(), metavar="C1,C2", help="forecast at these computes")
+    fit.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
+    fit.add_argument("--budget", type=compute, metavar="C", help="compute at which --target is asked")
+    fit.add_argument("--level", type=_level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    fit.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars")
     fit.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     fit.set_defaults(run=run)
 
@@ -36,16 +42,12 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     from scalerl.curve import fit
-    from scalerl.ingest.table import read_table
-    from scalerl.record import RunRecord, dumps
+    from scalerl.jsonl import dumps
 
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    path: Path = args.run_or_file
-    if path.is_dir() and args.y != "pass_rate":
-        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-    data = RunRecord.read(path) if path.is_dir() else read_table(path, args.x, args.y, args.price)
-    result = fit(data, x=args.x, r0=args.r0, min_compute=args.min_compute, level=args.level, price=args.price)
+    points = read_points(args.run_or_file, args.x, args.y, args.price)
+    result = fit(points, r0=args.r0, min_compute=args.min_compute, level=args.level, price=args.price)
     if args.json:
         print(dumps(result.to_json(args.at, args.target, args.budget), indent=2))
         return
@@ -72,10 +74,10 @@ def _rows(
         ("families", "  ".join(f"{name} {weight:.2f}" for name, weight in result.families.items())),
         ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
     ]
-    for compute in at:
-        forecast = result.forecast(compute)
+    for amount in at:
+        forecast = result.forecast(amount)
         spans = f"curve {span(forecast.interval)}   evaluation {span(forecast.prediction)}"
-        rows.append((f"at {compute:g}", f"{forecast.mean:.3f}   {spans}"))
+        rows.append((f"at {amount:g}", f"{forecast.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
         probability = result.probability(target, budget)
         verdict = result.verdict(target, budget)
@@ -84,4 +86,11 @@ def _rows(
 
 
 def _r0(text: str) -> float | str:
-    return text if text == "free" else number(text)
+    return text if text == "free" else share(text)
+
+
+def _level(text: str) -> float:
+    level = share(text)
+    if level in (0.0, 1.0):
+        raise argparse.ArgumentTypeError(f"the level of the intervals is between 0 and 1, found {text!r}")
+    return level

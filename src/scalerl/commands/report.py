@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the page or the figure, and print where it is."""
     from scalerl.curve import fit
     from scalerl.record import RunRecord
-    from scalerl.report import curve_figure, frozen_forecasts, main_forecast, write_report
+    from scalerl.report import axis_for, curve_figure, frozen_forecasts, main_forecast, write_report
 
     if args.figure and args.output:
         raise InputError("--figure writes the figure alone: leave out -o")
@@ -32,5 +32,5 @@ def run(args: argparse.Namespace) -> None:
         return
     record = RunRecord.read(args.run_folder)
     frozen = main_forecast(frozen_forecasts(record))
-    whole = fit(record, x=frozen.axis if frozen else "gpu_hours")
+    whole = fit(record, x=axis_for(record, frozen=frozen))
     print(curve_figure(record, whole, frozen=frozen, out=args.figure))

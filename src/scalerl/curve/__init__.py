@@ -16,6 +16,7 @@ from scalerl.curve.families import (
     Weibull,
 )
 from scalerl.curve.fit import fit
+from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
@@ -33,6 +34,7 @@ __all__ = [
     "Family",
     "Fit",
     "Forecast",
+    "Forecaster",
     "Frechet",
     "Gompertz",
     "Intervals",
