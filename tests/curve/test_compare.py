@@ -184,4 +184,4 @@ def test_seeds_of_one_recipe_are_seldom_told_apart():
         claimed += any(claim.verdict not in ("not distinguishable", "no claim") for claim in claims)
         told += min(claim.p_runs_only for claim in claims) <= 0.025
     assert claimed <= 3  # more with probability .016 at a rate of .05
-    assert told >= 5  # what the seed variance is for
+    assert told >= 4  # what the seed variance is for

@@ -72,7 +72,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Beside:
-    """What stands beside the curves of a pair: common prompts, and the paper's rule or why it says nothing."""
+    """What stands beside a pair's curves: common prompts, and the paper's rule or why it says nothing."""
 
     prompts: PairedPrompts | None
     paper: PaperComparison | str
@@ -80,8 +80,10 @@ class _Beside:
     def rows(self) -> list[tuple[str, str]]:
         """The last rows of the pair's table."""
         prompts = [("same prompts", str(self.prompts))] if self.prompts else []
-        answer, *warnings = str(self.paper).splitlines()
-        return [*prompts, ("the paper's rule would say", answer), *(("", text.strip()) for text in warnings)]
+        answer = str(self.paper).partition("\n")[0]
+        # The last warning is of the rule itself; those of the two fits are in the JSON.
+        doubt = "" if isinstance(self.paper, str) else f" ({self.paper.warnings[-1]})"
+        return [*prompts, ("the paper's rule would say", f"{answer}{doubt}")]
 
     def to_json(self) -> dict[str, Any]:
         """None where there is no answer."""
