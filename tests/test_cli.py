@@ -78,9 +78,8 @@ def test_a_run_folder(tmp_path, capsys):
         (["fit", "{folder}", "--y", "reward"], 2, "--y names a column"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
-        (["fit", "{log}", "--target", "60", "--budget", "1e4"], 2, "the target is a pass rate"),
-        (["fit", "{log}", "--at", "-5"], 2, "a compute to forecast at"),
-        (["fit", "{log}", "--level", "95"], 2, "the level of the intervals"),
+        (["report", "{log}"], 2, "log.csv: a file, not a run folder"),
+        (["report", "{folder}/nothing"], 2, "nothing: no such run folder"),
         (["fit", "{log}", "--min-compute", "7000"], 3, "too few"),
     ],
 )
@@ -94,13 +93,41 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["fit"], ["fit", "x", "--r0", "half"], ["fit", "x", "--wrong"], ["no"]]
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["fit"], "RUN|FILE"),
+        (["no"], "invalid choice: 'no'"),
+        (["fit", "x", "--wrong"], "unrecognized arguments: --wrong"),
+        (["fit", "x", "--r0", "half"], "--r0: expected a number, found 'half'"),
+        (
+            ["fit", "x", "--r0", "40"],
+            "--r0: expected a share in [0, 1], found '40', and this looks",
+        ),
+        (["fit", "x", "--min-compute", "-1"], "--min-compute: compute is a number of 0 or more, found '-1'"),
+        (["fit", "x", "--min-compute", "nan"], "--min-compute: expected a number, found 'nan'"),
+        (["fit", "x", "--at", "-5"], "--at: compute is a number of 0 or more, found '-5'"),
+        (["fit", "x", "--at=5,-5"], "--at: compute is a number of 0 or more, found '-5'"),
+        (["fit", "x", "--at", "1,inf"], "--at: expected a number, found 'inf'"),
+        (["fit", "x", "--at", "1,"], "--at: expected a number, found ''"),
+        (["fit", "x", "--budget=-1e4"], "--budget: compute is a number of 0 or more, found '-1e4'"),
+        (["fit", "x", "--budget", "nan"], "--budget: expected a number, found 'nan'"),
+        (["fit", "x", "--target", "60"], "--target: expected a share in [0, 1], found '60'"),
+        (["fit", "x", "--price", "0"], "--price: expected a number above 0, found '0'"),
+        (["fit", "x", "--price", "-2"], "--price: expected a number above 0, found '-2'"),
+        (["fit", "x", "--price", "nan"], "--price: expected a number, found 'nan'"),
+        (["fit", "x", "--level", "95"], "--level: expected a share in [0, 1], found '95', and this looks"),
+        (["fit", "x", "--level", "1"], "--level: the level of the intervals is between 0 and 1, found '1'"),
+        (["fit", "x", "--level", "nan"], "--level: expected a number, found 'nan'"),
+    ],
 )
-def test_usage_errors_are_one_line(capsys, arguments):
+def test_usage_errors_are_one_line(capsys, arguments, message):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_version(capsys):

@@ -17,8 +17,9 @@ ALLOWED = {
     "report": {"record", "curve"},
     "rl": {"record"},
     "console": set(),
+    "commands": {"record", "ingest", "curve", "report", "rl", "console"},
 }
-BOTTOM = {"errors", "_version"}
+BOTTOM = {"errors", "_version", "jsonl"}
 
 
 def imported(file: Path) -> set[str]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 
 class ScalerlError(Exception):
-    """Base of every error that `scalerl` raises on purpose; its text is one line for the user."""
+    """Base of every error that `scalerl` raises on purpose; its text is one line for the user.
+
+    What is not printable (a line break in the name of a column, say) is shown escaped.
+    """
 
     exit_status = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 class InputError(ScalerlError):
@@ -43,3 +52,12 @@ class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 
     exit_status = 2
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+
+
+def brief(value: Any) -> str:
+    """A value found in somebody's file, short enough for a line."""
+    return _BRIEF.repr(value)

@@ -25,13 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WriteError, brief
+from scalerl.jsonl import dumps, number, parse_jsonl, read_bytes, read_jsonl, whole
 
 SCHEMA = 1
 
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated and trained; completions; trainer steps; and GPU-hours times a price."""
+_LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
+"""The fields of an evaluation that are whole numbers, and from what on."""
 
 
 @dataclass(frozen=True)
@@ -93,23 +96,46 @@ class EvalPoint:
     entropy: float = math.nan
 
     @property
+    def total_samples(self) -> float:
+        """Completions behind `pass_rate`, all prompts together; NaN when not known."""
+        return float(self.n_prompts * self.n_samples) or math.nan
+
+    @property
     def noise_sd(self) -> float:
         """Sampling noise of `pass_rate` on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
-        total = self.n_prompts * self.n_samples
-        return math.sqrt(max(self.mean_p_1mp, 0.0) / total) if total else math.nan
+        return math.sqrt(max(self.mean_p_1mp, 0.0) / self.total_samples)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> EvalPoint:
-        """Build a point from one parsed line of evals.jsonl; unknown keys are passed over."""
-        nested = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
-        known = {f.name for f in fields(cls)}
+        """Build a point from one parsed line of evals.jsonl; null is not known, other keys are passed over.
+
+        Raises:
+            InputError: a field has another type, is not finite, or `step` or `pass_rate` is missing.
+        """
         values: dict[str, Any] = {}
-        for key, value in row.items():
-            if key in nested:
-                values[key] = nested[key](**_numbers(value))
-            elif key in known:
-                values[key] = math.nan if value is None else value
+        for name in (f.name for f in fields(cls)):
+            value = row.get(name)
+            if name in ("step", "pass_rate") and value is None:
+                raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
+            if value is None:
+                continue
+            if name in _COUNTERS:
+                values[name] = _counters(_COUNTERS[name], value, name)
+            elif name in _LEAST:
+                values[name] = whole(value, name, _LEAST[name])
+            else:
+                values[name] = number(value, name)
         return cls(**values)
+
+
+_COUNTERS = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
+
+
+def _counters(kind: type, value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InputError(f"'{name}' is an object of counters, found {brief(value)}")
+    known = [f.name for f in fields(kind) if value.get(f.name) is not None]
+    return kind(**{key: number(value[key], f"{name}.{key}") for key in known})
 
 
 def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
@@ -132,6 +158,8 @@ class RunRecord:
     evals: tuple[EvalPoint, ...]
     forecasts: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+    """Line of every evaluation in its file, for errors; empty where they came from no file."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -141,29 +169,49 @@ class RunRecord:
             InputError: there is no such folder, it holds no evaluations, or a line cannot be read.
         """
         path = Path(path)
-        if not (path / "evals.jsonl").is_file():
-            what = "holds no evals.jsonl, so it is no run folder" if path.is_dir() else "no such run folder"
-            raise InputError(f"{path}: {what}")
-        warnings: list[str] = []
-        evals = _read_evals(path / "evals.jsonl", warnings)
-        forecasts = _read_rows(path / "forecasts.jsonl", warnings)
-        return cls(path, _read_config(path), evals, tuple(forecasts), tuple(warnings))
+        try:
+            if not (path / "evals.jsonl").is_file():
+                raise InputError(f"{path}: {_why_no_run(path)}")
+        except OSError as error:  # a folder that may not be entered, a name too long
+            raise InputError(f"{path}: {error.strerror or error}") from error
+        record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
+        warnings = list(record.warnings)
+        forecasts = tuple(_read_rows(path / "forecasts.jsonl", warnings))
+        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines)
 
     @classmethod
-    def read_evals(cls, file: str | Path) -> RunRecord:
-        """Read one file in the form of evals.jsonl that stands alone, without the folder.
+    def parse_evals(cls, data: bytes, source: str) -> RunRecord:
+        """Parse a text in the form of evals.jsonl that stands alone; `source` names it in errors.
 
         Raises:
-            InputError: there is no such file, or a line of it cannot be read.
+            InputError: a line cannot be read.
         """
         warnings: list[str] = []
-        evals = _read_evals(Path(file), warnings)
-        return cls(Path(file), {}, evals, warnings=tuple(warnings))
+        evals, lines = [], []
+        for line, row in parse_jsonl(data, source, warnings):
+            try:
+                evals.append(EvalPoint.from_json(row))
+            except InputError as error:
+                raise InputError(f"{source}, line {line}: {error}") from error
+            lines.append(line)
+        return cls(Path(source), {}, tuple(evals), warnings=tuple(warnings), lines=tuple(lines))
 
     @property
     def evals_file(self) -> Path:
         """The file that the evaluations came from."""
-        return self.path if self.path.is_file() else self.path / "evals.jsonl"
+        return self.path / "evals.jsonl" if self.path.is_dir() else self.path
+
+    @property
+    def default_axis(self) -> str:
+        """The axis of the run's budget, if config.json names one that was logged; else the first logged."""
+        budget = self.config.get("budget")
+        named = budget.get("kind") if isinstance(budget, Mapping) else None
+        logged = self.logged_axes()
+        return named if named in logged else logged[0]
+
+    def logged_axes(self) -> tuple[str, ...]:
+        """The compute axes whose counters every evaluation has, but for `dollars`, which needs a price."""
+        return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of steps.jsonl, read on demand (a long run has many)."""
@@ -180,18 +228,41 @@ class RunRecord:
         dollars per GPU-hour, and belongs to the axis `dollars`.
 
         Raises:
-            InputError: the axis is unknown, its counters were not logged, or `price` is missing.
+            InputError: the axis is unknown, its counters were not logged, or `price` is missing or not
+                above 0.
         """
         if axis not in AXES:
             raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
-        if axis == "dollars" and price is None:
-            raise InputError("the axis 'dollars' needs a price per GPU-hour")
-        compute = np.array([_axis_value(point, axis) for point in self.evals], dtype=float)
-        if axis == "dollars":
-            compute *= price or 0.0
-        if not np.isfinite(compute).all():
-            raise InputError(f"{self.evals_file}: the counters behind the axis '{axis}' are missing")
-        return compute
+        compute = self._axis(axis)
+        if np.isnan(compute).any():
+            logged = ", ".join(self.logged_axes())
+            raise InputError(
+                f"{self.evals_file}: the counters behind the axis '{axis}' are missing; logged are {logged}"
+            )
+        return in_dollars(compute, price) if axis == "dollars" else compute
+
+    def _axis(self, axis: str) -> np.ndarray:
+        return np.array([_axis_value(point, axis) for point in self.evals], dtype=float)
+
+
+def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
+    """GPU-hours at `price` dollars each.
+
+    Raises:
+        InputError: `price` is missing, or not a number above 0.
+    """
+    if price is None:
+        raise InputError("the axis 'dollars' needs a price per GPU-hour")
+    if not (math.isfinite(price) and price > 0):
+        raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
+    with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
+        return gpu_hours_N * price
+
+
+def _why_no_run(path: Path) -> str:
+    if path.is_dir():
+        return "holds no evals.jsonl, so it is no run folder"
+    return "a file, not a run folder" if path.exists() else "no such run folder"
 
 
 def _axis_value(point: EvalPoint, axis: str) -> float:
@@ -287,38 +358,13 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def dumps(value: Any, indent: int | None = None) -> str:
-    """JSON text with NaN and infinities as null, as RFC 8259 knows neither."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _numbers(value: Any) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected an object of counters, found {value!r}")
-    return {str(k): math.nan if v is None else float(v) for k, v in value.items()}
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         return {}
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        config = json.loads(read_bytes(file).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise InputError(f"{file}: expected one JSON object")
@@ -329,48 +375,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_evals(file: Path, warnings: list[str]) -> tuple[EvalPoint, ...]:
-    evals = []
-    for number, row in read_jsonl(file, warnings):
-        where = f"{file}, line {number}"
-        if not isinstance(row.get("pass_rate"), int | float) or not isinstance(row.get("step"), int):
-            raise InputError(f"{where}: an evaluation needs a whole 'step' and a numeric 'pass_rate'")
-        try:
-            evals.append(EvalPoint.from_json(row))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{where}: {error}") from error
-    return tuple(evals)
-
-
 def _read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
-
-
-def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file with their line numbers; an unfinished last line goes to `warnings`.
-
-    Raises:
-        InputError: the file cannot be read, or a line that is not the last is no JSON object.
-    """
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):  # no newline after it: the writer was cut off
-                warnings.append(f"{path}: the last line is unfinished (a crash while writing); left out")
-                continue
-            raise InputError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number}: expected one JSON object")
-        rows.append((number, row))
-    return rows
 
 
 def _write_error(path: Path, error: OSError) -> WriteError:

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
-from scalerl.curve.least_squares import least_squares, make_sample
+from scalerl.curve.least_squares import least_squares
+from scalerl.curve.sample import make_sample
 
 # C_mid, B, A of the published fits (arXiv 2510.13786), R_0 about .40.
 PUBLISHED = [

@@ -9,11 +9,12 @@ import numpy as np
 
 from scalerl.curve.families import LOG_LOGISTIC
 from scalerl.curve.identify import identified_ceiling, intervals_of, medians_of
-from scalerl.curve.least_squares import LeastSquares, least_squares, make_sample
+from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate
+from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
-from scalerl.curve.least_squares import Sample
-from scalerl.curve.posterior import B_RANGE, C_MID_FACTOR, Posterior
+from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.posterior import Posterior
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Intervals, Medians
+from scalerl.curve.sample import Sample
 
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.20, 0.5
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""

@@ -10,13 +10,19 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 
+ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
+"""A warning: one sample of a prompt says nothing of the spread between samples."""
+_LARGEST_NOISE = 0.5
+_PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
+
 
 @dataclass(frozen=True)
 class Points:
     """Evaluations of one run on one compute axis, in any order; repeated compute means replicates.
 
     Raises:
-        InputError: lengths differ, a compute is negative or not finite, or a pass rate is outside [0, 1].
+        InputError: lengths differ, a compute is negative or not finite, a pass rate is outside [0, 1], or
+            what is said of the noise cannot be.
     """
 
     compute_N: np.ndarray
@@ -25,6 +31,8 @@ class Points:
     """Mean pass rate on the held-out prompts, a share in [0, 1]."""
     noise_sd_N: np.ndarray
     """Sampling noise of the pass rate on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
+    samples_N: np.ndarray
+    """Completions behind the pass rate, prompts times samples per prompt; NaN when not known."""
     step_N: np.ndarray | None = None
     """Trainer step of every evaluation, if known: correlated noise decays with the distance in steps."""
     source: str = "points"
@@ -35,10 +43,7 @@ class Points:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        n = len(self.compute_N)
-        for name, array in (("pass_rate_N", self.pass_rate_N), ("noise_sd_N", self.noise_sd_N)):
-            if len(array) != n:
-                raise InputError(f"{self.source}: {name} has {len(array)} values for {n} of compute")
+        self._check_shapes()
         self._check(~np.isfinite(self.compute_N), self.compute_N, f"{self.axis} is not a finite number")
         self._check(self.compute_N < 0, self.compute_N, f"{self.axis} is negative; compute is 0 or more")
         self._check(~np.isfinite(self.pass_rate_N), self.pass_rate_N, "the pass rate is not a finite number")
@@ -48,6 +53,24 @@ class Points:
             "the pass rate is above 1; it is a share in [0, 1], so if these are percent divide by 100",
         )
         self._check(self.pass_rate_N < 0, self.pass_rate_N, "the pass rate is below 0; it is in [0, 1]")
+        self._check(
+            (self.noise_sd_N < 0) | (self.noise_sd_N > _LARGEST_NOISE),
+            self.noise_sd_N,
+            f"the noise of a pass rate is a standard deviation in [0, {_LARGEST_NOISE:g}]",
+        )
+        bad_N = (self.samples_N <= 0) | np.isinf(self.samples_N)
+        self._check(bad_N, self.samples_N, "an evaluation has a finite number of samples above 0")
+        if self.step_N is not None:
+            self._check(~np.isfinite(self.step_N), self.step_N, "the step is not a finite number")
+
+    def _check_shapes(self) -> None:
+        if self.compute_N.ndim != 1:
+            raise InputError(f"{self.source}: compute has {self.compute_N.ndim} axes, expected one")
+        n = len(self.compute_N)
+        for name in _PER_POINT:
+            array = getattr(self, name)
+            if array is not None and array.shape != (n,):
+                raise InputError(f"{self.source}: {name} has {array.size} values for {n} of compute")
 
     def _check(self, bad_N: np.ndarray, value_N: np.ndarray, what: str) -> None:
         if bad_N.any():
@@ -61,7 +84,7 @@ class Points:
     def select(self, keep_N: np.ndarray) -> Points:
         """The points that `keep_N` (booleans, or positions in the order wanted) picks."""
         changes: dict[str, Any] = {}
-        for name in ("compute_N", "pass_rate_N", "noise_sd_N", "step_N", "line_N"):
+        for name in ("compute_N", *_PER_POINT):
             array = getattr(self, name)
             changes[name] = None if array is None else array[keep_N]
         return replace(self, **changes)
@@ -73,17 +96,22 @@ class Points:
         pass_rate: Any,
         *,
         noise_sd: Any = None,
+        samples: Any = None,
         step: Any = None,
         source: str = "points",
         axis: str = "compute",
     ) -> Points:
-        """Points from any two sequences of numbers, with noise and steps where they are known."""
+        """Points from any two sequences of numbers, with noise, samples and steps where they are known.
+
+        `noise_sd` and `samples` (completions behind a pass rate, all prompts together) may be one number for
+        all points.
+        """
         compute_N = np.asarray(compute, dtype=float)
-        noise_N = np.nan if noise_sd is None else np.asarray(noise_sd, dtype=float)
         return cls(
             compute_N,
             np.asarray(pass_rate, dtype=float),
-            np.array(np.broadcast_to(noise_N, compute_N.shape)),
+            _spread(noise_sd, compute_N),
+            _spread(samples, compute_N),
             None if step is None else np.asarray(step, dtype=float),
             source,
             axis,
@@ -100,12 +128,21 @@ class Points:
         compute_N = record.compute(axis, price)
         # Step 0 comes before any training: what the devices idled while starting up is no training compute.
         compute_N = np.where(step_N == 0, 0.0, compute_N)
+        single = any(point.n_samples == 1 for point in record.evals)
         return cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
             np.array([point.noise_sd for point in record.evals], dtype=float),
+            np.array([point.total_samples for point in record.evals], dtype=float),
             step_N,
             str(record.evals_file),
             axis,
-            warnings=record.warnings,
+            np.array(record.lines) if record.lines else None,
+            (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ())),
         )
+
+
+def _spread(value: Any, like_N: np.ndarray) -> np.ndarray:
+    """One number for all points, or one for each; NaN where nothing is known."""
+    value_N = np.asarray(np.nan if value is None else value, dtype=float)
+    return np.full(like_N.shape, value_N) if value_N.ndim == 0 else value_N

@@ -1,5 +1,5 @@
 """Foreign logs in, one file per format."""
 
-from scalerl.ingest.table import read_table
+from scalerl.ingest.table import parse_table, read_table
 
-__all__ = ["read_table"]
+__all__ = ["parse_table", "read_table"]

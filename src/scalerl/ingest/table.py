@@ -5,74 +5,94 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.curve.points import Points
-from scalerl.errors import InputError
-from scalerl.record import AXES, RunRecord, read_jsonl
+from scalerl.curve.points import ONE_SAMPLE, Points
+from scalerl.errors import InputError, brief
+from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
+from scalerl.record import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
 _NOISE = ("mean_p_1mp", "n_prompts", "n_samples")
+_HELPFUL = ("gpu_hours", _STEP, *_NOISE, *_COUNTERS)
+_EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of named cells with the line of the file that each came from."""
+    """The cells of the columns that are wanted, by name, and the line that every row comes from."""
 
-    path: Path
+    source: str
     columns: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]
-    lines: tuple[int, ...]
+    """All names, of the columns that are not wanted too, in the order of the file."""
+    cells: Mapping[str, Sequence[Any]]
+    lines: Sequence[int]
     warnings: tuple[str, ...] = ()
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
         """The numbers of a column in the rows given.
 
         Raises:
-            InputError: there is no such column, or a cell is no number; it names the line.
+            InputError: there is no such column, or two; or a cell is no number, and it names the line.
         """
         self.require(column)
+        cells = [self.cells[column][row] for row in rows]
+        if bool not in set(map(type, cells)):  # which float() takes for 0 or 1
+            try:
+                numbers = np.array(list(map(float, cells)), dtype=float)
+            except (TypeError, ValueError, OverflowError):
+                numbers = np.array([math.nan])
+            if np.isfinite(numbers).all():
+                return numbers
         return np.array([self._number(column, row) for row in rows], dtype=float)
 
     def require(self, column: str) -> None:
-        """Raise an InputError that names the columns there are, unless `column` is one of them."""
-        if column in self.columns:
+        """Raise an InputError that names the columns there are, unless `column` is exactly one of them."""
+        count = self.columns.count(column)
+        if count == 1:
             return
+        if count > 1:
+            raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
         near = difflib.get_close_matches(column, self.columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        raise InputError(f"{self.path}: no column '{column}'; {hint}columns: {', '.join(self.columns)}")
+        if self.columns and all(map(_is_number, self.columns)):
+            hint = "the first line holds the names of the columns, and here it holds numbers; "
+        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {_listed(self.columns)}")
 
     def has_counters(self, column: str) -> bool:
         """Whether the cells of a column are objects of counters, as in evals.jsonl."""
-        return any(isinstance(row.get(column), dict) for row in self.rows)
+        return any(isinstance(cell, dict) for cell in self.cells.get(column, ()))
 
     def has_numbers(self, column: str) -> bool:
         """Whether there is such a column, of plain cells."""
         return column in self.columns and not self.has_counters(column)
 
-    def is_empty(self, column: str, row: int) -> bool:
-        """Whether the cell is missing, null or blank."""
-        value = self.rows[row].get(column)
-        return value is None or (isinstance(value, str) and not value.strip())
+    def filled(self, column: str) -> list[int]:
+        """The rows whose cell is neither missing, null nor blank."""
+        self.require(column)
+        return [row for row, cell in enumerate(self.cells[column]) if not _is_empty(cell)]
 
     def _number(self, column: str, row: int) -> float:
-        value = self.rows[row].get(column)
-        where = f"{self.path}, line {self.lines[row]}, column '{column}'"
-        if self.is_empty(column, row):
+        """One number, or the error that says what would be right."""
+        cell = self.cells[column][row]
+        where = f"{self.source}, line {self.lines[row]}, column '{column}'"
+        if _is_empty(cell):
             raise InputError(f"{where}: empty, expected a number")
         try:
-            number = math.nan if isinstance(value, bool | list | dict) else float(value)  # pyright: ignore
-        except ValueError:
+            number = math.nan if isinstance(cell, bool) else float(cell)
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{where}: expected a finite number, found {value!r}")
+            raise InputError(f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}")
         return number
 
 
@@ -86,7 +106,7 @@ def read_table(
     file in the form of a run's evals.jsonl has its axes made from the counters.
 
     Args:
-        path: the file.
+        path: the file, or a pipe.
         x: name of the compute column; for `dollars` with a `price`, made from `gpu_hours`.
         y: name of the column of pass rates, shares in [0, 1].
         price: dollars per GPU-hour.
@@ -94,37 +114,42 @@ def read_table(
     Raises:
         InputError: the file, a column or a cell is missing or wrong; it names the line.
     """
-    table = _read(Path(path))
+    return parse_table(read_bytes(Path(path)), str(path), x, y, price)
+
+
+def parse_table(
+    data: bytes, source: str, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+) -> Points:
+    """`read_table` of the bytes of a file; `source` names it in errors."""
+    table = _read(data, source, (x, y, *_HELPFUL))
     if (
         y == "pass_rate"
         and x in AXES
         and not table.has_numbers(x)
         and any(map(table.has_counters, _COUNTERS))
     ):
-        return Points.from_record(RunRecord.read_evals(path), x, price)
-    table.require(y)
-    rows = [row for row in range(len(table.rows)) if not table.is_empty(y, row)]
-    warnings = table.warnings
-    if len(rows) < len(table.rows):
-        warnings += (f"{path}: {len(table.rows) - len(rows)} rows have no '{y}' and were left out",)
-    pass_rate_N = table.numbers(y, rows)
-    points = Points(
+        return Points.from_record(RunRecord.parse_evals(data, source), x, price)
+    rows = table.filled(y)
+    noise_sd_N, samples_N, warnings = _noise(table, rows)
+    if len(rows) < len(table.lines):
+        left_out = f"{source}: {len(table.lines) - len(rows)} rows have no '{y}' and were left out"
+        warnings = (left_out, *warnings)
+    return Points(
         _compute(table, x, price, rows),
-        pass_rate_N,
-        _noise_sd(table, rows),
+        table.numbers(y, rows),
+        noise_sd_N,
+        samples_N,
         _optional(table, _STEP, rows),
-        str(path),
+        source,
         x,
-        np.array([table.lines[row] for row in rows]),
+        np.array([table.lines[row] for row in rows], dtype=int),
+        (*table.warnings, *warnings),
     )
-    return replace(points, warnings=warnings)
 
 
 def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
     if x == "dollars" and x not in table.columns and "gpu_hours" in table.columns:
-        if price is None:
-            raise InputError("the axis 'dollars' needs a price per GPU-hour")
-        return table.numbers("gpu_hours", rows) * price
+        return in_dollars(table.numbers("gpu_hours", rows), price)
     if x == "steps" and x not in table.columns and _STEP in table.columns:
         x = _STEP
     return table.numbers(x, rows)
@@ -132,69 +157,103 @@ def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> 
 
 def _optional(table: Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
     """A helpful column, if it is there and complete."""
-    if column not in table.columns or any(table.is_empty(column, row) for row in rows):
+    if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
         return None
     return table.numbers(column, rows)
 
 
-def _noise_sd(table: Table, rows: Sequence[int]) -> np.ndarray:
-    """Sampling noise sqrt(mean p(1-p) / (n k)) of every row, NaN where the columns do not say."""
-    columns = [_optional(table, name, rows) for name in _NOISE]
-    if any(column is None for column in columns):
-        return np.full(len(rows), np.nan)
-    spread_N, prompts_N, samples_N = (np.asarray(column) for column in columns)
-    total_N = prompts_N * samples_N
-    known_N = total_N > 0
-    return np.where(known_N, np.sqrt(np.maximum(spread_N, 0) / np.where(known_N, total_N, 1)), np.nan)
+def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
+    spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in _NOISE)
+    unknown_N = np.full(len(rows), np.nan)
+    single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
+    if prompts_N is None or samples_N is None:
+        return unknown_N, unknown_N, single
+    with np.errstate(over="ignore"):  # too many are refused by Points, with their line
+        total_N = np.where((prompts_N > 0) & (samples_N > 0), prompts_N * samples_N, np.nan)
+    if spread_N is None:
+        return unknown_N, total_N, single
+    # At one sample per prompt p (1 - p) cannot be estimated, whatever the column says.
+    noise_sd_N = np.where(samples_N == 1, np.nan, np.sqrt(np.maximum(spread_N, 0) / total_N))
+    return noise_sd_N, total_N, single
 
 
-def _read(path: Path) -> Table:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+def _read(data: bytes, source: str, wanted: Sequence[str]) -> Table:
     if not data.strip():
-        raise InputError(f"{path}: the file is empty; expected a CSV or JSONL with named columns")
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
+    check_not_utf16(data, source)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8; expected a CSV or JSONL") from error
+        raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
     if "\x00" in text:
-        raise InputError(f"{path}: a binary file; expected a CSV or JSONL with named columns")
-    return _read_json(path) if text.lstrip().startswith("{") else _read_csv(path, text)
+        raise InputError(f"{source}: a binary file; {_EXPECTED}")
+    if re.match(r"\s*\[\s*[{\[\]]", text):
+        raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
+    if text.lstrip().startswith("{"):
+        return _read_json(data, source, wanted)
+    return _read_csv(text, source)
 
 
-def _read_json(path: Path) -> Table:
+def _read_json(data: bytes, source: str, wanted: Sequence[str]) -> Table:
     warnings: list[str] = []
-    numbered = read_jsonl(path, warnings)
-    columns = dict.fromkeys(key for _, row in numbered for key in row)
-    return Table(
-        path,
-        tuple(columns),
-        tuple(row for _, row in numbered),
-        tuple(number for number, _ in numbered),
-        tuple(warnings),
-    )
+    numbered = parse_jsonl(data, source, warnings)
+    columns = dict.fromkeys(itertools.chain.from_iterable(row for _, row in numbered))
+    cells = {name: [row.get(name) for _, row in numbered] for name in wanted if name in columns}
+    return Table(source, tuple(columns), cells, [line for line, _ in numbered], tuple(warnings))
 
 
-def _read_csv(path: Path, text: str) -> Table:
-    header = text.splitlines()[0]
+def _read_csv(text: str, source: str) -> Table:
+    header = next(line for line in text.splitlines() if line.strip())
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows, lines = [], []
     try:
-        columns = tuple(name.strip() for name in next(reader))
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
+        filled = (cells for cells in reader if "".join(cells).strip())
+        columns = tuple(name.strip() for name in next(filled, []))
+        for cells in filled:
             if len(cells) > len(columns):
-                raise InputError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells for {len(columns)} columns"
-                )
-            rows.append(dict(zip(columns, cells, strict=False)))
+                raise InputError(_too_many(source, reader.line_num, cells, columns))
+            if len(cells) < len(columns):
+                cells += [""] * (len(columns) - len(cells))
+            rows.append(cells)
             lines.append(reader.line_num)
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: {error}") from error
-    return Table(path, columns, tuple(rows), tuple(lines))
+        raise InputError(f"{source}, line {reader.line_num}: {error}") from error
+    transposed: Iterator[Sequence[str]] = zip(*rows, strict=True) if rows else iter([[]] * len(columns))
+    return Table(source, columns, dict(zip(columns, transposed, strict=True)), lines)
+
+
+def _too_many(source: str, line: int, cells: Sequence[str], columns: Sequence[str]) -> str:
+    return f"{source}, line {line}: {len(cells)} cells for {len(columns)} columns"
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _instead(cell: Any) -> str:
+    """What to write instead, for numbers as people and spreadsheets format them."""
+    if not isinstance(cell, str):
+        return ""
+    text = cell.strip()
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text):
+        return f" without separators, {text.replace(',', '')}"
+    if text.endswith("%") and _is_number(text[:-1]):
+        return f", a share and not percent, {float(text[:-1]) / 100:g}"
+    if re.fullmatch(r"[-+]?\d*,\d+", text):
+        return f" with a decimal point, {text.replace(',', '.')}"
+    return ""
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name[:60] for name in names[:most]) + more

@@ -8,6 +8,7 @@ It reads the run folder alone, and never imports what trains.
 """
 
 from scalerl.report.curve_figure import curve_figure, curve_svg
+from scalerl.report.curve_view import axis_for
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
 from scalerl.report.health_figure import health_svg
 from scalerl.report.page import report_html, write_report
@@ -16,6 +17,7 @@ from scalerl.report.terminal import closing_rows, print_closing
 __all__ = [
     "FrozenForecast",
     "Outcome",
+    "axis_for",
     "closing_rows",
     "curve_figure",
     "curve_svg",

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.report.frozen import Band, FrozenForecast
 from scalerl.report.numbers import Unit, as_float, as_mapping, pair, percent, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
-
-_AXES_BY_PREFERENCE = ("gpu_hours", "flops", "tokens", "samples", "steps")
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,12 @@ class CurveView:
 
 
 def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | None = None) -> str:
-    """The compute axis of the page: that of the fit, else of the forecast, else the first one logged."""
+    """The compute axis of the page: that of the fit, else of the forecast, else the run's own."""
     if fit is not None:
         return fit.axis
     if frozen is not None:
         return frozen.axis
-    return next(axis for axis in _AXES_BY_PREFERENCE if _is_logged(run, axis))
+    return run.default_axis
 
 
 def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -> CurveView:
@@ -99,14 +96,6 @@ def known_ceiling(run: RunRecord) -> float:
 def ceiling_why(run: RunRecord) -> str:
     """How that ceiling is known, from config.json; empty without one."""
     return str(as_mapping(run.config.get("ceiling")).get("why") or "")
-
-
-def _is_logged(run: RunRecord, axis: str) -> bool:
-    try:
-        run.compute(axis)
-    except InputError:
-        return False
-    return True
 
 
 def _ceilings(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[Ceiling, ...]:

@@ -41,7 +41,10 @@ def unit_for(axis: str, largest: float) -> Unit:
 
 def as_float(value: Any) -> float:
     """`value` as a float; NaN for None and for what is no number (records may lack any field)."""
-    return float(value) if isinstance(value, int | float) else math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:  # JSON knows whole numbers of any size
+        return math.nan
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

@@ -26,7 +26,8 @@ import torch
 from torch import nn
 
 from scalerl.errors import WriteError
-from scalerl.record import dumps, write_atomically
+from scalerl.jsonl import dumps
+from scalerl.record import write_atomically
 from scalerl.rl.model import FlopCount
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Demonstrations, write_tokenizer

@@ -1,0 +1,47 @@
+"""What a command is given to fit: a run folder, a table, or a table on standard input."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.errors import InputError
+
+if TYPE_CHECKING:
+    from scalerl.curve import Points
+
+STANDARD_INPUT = "-"
+
+
+def read_points(path: str, x: str | None, y: str, price: float | None) -> Points:
+    """The evaluations of RUN or FILE.
+
+    Args:
+        path: a run folder, a CSV or JSONL file, or `-` for standard input.
+        x: compute axis or column; None is the axis of a run's budget, and `gpu_hours` of a file.
+        y: column of pass rates of a file.
+        price: dollars per GPU-hour.
+
+    Raises:
+        InputError: what is there cannot be read, or has no such axis.
+    """
+    from scalerl.curve import Points
+    from scalerl.ingest.table import parse_table, read_table
+    from scalerl.record import RunRecord
+
+    if path == STANDARD_INPUT:
+        return parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
+    if not _is_folder(path):
+        return read_table(path, x or "gpu_hours", y, price)
+    if y != "pass_rate":
+        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
+    record = RunRecord.read(path)
+    return Points.from_record(record, x or record.default_axis, price)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError as error:  # a folder on the way that may not be entered, a name too long
+        raise InputError(f"{path}: {error.strerror or error}") from error

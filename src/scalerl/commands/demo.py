@@ -1,0 +1,35 @@
+"""`scalerl demo`: the whole job, small."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+from scalerl.commands.train import run_training
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl demo`."""
+    demo = commands.add_parser("demo", help="train, forecast half-way, and hold the forecast to the end")
+    demo.add_argument(
+        "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
+    )
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
+    demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
+    demo.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train the recipe `demo`."""
+    from scalerl.rl.recipe import load_recipe
+
+    quick = ["budget.amount=1.1e11", "evaluation.count=8", "evaluation.samples=2"] if args.quick else []
+    recipe = load_recipe("demo", [f"seed={args.seed}", *quick])
+    run_training(recipe, args.output or _unused(Path("runs") / "demo"))
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, ... that does not exist."""
+    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2)))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,105 @@
+"""What the numerics need of the points: sorted, replicates pooled, distances between evaluations measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.curve.families import log_compute
+from scalerl.curve.points import Points
+
+MAX_ROWS = 400
+"""Rows above this many are averaged in runs of consecutive evaluations, so that time stays linear."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows in the order of compute, N of them; what was repeated at one compute is one row.
+
+    `weight_N` counts the evaluations behind each row's mean, `within` is their sum of squares about the
+    means, `gap_N[i]` is the distance from row i-1 to i in usual steps between evaluations, at least 1 and
+    infinite from compute 0. `r0` is a fixed R_0, or None where it is a parameter.
+    """
+
+    log_c_N: np.ndarray
+    y_N: np.ndarray
+    weight_N: np.ndarray
+    gap_N: np.ndarray
+    within: float
+    n_points: int
+    r0: float | None
+
+    def __len__(self) -> int:
+        return len(self.y_N)
+
+    @property
+    def n_linear(self) -> int:
+        """How many of (R_0, A) are free."""
+        return 2 if self.r0 is None else 1
+
+    @property
+    def log_c_range(self) -> tuple[float, float]:
+        """Logarithms of the smallest positive and the largest compute."""
+        return float(self.log_c_N[0 if self.log_c_N[0] > -np.inf else 1]), float(self.log_c_N[-1])
+
+
+def make_sample(points: Points, r0: float | None) -> Sample:
+    """Sort, pool, and measure the gaps between consecutive evaluations; thin what is very long.
+
+    Evaluations at one compute are replicates, and are averaged: with equal weight, and as many observations,
+    as their noise is otherwise unknown. Above `MAX_ROWS` rows consecutive ones are averaged; the noise of
+    such means is then estimated from their scatter about the curve, so that correlation inside is not lost.
+    """
+    order_N = np.argsort(points.compute_N, kind="stable")
+    compute_N, y_N = points.compute_N[order_N], points.pass_rate_N[order_N]
+    step_N = None if points.step_N is None else points.step_N[order_N]
+    weight_N, within = np.ones(len(y_N)), 0.0
+    first_N = np.flatnonzero(np.diff(compute_N, prepend=-1.0))
+    if len(first_N) < len(compute_N):
+        weight_N = np.diff(first_N, append=len(y_N)).astype(float)
+        mean_N = np.add.reduceat(y_N, first_N) / weight_N
+        within = float(np.sum((y_N - np.repeat(mean_N, weight_N.astype(int))) ** 2))
+        step_N = None if step_N is None else np.add.reduceat(step_N, first_N) / weight_N
+        compute_N, y_N = compute_N[first_N], mean_N
+    n_points = len(points)
+    if len(y_N) > MAX_ROWS:
+        compute_N, y_N, weight_N, step_N = _thin(compute_N, y_N, weight_N, step_N)
+        within, n_points = 0.0, len(y_N)
+    return Sample(log_compute(compute_N), y_N, weight_N, _gaps(compute_N, step_N), within, n_points, r0)
+
+
+def _gaps(compute_N: np.ndarray, step_N: np.ndarray | None) -> np.ndarray:
+    gap_N = np.ones(len(compute_N))
+    if step_N is not None and len(step_N) > 2:
+        gap_N[1:] = np.abs(np.diff(step_N))
+        usual = float(np.median(gap_N[1:]))
+        # Evaluations closer than usual still have sampling noise of their own: no more correlation than at 1.
+        gap_N = np.maximum(gap_N / usual, 1.0) if usual > 0 else np.ones_like(gap_N)
+    if compute_N[0] == 0 and len(gap_N) > 1:
+        gap_N[1] = np.inf  # before any training there is sampling noise alone, shared with nothing
+    return gap_N
+
+
+def _thin(
+    compute_N: np.ndarray, y_N: np.ndarray, weight_N: np.ndarray, step_N: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+    """Means over runs of consecutive rows, at the mean of their log compute; compute 0 stays a row.
+
+    Weights are relative to the usual run, so that a row counts as one observation.
+    """
+    zero = int(compute_N[0] == 0)
+    edge_M = np.unique(np.linspace(zero, len(y_N), MAX_ROWS + 1 - zero).astype(int))[:-1]
+    if zero:
+        edge_M = np.concatenate([[0], edge_M])
+    total_M = np.add.reduceat(weight_N, edge_M)
+
+    def mean(value_N: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(value_N * weight_N, edge_M) / total_M
+
+    log_c_M = mean(log_compute(np.where(compute_N > 0, compute_N, 1.0)))
+    compute_M = np.where(np.arange(len(edge_M)) < zero, 0.0, np.exp(log_c_M))
+    relative_M = total_M / np.median(total_M)
+    if zero:
+        relative_M[0] = min(relative_M[0], 1.0)
+    return compute_M, mean(y_N), relative_M, None if step_N is None else mean(step_N)

@@ -1,0 +1,114 @@
+"""JSON Lines: one object per line, appended whole; and the bytes of any text that a user names."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import InputError, brief
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file (or of a pipe, which can be read only once).
+
+    Raises:
+        InputError: there is no such file, or it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """`parse_jsonl` of a file.
+
+    Raises:
+        InputError: the file cannot be read, or a line that is not the last is no JSON object.
+    """
+    return parse_jsonl(read_bytes(path), str(path), warnings)
+
+
+def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL text with their line numbers; an unfinished last line goes to `warnings`.
+
+    Raises:
+        InputError: the text is in UTF-16, or a line that is not the last is no JSON object.
+    """
+    check_not_utf16(data, source)
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
+            if number == len(lines):  # no newline after it: the writer was cut off
+                warnings.append(f"{source}: the last line is unfinished (a crash while writing); left out")
+                continue
+            raise InputError(f"{source}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{source}, line {number}: expected one JSON object")
+        rows.append((number, row))
+    return rows
+
+
+def number(value: Any, name: str) -> float:
+    """The finite number of a field; JSON as Python writes it has NaN and Infinity, and integers of any size.
+
+    Raises:
+        InputError: the value is something else; it says which field.
+    """
+    try:
+        found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise InputError(f"'{name}' is a finite number, or null where it is not known, found {brief(value)}")
+    return found
+
+
+def whole(value: Any, name: str, least: int = 0) -> int:
+    """The whole number of a field, from `least` to the largest that a float64 tells from its neighbours.
+
+    Raises:
+        InputError: the value is something else; it says which field.
+    """
+    found = number(value, name)
+    if not (found.is_integer() and least <= found <= 2**53):
+        raise InputError(f"'{name}' is a whole number of {least} or more, found {brief(value)}")
+    return int(found)
+
+
+def check_not_utf16(data: bytes, source: str) -> None:
+    """Raise InputError if the bytes begin as a text in UTF-16 does, which Windows tools write."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{source}: a text in UTF-16; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """JSON text with NaN and infinities as null, as RFC 8259 knows neither."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
