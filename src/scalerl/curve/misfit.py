@@ -25,22 +25,26 @@ from typing import Literal
 
 import numpy as np
 
-from scalerl.curve.least_squares import LeastSquares, Sample, make_sample
+from scalerl.curve.families import Curve
+from scalerl.curve.least_squares import LeastSquares, least_squares_many
 from scalerl.curve.points import Points
+from scalerl.curve.sample import Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
-THRESHOLD = 3.0
+THRESHOLD = 2.0
 """Bayes factor against the healthy run from which a misfit is reported."""
 WANDER_SD, WAVES_SD = 0.003, 0.02
 """Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""
-CHANGE_SD = 0.05
-"""Prior sd of the size of a change: of the step, and of the hinge at the last evaluation."""
+CHANGE_SD = np.array([0.02, 0.06, 0.2])
+"""Prior sd of the size of a change (the step; the hinge at the last evaluation): small to large, alike."""
 _WANDER_LENGTH = 0.15  # correlation length of the wander, as a share of the run
 _N_WAVES = 8
 _PARAMETER_SD = (0.1, 0.1, 0.3, 0.3)  # of A, R_0, log B and log C_mid about the fitted curve
 _PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 0.9])  # alike: .9 keeps runs at .8 from looking like misfits
 _SD_NODES = 10
+_STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
+_ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SIDE = 3  # evaluations on each side of a change, the least
 _MOST_HINGES, _MOST_STEPS = 40, 120
 _SURE = 2.0  # a decline is this many times its error
@@ -79,25 +83,28 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
         return None
     null = _healthy(sample, best)
     changes = _changes(sample, null.residual_N)
-    evidence = _weigh(sample, null, changes)
-    if evidence.log_total < math.log(THRESHOLD):
+    found = _weigh(sample, null, changes, _noise_nodes(null.residual_N))
+    log_bayes = found.log_change - found.log_null
+    if log_bayes < math.log(THRESHOLD):
         return None
-    return _describe(points.axis, sample, null, changes, evidence)
+    found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
+    return _describe(points.axis, sample, changes, found, math.exp(min(log_bayes, 700.0)))
 
 
 @dataclass(frozen=True)
 class _Healthy:
     """y = curve + Z beta + noise, beta_k ~ N(0, sd_k^2): the parameters, other families, the wander."""
 
+    curve: Curve
     curve_N: np.ndarray
     residual_N: np.ndarray
     columns_NK: np.ndarray
     sd_K: np.ndarray
 
     def with_waves(self) -> _Healthy:
-        """The same with a wander as large as waves that no family explains."""
+        """The same with the larger and faster waves that no family explains: alike in all frequencies."""
         sd_K = self.sd_K.copy()
-        sd_K[-_N_WAVES:] *= WAVES_SD / WANDER_SD
+        sd_K[-_N_WAVES:] = WAVES_SD / math.sqrt(_N_WAVES)
         return replace(self, sd_K=sd_K)
 
 
@@ -112,38 +119,51 @@ class _Changes:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Log Bayes factors against the healthy run, and each alternative's most probable node."""
+    """Log evidence of the healthy run and of each alternative, with its most probable node of the noise."""
 
-    log_bayes_J: np.ndarray
-    node_J: list[_Node]
-    log_hinge: float
-    log_step: float
+    null: _Healthy
+    log_null: float
+    log_hinge_J: np.ndarray
+    log_step_J: np.ndarray
     log_waves: float
+    node_J: list[_Node]
     node_waves: _Node
 
     @property
-    def log_total(self) -> float:
+    def log_kinds(self) -> tuple[float, float, float]:
+        """Of hinges, steps and waves, places averaged."""
+        return _log_mean(self.log_hinge_J), _log_mean(self.log_step_J), self.log_waves
+
+    @property
+    def log_change(self) -> float:
         """Of a misfit of any kind, the three alike beforehand."""
-        return _log_mean(np.array([self.log_hinge, self.log_step, self.log_waves]))
+        return _log_mean(self.log_kinds)
 
 
 def _healthy(sample: Sample, best: Sequence[LeastSquares]) -> _Healthy:
     """The linear model of a run without misfit, around the curve of the family that fits best."""
     ranked = sorted(best, key=lambda found: found.rss)
-    curve, compute_N = ranked[0].curve, np.exp(sample.log_c_N)
-    curve_N = curve(compute_N)
+    compute_N = np.exp(sample.log_c_N)
+    curve_N = ranked[0].curve(compute_N)
+    others = [found.curve(compute_N) - curve_N for found in ranked[1:]]
+    return _around(sample, ranked[0].curve, np.array(others).reshape(len(others), -1).T)
+
+
+def _around(sample: Sample, curve: Curve, others_NK: np.ndarray) -> _Healthy:
+    """The model around one curve; `others_NK` are the steps towards the other families' curves."""
+    curve_N = curve(np.exp(sample.log_c_N))
     share_N, by_log_b_N, by_log_c_N = curve.family.slopes(
         np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid)
     )
     gain = curve.A - curve.R_0
     parameters = [share_N, 1 - share_N, gain * by_log_b_N, -gain * by_log_c_N]
-    others = [found.curve(compute_N) - curve_N for found in ranked[1:]]
     waves_NK, waves_sd_K = _waves(sample)
     return _Healthy(
+        curve,
         curve_N,
         _without_outliers(sample.y_N - curve_N),
-        np.column_stack([*parameters, *others, waves_NK]),
-        np.concatenate([_PARAMETER_SD, np.ones(len(others)), WANDER_SD * waves_sd_K]),
+        np.column_stack([*parameters, others_NK, waves_NK]),
+        np.concatenate([_PARAMETER_SD, np.ones(others_NK.shape[1]), WANDER_SD * waves_sd_K]),
     )
 
 
@@ -189,28 +209,51 @@ def _changes(sample: Sample, residual_N: np.ndarray) -> _Changes:
     return _Changes(np.concatenate([hinge_NJ, step_NJ], axis=1), np.concatenate([bent, stepped]), len(bent))
 
 
-def _weigh(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
-    """Bayes factors of all changes and of the waves, each averaged over the noise.
+def _look_again(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
+    """The same around a curve that was fitted to the start of the run, to name and to place a misfit.
 
-    With Q the precision of the data once beta is integrated out, s = d' Q d and t = d' Q r, a change of prior
-    sd v has the Bayes factor (1 + v^2 s)^(-1/2) exp(t^2 / (s + v^-2) / 2) at a node of the noise.
+    A large change of slope bends the curve that is fitted to all of the run so far that small changes of its
+    parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
     """
-    sd_S = _noise_nodes(null.residual_N)
-    log_null, s, t = _integrated(sample, null, sd_S, changes.columns_NJ)
-    v2 = CHANGE_SD**2
-    log_change = log_null[..., None] + 0.5 * t**2 / (s + 1 / v2) - 0.5 * np.log1p(v2 * s)
-    log_waves, _, _ = _integrated(sample, null.with_waves(), sd_S, changes.columns_NJ[:, :0])
-    total = float(_log_sum(log_null))
-    log_bayes_J = _log_sum(log_change) - total
+    n, compute_N = len(sample.y_N), np.exp(sample.log_c_N)
+    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_POINTS]
+    parts = [replace(sample, **{k: getattr(sample, k)[:end] for k in _ROWS}) for end in ends]
+    tries = []
+    for end, found in zip(ends, least_squares_many(parts, null.curve.family), strict=True):
+        residual_N = _without_outliers(sample.y_N - found.curve(compute_N))
+        hinge_N = np.maximum(compute_N - compute_N[end - 1], 0.0)
+        left_N = residual_N - hinge_N * (hinge_N @ residual_N) / (hinge_N @ hinge_N)
+        tries.append((float(left_N @ left_N), found.curve, left_N))
+    _, curve, left_N = min(tries, key=lambda t: t[0])
+    again = _around(sample, curve, null.columns_NK[:, len(_PARAMETER_SD) : -_N_WAVES])
+    return _weigh(sample, again, changes, _noise_nodes(left_N))
+
+
+def _weigh(sample: Sample, null: _Healthy, changes: _Changes, sd_S: np.ndarray) -> _Evidence:
+    """Evidence of all changes and of the waves, integrated over beta, the size of the change and the noise.
+
+    s = d' Q d and t = d' Q r of every column d, with Q the precision of the data once beta is integrated out.
+    """
+    log_null_PS, s, t = _integrated(sample, null, sd_S, changes.columns_NJ)
+    bayes = sum(np.exp(np.minimum(_log_bayes(s, t, v), 600.0)) for v in CHANGE_SD) / len(CHANGE_SD)
+    log_change = log_null_PS[..., None] + np.log(bayes)
+    log_waves_PS, _, _ = _integrated(sample, null.with_waves(), sd_S, changes.columns_NJ[:, :0])
+    log_J, h = _log_sum(log_change), changes.n_hinges
     nodes = [(float(phi), float(sd)) for phi in _PHI for sd in sd_S]
     return _Evidence(
-        log_bayes_J,
+        null,
+        float(_log_sum(log_null_PS)),
+        log_J[:h],
+        log_J[h:],
+        float(_log_sum(log_waves_PS)),
         [nodes[i] for i in log_change.reshape(len(nodes), -1).argmax(axis=0)],
-        _log_mean(log_bayes_J[: changes.n_hinges]),
-        _log_mean(log_bayes_J[changes.n_hinges :]),
-        float(_log_sum(log_waves)) - total,
-        nodes[int(log_waves.argmax())],
+        nodes[int(log_waves_PS.argmax())],
     )
+
+
+def _log_bayes(s: np.ndarray, t: np.ndarray, v: float) -> np.ndarray:
+    """Log of what a change of prior sd v multiplies the evidence by: Gaussian in its size."""
+    return 0.5 * t**2 / (s + v**-2.0) - 0.5 * np.log1p(v * v * s)
 
 
 def _noise_nodes(residual_N: np.ndarray) -> np.ndarray:
@@ -241,7 +284,8 @@ def _integrated(
     square = (np.sum(x**2, axis=1)[:, None] - shrink_PSK @ z**2) / variance_S1
     cross = (np.sum(x * r, axis=1)[:, None] - shrink_PSK @ (z * z[..., :1])) / variance_S1
     log_M_PS = np.log1p(l_P1K / variance_S1).sum(axis=2)
-    log_evidence_PS = -n * np.log(sd_S) - 0.5 * (log_det_P[:, None] + log_M_PS + square[..., 0])
+    spacing = math.log(math.log(sd_S[1] / sd_S[0]))  # of log sd, whose prior is flat
+    log_evidence_PS = spacing - n * np.log(sd_S) - 0.5 * (log_det_P[:, None] + log_M_PS + square[..., 0])
     return log_evidence_PS, square[..., 1:], cross[..., 1:]
 
 
@@ -262,26 +306,26 @@ def _log_sum(log_PS: np.ndarray) -> np.ndarray:
     return top + np.log(np.exp(log_PS - top).sum(axis=(0, 1)))
 
 
-def _log_mean(log_J: np.ndarray) -> float:
+def _log_mean(log_J: Sequence[float] | np.ndarray) -> float:
+    log_J = np.asarray(log_J)
     top = float(log_J.max())
     return top + math.log(float(np.mean(np.exp(log_J - top))))
 
 
-def _describe(axis: str, sample: Sample, null: _Healthy, changes: _Changes, found: _Evidence) -> Misfit:
+def _describe(axis: str, sample: Sample, changes: _Changes, found: _Evidence, bayes_factor: float) -> Misfit:
     """Name the misfit and the part that holds: the likeliest kind, at its likeliest place."""
-    bayes_factor = math.exp(min(found.log_total, 700.0))
-    compute_N, h = np.exp(sample.log_c_N), changes.n_hinges
-    stepped = found.log_step > max(found.log_hinge, found.log_waves)
-    j = h + int(np.argmax(found.log_bayes_J[h:])) if stepped else int(np.argmax(found.log_bayes_J[:h]))
+    null, compute_N, h = found.null, np.exp(sample.log_c_N), changes.n_hinges
+    log_hinge, log_step, log_waves = found.log_kinds
+    stepped = log_step > max(log_hinge, log_waves)
+    j = h + int(np.argmax(found.log_step_J)) if stepped else int(np.argmax(found.log_hinge_J))
     first = int(changes.first_J[j])
     estimate = _estimate(sample, null, found.node_J[j], changes.columns_NJ[:, j : j + 1])
     size = float(estimate.mean_K[-1])
     if stepped:
+        at = float(compute_N[first])
         keep, said = _part_that_holds(compute_N, first)
-        why = (
-            f"the pass rate jumps by {size:+.3f} at {axis} {compute_N[first]:.4g}, as if evaluated otherwise"
-        )
-        return Misfit("jump", float(compute_N[first]), size, bayes_factor, f"{why}; {said}", keep)
+        why = f"the pass rate jumps by {size:+.3f} at {axis} {at:.4g}, as if evaluated otherwise; {said}"
+        return Misfit("jump", at, size, bayes_factor, why, keep)
     peak, decline, error = _decline(null, estimate)
     if decline > _SURE * error:
         at = float(compute_N[peak])
@@ -289,7 +333,7 @@ def _describe(axis: str, sample: Sample, null: _Healthy, changes: _Changes, foun
         said = "what came before can be fitted" if keep else "too little came before to be fitted"
         why = f"the run has peaked: from {axis} {at:.4g} on it falls by {decline:.3f} +- {error:.3f}; {said}"
         return Misfit("peaked", at, decline, bayes_factor, why, keep)
-    if found.log_hinge >= found.log_waves:
+    if log_hinge >= log_waves:
         at = float(compute_N[first - 1])
         keep, said = _part_that_holds(compute_N, first - 1)
         why = (
@@ -316,7 +360,7 @@ def _estimate(sample: Sample, null: _Healthy, node: _Node, column_NJ: np.ndarray
     """The coefficients of the null and of one added change, or none."""
     phi, sd = node
     columns_NK = np.concatenate([null.columns_NK, column_NJ], axis=1)
-    prior_K = np.concatenate([null.sd_K, np.full(column_NJ.shape[1], CHANGE_SD)])
+    prior_K = np.concatenate([null.sd_K, np.full(column_NJ.shape[1], CHANGE_SD[-1])])
     both = np.column_stack([columns_NK, null.residual_N])
     white = _whiten(sample, both, np.array([phi]))[0][0]
     Z, r = white[:, :-1], white[:, -1]
