@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from scalerl._version import __version__
-from scalerl.commands import demo, fit, report, train
+from scalerl.commands import backtest, compare, demo, fit, report, train
 from scalerl.errors import ScalerlError
 
 
@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     fit.add(commands)
+    compare.add(commands)
+    backtest.add(commands)
     report.add(commands)
     train.add(commands)
     demo.add(commands)

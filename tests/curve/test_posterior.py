@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
-from scalerl.curve.noise import PHI, SD_RANGE, make_noise
 from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.noise import PHI, SD_RANGE, make_noise
 from scalerl.curve.posterior import posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
@@ -16,6 +16,13 @@ def noisy(ratio=2.5, sd=0.008, n=14, seed=5):
     truth = Curve(LOG_LOGISTIC, 0.7, 1.7, 3000.0, 0.3)
     compute_N = np.linspace(0, ratio * 3000.0, n + 1)[1:]
     return compute_N, truth(compute_N) + rng.normal(0, sd, n)
+
+
+def jeffreys(share, log_c, bb, mm):
+    """log sqrt det of the information on (A, log B, log C_mid), less the factor (A - R_0)^2."""
+    slope = share * (1 - share) * np.exp(bb)[:, None]
+    J = np.stack([share, slope * (log_c - mm[:, None]), -slope], axis=2)
+    return 0.5 * np.linalg.slogdet(np.einsum("cni,cnj->cij", J, J) + 1e-250 * np.eye(3))[1]
 
 
 def brute_force(compute_N, y_N, r0, at):
@@ -31,6 +38,7 @@ def brute_force(compute_N, y_N, r0, at):
     share = 1 / (1 + np.exp(-np.exp(bb)[:, None] * (np.log(compute_N) - mm[:, None])))
     end = 1 / (1 + np.exp(-np.exp(bb) * (math.log(at) - mm)))
     z = y_N - r0
+    prior = jeffreys(share, np.log(compute_N), bb, mm)
     for phi in PHI:
         K = phi**distance if phi else np.eye(n)
         inverse, log_det = np.linalg.inv(K), np.linalg.slogdet(K)[1]
@@ -41,7 +49,8 @@ def brute_force(compute_N, y_N, r0, at):
         near = rss < 8 * rss.min()
         log_like = -n * np.log(sds) - rss[near][:, None] / (2 * sds**2)
         top = log_like.max(axis=1, keepdims=True)
-        logs.append(np.log(np.exp(log_like - top).sum(axis=1)) + top[:, 0] - log_det / 2 + math.log(1 - phi))
+        volume = prior + 2 * np.log(np.maximum(A - r0, 1e-12))[:, None]
+        logs.append(np.log(np.exp(log_like - top).sum(axis=1)) + top[:, 0] - log_det / 2 + volume[near])
         values.append((r0 + np.outer(A - r0, end))[near])
     value, log_weight = np.concatenate(values), np.concatenate(logs)
     weight = np.exp(log_weight - log_weight.max())
@@ -72,8 +81,7 @@ def test_ar1_precision_is_the_inverse_of_the_correlation():
         precision = np.diag(noise.precision.diagonal_PN[p]) + np.diag(noise.precision.below_PN[p, 1:], -1)
         precision = precision + np.diag(noise.precision.below_PN[p, 1:], 1)
         np.testing.assert_allclose(precision @ K, np.eye(6), atol=1e-12)
-        log_prior = math.log(1 - phi) - 0.5 * np.linalg.slogdet(K)[1]
-        assert noise.log_prior_P[p] == pytest.approx(log_prior, abs=1e-12)
+        assert noise.log_prior_P[p] == pytest.approx(-0.5 * np.linalg.slogdet(K)[1], abs=1e-12)
 
 
 def test_weights_sum_to_one_and_respect_the_bounds():

@@ -1,5 +1,8 @@
 """Compute-performance curves: fit, forecast, compare. Numpy only."""
 
+from scalerl.curve.compare import compare
+from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.crossing import Crossing
 from scalerl.curve.families import (
     FAMILIES,
     LOG_LOGISTIC,
@@ -13,25 +16,36 @@ from scalerl.curve.families import (
     Weibull,
 )
 from scalerl.curve.fit import fit
+from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 
 __all__ = [
     "FAMILIES",
     "LOG_LOGISTIC",
     "POWER_LAW",
+    "SEED_PRIOR",
+    "Claim",
+    "Comparison",
+    "Crossing",
     "Curve",
+    "Difference",
     "Family",
     "Fit",
     "Forecast",
+    "Forecaster",
     "Frechet",
     "Gompertz",
     "Intervals",
     "LogLogistic",
     "Medians",
     "NoiseEstimate",
+    "Pair",
     "Points",
     "PowerLaw",
+    "SeedPrior",
     "Weibull",
+    "compare",
     "fit",
 ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import Family
-from scalerl.curve.noise import PHI, Noise
+from scalerl.curve.noise import Noise
 from scalerl.curve.quadratic import Quadratic
 from scalerl.curve.sample import Sample
 
@@ -48,6 +48,7 @@ def family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -
     seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *box))
     ridge_M = _ridge(sample, family, noise, seek_M)
     level_M = _level(sample, family, noise, ridge_M[:, None], seek_M).max(axis=(0, 2))
+    level_M = level_M + _log_volume(sample, family, ridge_M, seek_M)
     low, high = _extent(seek_M, level_M)
     log_mid_M = np.linspace(low, high, _ROWS)
     centre_M = _ridge(sample, family, noise, log_mid_M)
@@ -62,13 +63,17 @@ def family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -
         for p, log_b_MK in enumerate(log_b_PMK)
     ]
     q = Quadratic(
-        *(np.concatenate([getattr(one, name) for one in quadratics]) for name in Quadratic.__dataclass_fields__)
+        *(
+            np.concatenate([getattr(one, name) for one in quadratics])
+            for name in Quadratic.__dataclass_fields__
+        )
     )
-    return _linear_nodes(sample, noise, q, log_b_PMK, log_mid_M, area_PMK)
+    return _linear_nodes(sample, family, noise, q, log_b_PMK, log_mid_M, area_PMK)
 
 
 def _linear_nodes(
     sample: Sample,
+    family: Family,
     noise: Noise,
     q: Quadratic,
     log_b_PMK: np.ndarray,
@@ -99,7 +104,24 @@ def _linear_nodes(
     volume = area_PMK[index][:, None, None] * dA[:, :, None] * dR_0
     log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
-    return Nodes(log_b_PMK[index], log_mid_M[m], np.array(PHI)[p], A, R_0, log_weight, rss)
+    log_weight = log_weight + _log_volume(sample, family, log_b_PMK[index], log_mid_M[m])[:, None, None]
+    log_weight = log_weight + 2 * np.log(np.maximum(A[:, :, None] - R_0, 1e-12))
+    return Nodes(log_b_PMK[index], log_mid_M[m], noise.phi_P[p], A, R_0, log_weight, rss)
+
+
+def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
+    """Log-density of the prior (Jeffreys) over (R_0, A, log B, log C_mid), less 2 log(A - R_0).
+
+    sqrt(det J^T J), with J the derivatives of the curve at the evaluations: how much of what could be
+    measured a step in the parameters covers. Parameters that change nothing there cover nothing.
+    """
+    g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], sample.log_c_N - log_mid[:, None])
+    free = [g, by_log_b, by_log_c] if sample.r0 is not None else [1.0 - g, g, by_log_b, by_log_c]
+    basis = np.stack(free, axis=1)
+    gram = (basis * sample.weight_N) @ basis.transpose(0, 2, 1)
+    scale = np.sqrt(np.maximum(np.einsum("cii->ci", gram), 1e-300))
+    gram = gram / (scale[:, :, None] * scale[:, None]) + 1e-13 * np.eye(len(free))
+    return 0.5 * np.linalg.slogdet(gram)[1] + np.log(scale).sum(axis=1)
 
 
 def _midpoints(

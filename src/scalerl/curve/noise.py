@@ -16,8 +16,8 @@ import numpy as np
 from scalerl.curve.quadratic import Precision
 from scalerl.curve.sample import Sample
 
-PHI = (0.0, 0.2, 0.4, 0.6, 0.8)
-"""Correlation of neighbours, with prior weights 1 - phi."""
+PHI = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
+"""Correlations of neighbours, alike before the data."""
 SD_RANGE = (5e-4, 0.15)
 """Where log sd has its flat prior; evaluation noise that is known raises the lower end."""
 
@@ -30,6 +30,7 @@ class Noise:
     `log_prior_P` is the prior of phi, with the determinant of its correlation.
     """
 
+    phi_P: np.ndarray
     precision: Precision
     log_prior_P: np.ndarray
     sd_J: np.ndarray
@@ -53,9 +54,10 @@ class Noise:
         return np.bincount(index, weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
 
-def make_noise(sample: Sample, floor: float) -> Noise:
-    """Tabulate the noise model of a sample whose sd is at least `floor`."""
-    precision, log_det_P = _ar1(sample)
+def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> Noise:
+    """Tabulate the noise model of a sample whose sd is at least `floor`, with the correlations `phi`."""
+    phi_P = np.array(phi)
+    precision, log_det_P = _ar1(sample, phi_P)
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -63,13 +65,12 @@ def make_noise(sample: Sample, floor: float) -> Noise:
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    log_prior_P = np.log(1.0 - np.array(PHI)) - 0.5 * log_det_P
-    return Noise(precision, log_prior_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
+    return Noise(phi_P, precision, -0.5 * log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
 
 
-def _ar1(sample: Sample) -> tuple[Precision, np.ndarray]:
-    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; P = len(PHI)."""
-    rho_PN = np.array(PHI)[:, None] ** sample.gap_N
+def _ar1(sample: Sample, phi_P: np.ndarray) -> tuple[Precision, np.ndarray]:
+    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; one per phi."""
+    rho_PN = phi_P[:, None] ** sample.gap_N
     rho_PN[:, 0] = 0.0
     inverse_PN = 1.0 / (1.0 - rho_PN**2)
     diagonal_PN = inverse_PN.copy()

@@ -2,15 +2,18 @@
 
     y_i = R(C_i; family, A, B, C_mid, R_0) + e_i        e ~ N(0, sd^2 K_phi)       K_phi[i, j] = phi^distance
 
-Priors, flat and stated: A in [0, 1]; R_0 in [0, A] (or given); log B over B in [0.3, 6]; log C_mid from a
-tenth of the smallest to ten times the largest compute; log sd from the evaluation noise that is known (else
-0.0005) to 0.15; the families alike; and falling, phi in {0, .2, .4, .6, .8} with weights 1 - phi.
+The prior is flat over what is measured: equal prior mass for curves that differ equally at the evaluations
+(Jeffreys, 1946: the density sqrt(det J^T J), J the derivatives of the curve at the evaluations by R_0, A,
+log B, log C_mid), within 0 <= R_0 <= A <= 1, B in [0.3, 6], and C_mid from a tenth of the smallest positive
+to ten times the largest compute. Flat in A, log B and log C_mid, most of the prior lies where a higher
+ceiling, later, changes nothing that was measured: forecasts are then too high, and families are weighed by
+how much of that they have. Beside it: log sd flat from the evaluation noise that is known (else 0.0005) to
+0.15; the correlation phi of neighbours in {0, .2, .4, .6, .8, .9} alike; the families alike.
 For a family and (B, C_mid, phi) the sum of squares is a quadratic in (R_0, A), and the integral over sd
-depends on the sum of squares alone, so nothing is sampled: the nodes are laid where the posterior has mass,
-and weighed.
+depends on the sum of squares alone, so nothing is sampled: `nodes` lays nodes where the posterior has mass,
+and they are weighed.
 
-Shapes: P correlations, M values of log C_mid, K of log B, cells = what is kept of P x M x K over all
-families, a = nodes of A, r = nodes of R_0 for each A.
+Shapes: cells = (B, C_mid, phi) over all families, a = nodes of A, r = nodes of R_0 for each A.
 """
 
 from __future__ import annotations
@@ -23,9 +26,8 @@ import numpy as np
 from scalerl.curve.families import FAMILIES, Family, log_compute
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.nodes import LOG_B, family_nodes
-from scalerl.curve.noise import make_noise
+from scalerl.curve.noise import PHI, make_noise
 from scalerl.curve.sample import Sample
-
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,11 @@ class Posterior:
         return np.where(target <= self.R_0, 0.0, np.where(target >= A, np.inf, compute))
 
 
-def posterior(sample: Sample, floor: float, families: tuple[Family, ...] = FAMILIES) -> Posterior:
-    """Integrate over every family, and normalise over all of them."""
-    noise = make_noise(sample, floor)
+def posterior(
+    sample: Sample, floor: float, families: tuple[Family, ...] = FAMILIES, phi: tuple[float, ...] = PHI
+) -> Posterior:
+    """Integrate over every family and the correlations `phi`, and normalise over all of them."""
+    noise = make_noise(sample, floor, phi)
     parts = [family_nodes(sample, family, noise, _start(sample, family)) for family in families]
     rss = np.concatenate([part.rss.ravel() for part in parts])
     log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))

@@ -1,0 +1,170 @@
+"""Are verdicts between recipes right? Simulated runs, seed effects from the stated prior, compared in pairs.
+
+    python benchmarks/comparison.py [--groups 200] [--runs 10] [--pairs 25] [--seed 0]
+
+A group is one recipe: its curve (R_0 .25-.40, a gain of .20-.42, B 1.2-2.4; a fifth Weibull, the others
+log-logistic), the tau of its seeds, its evaluations (data to 3-6 C_mid, 14-40 of them and one at step 0) and
+their noise (sd .0045-.01, AR(1) 0-.8). Its runs differ by seed effect and noise. `any` is the share of pairs
+with any verdict, `ceiling` and `efficiency` with that one, `no claim` where a ceiling was not identified,
+`A .05` and `C .05` the two p-values before Holm, `runs alone` any without the seed variance (Bonferroni). The
+standard error counts groups, not pairs. Variants are compared in half as many pairs.
+
+One recipe against itself: what is found is false. A higher by .03-.06 alone: an efficiency verdict is
+false, a ceiling verdict is power. C_mid lower by 25-45 % alone: the other way round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Claim, Curve, Fit, Points, compare, fit
+from scalerl.errors import CannotAnswerError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs of one group share: evaluations in units of C_mid, and their noise."""
+
+    ratio_N: np.ndarray
+    sd: float
+    phi: float
+    known: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """A recipe and its seed sd (A, log B, log C_mid)."""
+
+    curve: Curve
+    tau_3: np.ndarray
+    setting: Setting
+
+
+def draw_group(rng: np.random.Generator, scale: float) -> Group:
+    """A recipe, its seed sd (`scale` times the prior's), and how its runs are evaluated."""
+    family = FAMILIES[1] if rng.random() < 0.2 else LOG_LOGISTIC
+    r0 = float(rng.uniform(0.25, 0.40))
+    curve = Curve(family, r0 + float(rng.uniform(0.2, 0.42)), float(rng.uniform(1.2, 2.4)), 3000.0, r0)
+    median_3 = np.array([SEED_PRIOR.A, SEED_PRIOR.log_b, SEED_PRIOR.log_mid]) * np.exp(
+        -(SEED_PRIOR.log_sd**2)
+    )
+    tau_3 = scale * median_3 * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
+    n, top = int(rng.integers(14, 41)), float(rng.uniform(3, 6))
+    setting = Setting(
+        np.linspace(0, top, n + 1),
+        float(rng.uniform(0.0045, 0.01)),
+        float(rng.uniform(0, 0.8)),
+        rng.random() < 0.5,
+    )
+    return Group(curve, tau_3, setting)
+
+
+def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
+    """One run of `curve` with a seed of its own, fitted; None where there was nothing to fit."""
+    setting = group.setting
+    A, log_b, log_mid = group.tau_3 * rng.standard_normal(3)
+    own = replace(
+        curve,
+        A=float(np.clip(curve.A + A, curve.R_0, 1.0)),
+        B=curve.B * float(np.exp(log_b)),
+        C_mid=curve.C_mid * float(np.exp(log_mid)),
+    )
+    compute_N = group.curve.C_mid * setting.ratio_N
+    noise_N = rng.normal(0, setting.sd, len(compute_N))
+    for i in range(1, len(noise_N)):
+        noise_N[i] = setting.phi * noise_N[i - 1] + np.sqrt(1 - setting.phi**2) * noise_N[i]
+    # The sampling noise of an evaluation is known in half of the groups, and is part of the whole.
+    known = 0.6 * setting.sd if setting.known else None
+    try:
+        return fit(Points.from_arrays(compute_N, np.clip(own(compute_N) + noise_N, 0, 1), noise_sd=known))
+    except CannotAnswerError:
+        return None
+
+
+Claims = tuple[Claim, Claim]
+SAME, THREE, HIGHER, SOONER = "one recipe, 1 and 1 seeds", "one recipe, 3 and 3", "A higher", "C_mid lower"
+
+
+def compared(base: list[Fit], recipe: list[Fit]) -> Claims:
+    """The claims on (ceiling, efficiency) between two sets of runs."""
+    (pair,) = compare({"base": base, "recipe": recipe}).pairs
+    return pair.ceiling, pair.efficiency
+
+
+def study(
+    group: Group, runs: int, pairs: int, rng: np.random.Generator, variants: bool
+) -> dict[str, list[Claims]]:
+    """All comparisons of one group: its runs among themselves, and with the runs of two variants."""
+
+    def fitted(curve: Curve, n: int) -> list[Fit]:
+        return [result for result in (run(group, curve, rng) for _ in range(n)) if result is not None]
+
+    own = fitted(group.curve, runs)
+    among = list(itertools.combinations(own, 2))
+    found = {
+        SAME: [compared([among[i][0]], [among[i][1]]) for i in rng.permutation(len(among))[:pairs]],
+        THREE: [compared(own[i : i + 3], own[i + 3 : i + 6]) for i in range(0, len(own) - 5, 6)],
+    }
+    if variants:
+        higher = replace(group.curve, A=group.curve.A + float(rng.uniform(0.03, 0.06)))
+        sooner = replace(group.curve, C_mid=group.curve.C_mid * float(rng.uniform(0.55, 0.75)))
+        for title, curve in ((HIGHER, higher), (SOONER, sooner)):
+            crossed = list(itertools.product(own, fitted(curve, max(runs // 3, 1))))
+            found[title] = [
+                compared([crossed[i][0]], [crossed[i][1]])
+                for i in rng.permutation(len(crossed))[: pairs // 2]
+            ]
+    return found
+
+
+def line(title: str, claims: list[Claims], group_P: np.ndarray) -> str:
+    """One line of the table: shares of the pairs, with a standard error over groups."""
+    made = np.array([[c.verdict not in ("not distinguishable", "no claim") for c in pair] for pair in claims])
+    raw = np.array([[c.p <= 0.05 for c in pair] for pair in claims])
+    runs_only = np.array([min(c.p_runs_only for c in pair) <= 0.025 for pair in claims])
+    anything: np.ndarray = np.any(made, axis=1)
+    by_group = [anything[group_P == g].mean() for g in np.unique(group_P)]
+    error = np.std(by_group, ddof=1) / np.sqrt(len(by_group))
+    unclaimed = np.mean([pair[0].verdict == "no claim" for pair in claims])
+    return (
+        f"{title:<32} {len(claims):>5} {anything.mean():>6.3f} +-{error:.3f} {made[:, 0].mean():>8.3f} "
+        f"{made[:, 1].mean():>10.3f} {unclaimed:>9.3f} {raw[:, 0].mean():>7.3f} {raw[:, 1].mean():>7.3f} "
+        f"{runs_only.mean():>10.3f}"
+    )
+
+
+def table(scale: float, groups: int, runs: int, pairs: int, seed: int, variants: bool) -> list[str]:
+    """The lines for seed effects of `scale` times the prior."""
+    claims: dict[str, list[Claims]] = {}
+    group_of: dict[str, list[int]] = {}
+    for g in range(groups):
+        rng = np.random.default_rng([seed, round(10 * scale), g])
+        for title, found in study(draw_group(rng, scale), runs, pairs, rng, variants).items():
+            claims.setdefault(title, []).extend(found)
+            group_of.setdefault(title, []).extend([g] * len(found))
+    return [line(f"{title}, tau x {scale:g}", claims[title], np.array(group_of[title])) for title in claims]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--groups", type=int, default=200, help="recipes simulated")
+    parser.add_argument("--runs", type=int, default=10, help="runs of each")
+    parser.add_argument("--pairs", type=int, default=25, help="pairs compared in each, for every line")
+    parser.add_argument(
+        "--scales", type=float, nargs="*", default=[1.0, 1.5], help="seed sd in units of the prior's"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(f"{'pairs of':<32} {'n':>5} {'any':>6} {'':>7} {'ceiling':>8} {'efficiency':>10} {'no claim':>9} "
+          f"{'A .05':>7} {'C .05':>7} {'runs alone':>10}")  # fmt: skip
+    for scale in args.scales:
+        for text in table(scale, args.groups, args.runs, args.pairs, args.seed, variants=scale == 1.0):
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""`scalerl backtest`: how good would the forecasts of finished runs have been?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.commands._data import STANDARD_INPUT, read_points
+from scalerl.commands._text import compute, positive, share
+from scalerl.errors import CannotAnswerError
+
+if TYPE_CHECKING:
+    from scalerl.curve.backtest import Backtest
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl backtest`."""
+    test = commands.add_parser("backtest", help="fit the first part of finished runs, forecast the rest")
+    test.add_argument(
+        "runs_or_files", metavar="RUN|FILE", type=Path, nargs="+", help="run folders and tables"
+    )
+    test.add_argument("--x", default="gpu_hours", metavar="AXIS", help="compute axis, or column of FILE")
+    test.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
+    test.add_argument(
+        "--at",
+        type=_fractions,
+        default=(1 / 8, 1 / 4, 1 / 2, 3 / 4),
+        metavar="F1,F2",
+        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4)",
+    )
+    test.add_argument(
+        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
+    )
+    test.add_argument("--level", type=share, default=0.95, metavar="P", help="of the intervals (0.95)")
+    test.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars")
+    test.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    test.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Test, and print the scores or the JSON."""
+    from scalerl.curve.backtest import backtest
+    from scalerl.jsonl import dumps
+
+    points = [read_points(path, args.x, args.y, args.price) for path in args.runs_or_files]
+    test = backtest(
+        points,
+        fractions=args.at,
+        level=args.level,
+        min_compute=args.min_compute,
+        watch=_progress if sys.stderr.isatty() else None,
+    )
+    frozen = _frozen(args.runs_or_files, test)
+    if args.json:
+        print(dumps({**test.to_json(), "frozen": frozen}, indent=2))
+    else:
+        for warning in dict.fromkeys(warning for run in points for warning in run.warnings):
+            print(f"warning: {warning}", file=sys.stderr)
+        print(test)
+        if frozen:
+            print(
+                f"\nfrozen while the runs were made: {frozen['judged']} forecasts whose compute was reached, "
+                f"{frozen['inside']} inside; error rms {frozen['rms']:.4f}, bias {frozen['bias']:+.4f}"
+            )
+    _check_answered(test)
+
+
+def _frozen(paths: list[str], test: Backtest) -> dict[str, Any] | None:
+    """What became of the forecasts that the runs tested have on record, each run once; None without any."""
+    import numpy as np
+
+    from scalerl.record import RunRecord
+    from scalerl.report import frozen_forecasts, judge
+
+    errors, inside = [], 0
+    for folder in dict.fromkeys(Path(path) for path in paths if path != STANDARD_INPUT):
+        record = RunRecord.read(folder) if folder.is_dir() else None
+        if record is None or str(record.evals_file) not in test.sources:
+            continue
+        for forecast in frozen_forecasts(record):
+            outcome = judge(record, forecast)
+            if outcome.measured is not None and outcome.inside is not None:
+                errors.append(forecast.mean - outcome.measured.pass_rate)
+                inside += outcome.inside
+    if not errors:
+        return None
+    rms, bias = float(np.sqrt(np.mean(np.square(errors)))), float(np.mean(errors))
+    return {"judged": len(errors), "inside": inside, "rms": rms, "bias": bias}
+
+
+def _check_answered(test: Backtest) -> None:
+    """Exit status 3 where no cut of any run could be forecast."""
+    if all(cut.outcome == "cannot answer" for cut in test.cuts):
+        last = test.cuts[-1]
+        raise CannotAnswerError(f"{last.source}: no cut can be forecast; of the last one: {last.why}")
+
+
+def _progress(done: int, to_do: int) -> None:
+    end = "\n" if done == to_do else ""
+    print(f"\r{done} of {to_do} cuts", end=end, file=sys.stderr, flush=True)
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    """Numbers between 0 and 1, as 1/8 or .125, by commas."""
+    try:
+        values = tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        values = ()
+    if not values or not all(0 < value < 1 for value in values):
+        raise argparse.ArgumentTypeError(f"expected fractions between 0 and 1, as 1/8,1/2; found {text!r}")
+    return values

@@ -1,0 +1,297 @@
+"""Rolling origin: fit the first part of finished runs, forecast the rest, and hold it against what came.
+
+    |---- fitted ----|c|- - - - - - forecast, every later evaluation - - - - -|end|      c: a cut
+
+At every cut the rivals see what the fit sees: the least-squares log-logistic curve, the paper's own grid
+search, the bounded power law, the log-linear trend and the last value. They have no intervals, so they are
+scored by their errors alone.
+
+Shapes: M later evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from scalerl.curve.backtest_text import as_json, as_text
+from scalerl.curve.baselines import fit_last_value, fit_log_linear, fit_power_law
+from scalerl.curve.fit import fit
+from scalerl.curve.paper import paper_fit
+from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
+from scalerl.curve.scores import covered, crps_normal_mixture, interval_score
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.record import RunRecord
+
+Outcome = Literal["forecast", "too early", "cannot answer"]
+"""`too early`: forecast all the same, by a fit that does not call its ceiling identified."""
+
+OURS = "scalerl"
+"""The name of the fit's own forecast, its point."""
+
+Forecaster = Callable[[np.ndarray], np.ndarray]
+
+
+def _paper(result: Fit) -> Forecaster:
+    """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours."""
+    r0 = result.r0_value if result.r0_source == "given" else None
+    return paper_fit(result.points, r0, min_compute=0.0).curve
+
+
+RIVALS: dict[str, Callable[[Fit], Forecaster]] = {
+    "least squares (log-logistic)": lambda result: result.curve,
+    "paper's grid search": _paper,
+    "power law": lambda result: fit_power_law(result.points),
+    "log-linear": lambda result: fit_log_linear(result.points),
+    "last value": lambda result: fit_last_value(result.points),
+}
+"""Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
+
+_DRAWS, _COMPONENTS = 2048, 64  # curves of the posterior, and the quantiles of them that stand for it
+
+
+@dataclass(frozen=True)
+class Later:
+    """The evaluations after a cut, and what was forecast for each of them.
+
+    `point_M` holds the forecasts of every method that answered, and `no_point` says why another did not.
+    `low_M`, `high_M` is the prediction interval, `crps_M` the score of the whole predictive distribution.
+    """
+
+    compute_M: np.ndarray
+    pass_rate_M: np.ndarray
+    point_M: dict[str, np.ndarray]
+    no_point: dict[str, str]
+    low_M: np.ndarray
+    high_M: np.ndarray
+    crps_M: np.ndarray
+
+    @property
+    def end_M(self) -> np.ndarray:
+        """Which of the evaluations are at the largest compute: more than one if it was repeated."""
+        return self.compute_M == self.compute_M.max()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One run, fitted up to `compute` and forecast from there. `later` is None where there is no answer."""
+
+    source: str
+    fraction: float
+    compute: float
+    n_fitted: int
+    outcome: Outcome
+    why: str
+    later: Later | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PointScore:
+    """Errors (forecast less measured) of one method, in pass rate; each of the `runs` runs weighs alike."""
+
+    runs: int
+    median_abs: float
+    rms: float
+    bias: float
+
+
+@dataclass(frozen=True)
+class IntervalScore:
+    """How the prediction intervals did over `runs` runs; every run weighs alike.
+
+    `coverage` is the share of evaluations inside, `width` the mean width; `score` (the interval score) and
+    `crps` are in pass rate, lower is better.
+    """
+
+    runs: int
+    coverage: float
+    width: float
+    score: float
+    crps: float
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Every cut of every run, and their scores pooled. Made by `backtest`."""
+
+    axis: str
+    """The compute axis; all of them, where the runs differ."""
+    level: float
+    fractions: tuple[float, ...]
+    sources: tuple[str, ...]
+    """The runs, each once."""
+    dropped: tuple[str, ...]
+    """Runs left out because their points are those of another that is counted."""
+    cuts: tuple[Cut, ...] = field(repr=False)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What is scored: the fit itself, then its rivals."""
+        return (OURS, *RIVALS)
+
+    def select(self, fraction: float | None = None, outcome: Outcome | None = None) -> tuple[Cut, ...]:
+        """The cuts at a fraction, with an outcome; None stands for any."""
+        return tuple(
+            cut
+            for cut in self.cuts
+            if (fraction is None or cut.fraction == fraction) and (outcome is None or cut.outcome == outcome)
+        )
+
+    def point_score(
+        self, method: str, fraction: float, outcome: Outcome | None = None, end: bool = False
+    ) -> PointScore | None:
+        """Errors of a method (`OURS` or a name in `RIVALS`) at all later evaluations, or at the end alone.
+
+        None if no cut has its forecast.
+        """
+        answered = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
+        parts = [(later, later.point_M[method]) for later in answered if method in later.point_M]
+        if not parts:
+            return None
+        weight_E = _weights([later for later, _ in parts], end)
+        error_E = np.concatenate([point_M - later.pass_rate_M for later, point_M in parts])
+        rms = float(np.sqrt(weight_E @ error_E**2))
+        return PointScore(len(parts), _median(np.abs(error_E), weight_E), rms, float(weight_E @ error_E))
+
+    def interval_score(
+        self, fraction: float, outcome: Outcome | None = None, end: bool = False
+    ) -> IntervalScore | None:
+        """Scores of the prediction intervals at all later evaluations, or the end alone; None without any."""
+        answered = [cut.later for cut in self.select(fraction, outcome) if cut.later is not None]
+        if not answered:
+            return None
+        weight_E = _weights(answered, end)
+        low_E, high_E, y_E, crps_E = (
+            np.concatenate([getattr(later, name) for later in answered])
+            for name in ("low_M", "high_M", "pass_rate_M", "crps_M")
+        )
+        return IntervalScore(
+            len(answered),
+            float(weight_E @ covered(low_E, high_E, y_E)),
+            float(weight_E @ (high_E - low_E)),
+            float(weight_E @ interval_score(low_E, high_E, y_E, self.level)),
+            float(weight_E @ crps_E),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `scalerl backtest --json` prints."""
+        return as_json(self)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+
+def backtest(
+    runs: Sequence[Points | RunRecord],
+    *,
+    x: str = "gpu_hours",
+    fractions: Sequence[float] = (1 / 8, 1 / 4, 1 / 2, 3 / 4),
+    level: float = 0.95,
+    r0: float | Literal["free"] | None = None,
+    min_compute: float = 0.0,
+    price: float | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> Backtest:
+    """Forecast the rest of every run from its first part, as if it had not been seen.
+
+    Args:
+        runs: finished runs, or points; those with the same points are counted once.
+        x: compute axis of run records.
+        fractions: of each run's largest compute, in (0, 1), at which it is cut.
+        level: of the prediction intervals.
+        r0: as for `fit`.
+        min_compute: as for `fit`; cuts are fractions of the whole compute all the same.
+        price: dollars per GPU-hour, for the axis `dollars`.
+        watch: is told the cuts done and the cuts to do, after each.
+
+    Raises:
+        InputError: no run, a fraction outside of (0, 1), another argument that `fit` does not take, or a run
+            that cannot be read on the axis. What the data cannot answer is no error, but an outcome.
+    """
+    cut_at = tuple(sorted({float(fraction) for fraction in fractions}))
+    if not cut_at or not all(0 < fraction < 1 for fraction in cut_at):
+        raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {list(fractions)}")
+    if not runs:
+        raise InputError("no run to test: give at least one run or file")
+    points = [Points.from_record(run, x, price) if isinstance(run, RunRecord) else run for run in runs]
+    kept, dropped = _distinct(points)
+    cuts = []
+    for run in kept:
+        for fraction in cut_at:
+            cuts.append(_cut(run, fraction, r0, min_compute, level))
+            if watch:
+                watch(len(cuts), len(kept) * len(cut_at))
+    sources = tuple(run.source for run in kept)
+    axis = ", ".join(dict.fromkeys(run.axis for run in kept))
+    return Backtest(axis, level, cut_at, sources, dropped, tuple(cuts))
+
+
+def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
+    """Runs that differ in their points, whatever the order of the rows; and the sources of the others."""
+    seen: set[bytes] = set()
+    kept, dropped = [], []
+    for run in runs:
+        order = np.lexsort((run.pass_rate_N, run.compute_N))
+        content = np.stack([run.compute_N[order], run.pass_rate_N[order]]).tobytes()
+        (dropped if content in seen else kept).append(run)
+        seen.add(content)
+    return kept, tuple(run.source for run in dropped)
+
+
+def _cut(
+    run: Points, fraction: float, r0: float | Literal["free"] | None, min_compute: float, level: float
+) -> Cut:
+    top = float(run.compute_N.max(initial=0.0))
+    compute = fraction * top
+    early_N = run.compute_N <= compute * (1 + 1e-9)  # an evaluation right at the cut is seen
+    seen, rest = run.select(early_N), run.select(~early_N)
+    try:
+        result = fit(seen, r0=r0, min_compute=min_compute, level=level)
+    except CannotAnswerError as error:
+        why = str(error).removeprefix(f"{run.source}: ")
+        return Cut(run.source, fraction, compute, len(seen), "cannot answer", why, None)
+    outcome = "forecast" if result.identified else "too early"
+    return Cut(run.source, fraction, compute, result.n_points, outcome, result.why, _later(result, rest))
+
+
+def _later(result: Fit, rest: Points) -> Later:
+    """Forecasts of the later evaluations, by the fit and by its rivals."""
+    compute_M = rest.compute_N
+    forecasts = [result.forecast(float(compute)) for compute in compute_M]
+    point_M = {OURS: np.array([forecast.mean for forecast in forecasts])}
+    no_point = {}
+    for name, rival in RIVALS.items():
+        try:
+            point_M[name] = rival(result)(compute_M)
+        except (CannotAnswerError, InputError) as error:
+            no_point[name] = str(error).removeprefix(f"{rest.source}: ")
+    low_M, high_M = np.array([forecast.prediction for forecast in forecasts]).reshape(-1, 2).T
+    crps_M = _crps(result, compute_M, rest.pass_rate_N)
+    return Later(compute_M, rest.pass_rate_N, point_M, no_point, low_M, high_M, crps_M)
+
+
+def _crps(result: Fit, compute_M: np.ndarray, pass_rate_M: np.ndarray) -> np.ndarray:
+    """Score of the predictive distribution: the curves of the posterior, each with the noise about it."""
+    curves_KM = np.sort(result.posterior.draws(_DRAWS).curves_at(compute_M), axis=0)
+    curves_KM = curves_KM.reshape(_COMPONENTS, -1, len(compute_M)).mean(axis=1)
+    sd_K, weight_K = np.full(_COMPONENTS, result.noise.sd), np.ones(_COMPONENTS)
+    pairs = zip(curves_KM.T, pass_rate_M, strict=True)
+    return np.array([crps_normal_mixture(mean_K, sd_K, weight_K, float(y)) for mean_K, y in pairs])
+
+
+def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:
+    """Weights of all evaluations in turn, which sum to 1: every run weighs alike, however many it has."""
+    chosen = [later.end_M if end else np.ones(len(later.compute_M)) for later in parts]
+    return np.concatenate([chosen_M / chosen_M.sum() for chosen_M in chosen]) / len(parts)
+
+
+def _median(value_E: np.ndarray, weight_E: np.ndarray) -> float:
+    """The weighed median: where half of the weight is reached, half-way if exactly half lies below."""
+    order = np.argsort(value_E, kind="stable")
+    held = np.cumsum(weight_E[order])
+    low, high = np.searchsorted(held, [0.5 - 1e-12, 0.5 + 1e-12])
+    return float(value_E[order[low]] + value_E[order[min(high, len(order) - 1)]]) / 2

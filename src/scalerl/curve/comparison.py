@@ -1,0 +1,164 @@
+"""The answer of a comparison: differences, claims, crossings, and its JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from scalerl.curve.crossing import Crossing
+from scalerl.curve.seeds import SeedPrior
+
+Interval = tuple[float, float]
+Verdict = Literal[
+    "higher ceiling",
+    "lower ceiling",
+    "reaches it sooner",
+    "reaches it later",
+    "not distinguishable",
+    "no claim",
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Recipe against base in one quantity: a difference in pass rate, or a ratio of computes or exponents.
+
+    `interval` is of the recipes, the seed variance included; `runs_only` of these very runs, without it.
+    Ratios may be 0 or infinite where a target is reached by one side only.
+    """
+
+    kind: Literal["difference", "ratio"]
+    base: float
+    """Median of the base's own value."""
+    recipe: float
+    median: float
+    interval: Interval
+    runs_only: Interval
+
+    def __str__(self) -> str:
+        spec, lead = ("+.3f", "") if self.kind == "difference" else (".3g", "x")
+        low, high = (f"{end:{spec}}" for end in self.interval)
+        least, most = (f"{end:{spec}}" for end in self.runs_only)
+        return f"{lead}{self.median:{spec}} [{low}, {high}]   these runs [{least}, {most}]"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One question about a pair, answered: the verdict holds family-wise at 1 - level.
+
+    `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
+    over all questions of the comparison; `p_runs_only` without the seed variance, for these very runs.
+    `seeds` is how many of each recipe would tell the observed difference with power .8; None above 100.
+    """
+
+    verdict: Verdict
+    p: float
+    p_adjusted: float
+    p_runs_only: float
+    seeds: int | None
+    why: str
+    """What stands in the way of a claim, empty where nothing does."""
+
+    def __str__(self) -> str:
+        text = f"{self.verdict.upper()}   p {self.p:.3g}, adjusted {self.p_adjusted:.3g}"
+        if self.why:
+            return f"{text}   {self.why}"
+        if self.verdict != "not distinguishable":
+            return text
+        needed = "more than 100" if self.seeds is None else f"{self.seeds}"
+        return f"{text}   {needed} seeds of each would tell the observed difference (power .8)"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One recipe against the base.
+
+    `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
+    (to three quarters of a recipe's own gain), and, where they were asked for, `pass_rate` at the
+    budget and `compute_to_target`, infinite where the target is above the ceiling.
+    """
+
+    recipe: str
+    base: str
+    families: dict[str, float]
+    ceiling: Claim
+    efficiency: Claim
+    differences: dict[str, Difference]
+    crossing: Crossing
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recipes against a base. Made by `compare`."""
+
+    base: str
+    runs: dict[str, int]
+    """How many runs (seeds) of every recipe."""
+    axis: str
+    level: float
+    budget: float | None
+    target: float | None
+    seed_prior: SeedPrior
+    pairs: tuple[Pair, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `scalerl compare --json` prints; infinite ends are None."""
+        return _finite(asdict(self))
+
+    def priors(self) -> str:
+        """What the answer takes for granted, in one sentence."""
+        prior = self.seed_prior
+        return (
+            f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
+            f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
+            "Curves answer for these prompts; 'same prompts' for other prompts of this kind, and these runs."
+        )
+
+    def rows(self, pair: Pair) -> list[tuple[str, str]]:
+        """One pair as a table for people: a label and what stands beside it."""
+        counts = f"{self.runs[pair.recipe]} and {self.runs[pair.base]} seeds"
+        weights = "  ".join(f"{name} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
+        labels = {
+            "A": "ceiling A",
+            "B": "efficiency B",
+            "C_mid": "C_mid",
+            "compute_to_own": "compute to 3/4 of own gain",
+            "pass_rate": f"pass rate at {self.budget or 0:g}",
+            "compute_to_target": f"compute to {self.target or 0:g}",
+        }
+        rows = [(f"{pair.recipe} against {pair.base}", f"{counts}   {self.axis}   {weights}")]
+        rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
+        for name, difference in pair.differences.items():
+            spec = ".3f" if difference.kind == "difference" else ".4g"
+            values = f"{difference.base:{spec}} -> {difference.recipe:{spec}}"
+            rows.append((labels[name], f"{values}   {difference}"))
+        return [*rows, ("crossing", _crossing_text(pair))]
+
+    def __str__(self) -> str:
+        tables = [self.rows(pair) for pair in self.pairs]
+        width = max(len(label) for rows in tables for label, _ in rows)
+        texts = ["\n".join(f"{label:<{width}}  {text}" for label, text in rows) for rows in tables]
+        return "\n\n".join([*texts, self.priors()])
+
+
+def _crossing_text(pair: Pair) -> str:
+    crossing = pair.crossing
+    first, last = crossing.within
+    text = f"probability {crossing.probability:.2f} between {first:.3g} and {last:.3g}"
+    if crossing.interval is None:
+        return f"{text}; {pair.recipe} ends ahead with probability {crossing.ahead_last:.2f}"
+    low, high = crossing.interval
+    return (
+        f"{text}; if so at {crossing.compute:.3g} [{low:.3g}, {high:.3g}]: "
+        f"{crossing.before} ahead before, {crossing.after} after"
+    )
+
+
+def _finite(value: Any) -> Any:
+    """The same with NaN and infinities as None, and tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

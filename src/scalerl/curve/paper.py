@@ -1,0 +1,323 @@
+"""Paper mode: the fit and the comparison exactly as the paper makes them, to match published numbers.
+
+Khatri et al., arXiv 2510.13786, section 2 and appendix: R_0 is given; for every A and every C_mid of a grid B
+alone is fitted by least squares, and the cell with the least squared error is kept. Nothing is weighed, and
+nothing says how sure the answer is: for that there is `scalerl.curve.fit`.
+
+Shapes: N points, K nodes of log B, M values of C_mid, L ceilings, Q cells that may still win.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from scalerl.curve.families import LOG_LOGISTIC, Curve, log_compute
+from scalerl.curve.points import Points
+from scalerl.errors import CannotAnswerError, InputError
+
+PAPER_CEILINGS: tuple[float, ...] = tuple(float(a) for a in np.arange(450, 801, 5) / 1000)
+"""A = .450, .455, ..., .800."""
+PAPER_C_MIDS: tuple[float, ...] = tuple(
+    float(c) for c in np.unique(np.trunc(np.r_[np.linspace(100, 4000, 100), np.linspace(4000, 40000, 100)]))
+)
+"""C_mid in GPU-hours: two linear grids, truncated to integers, on which all but one published value lie."""
+PAPER_MIN_COMPUTE = 1500.0
+"""GPU-hours that are left out of the fit, about the first epoch."""
+SAME_CEILING = 0.02
+"""Ceilings that differ by no more are taken for one: three seeds of one recipe lay within +-.015."""
+
+_SPAN = (
+    2 * PAPER_MIN_COMPUTE,
+    10 * PAPER_C_MIDS[-1],
+)  # where the run must end for the paper's grids to serve
+_RUN = 8000.0  # GPU-hours at which most published fits end; the unit that a scaled grid is scaled by
+_LOG_B_K = np.linspace(math.log(0.05), math.log(20.0), 64)
+_CURVATURE = 0.235  # bounds the second derivative of the log-logistic share by log B, whatever C and B
+_ZOOM = np.linspace(0.0, 1.0, 9)
+
+
+@dataclass(frozen=True)
+class PaperFit:
+    """A curve as the paper fits it: quantised to the grid in A and C_mid, and without any uncertainty."""
+
+    curve: Curve
+    rss: float
+    """Sum of squared residuals."""
+    r0_source: Literal["given", "measured"]
+    min_compute: float
+    points: Points = field(repr=False)
+    """The points that were fitted, none below `min_compute`."""
+    ceilings: tuple[float, ...] = field(repr=False)
+    c_mids: tuple[float, ...] = field(repr=False)
+    warnings: tuple[str, ...]
+
+    @property
+    def c_max_over_c_mid(self) -> float:
+        """How far the data reach, in C_mid."""
+        return float(self.points.compute_N.max()) / self.curve.C_mid
+
+    def linearised(self, points: Points) -> np.ndarray:
+        """F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1), (N,): on the curve log F = B log C.
+
+        NaN where R_C is not between R_0 and A.
+        """
+        curve = self.curve
+        gain_N = points.pass_rate_N - curve.R_0
+        inside_N = (gain_N > 0) & (points.pass_rate_N < curve.A)
+        odds_N = np.divide(
+            gain_N, curve.A - points.pass_rate_N, out=np.full(len(points), np.nan), where=inside_N
+        )
+        with np.errstate(over="ignore"):
+            return np.power(np.float64(curve.C_mid), curve.B) * odds_N
+
+    def to_json(self) -> dict[str, Any]:
+        """What was fitted, and to what."""
+        curve = self.curve
+        return {
+            "A": curve.A,
+            "B": curve.B,
+            "C_mid": curve.C_mid,
+            "r0": {"value": curve.R_0, "source": self.r0_source},
+            "rss": self.rss,
+            "points": len(self.points),
+            "axis": self.points.axis,
+            "min_compute": self.min_compute,
+            "c_max_over_c_mid": self.c_max_over_c_mid,
+            "warnings": list(self.warnings),
+        }
+
+    def __str__(self) -> str:
+        curve = self.curve
+        line = (
+            f"paper  A {curve.A:.4g}  B {curve.B:.3g}  C_mid {curve.C_mid:.5g}  R_0 {curve.R_0:.3f} "
+            f"{self.r0_source}  ({len(self.points)} points on {self.points.axis} from {self.min_compute:g})"
+        )
+        return "\n".join([line, *(f"  warning: {warning}" for warning in self.warnings)])
+
+
+def paper_fit(
+    points: Points,
+    r0: float | None = None,
+    *,
+    min_compute: float | None = None,
+    ceilings: tuple[float, ...] = PAPER_CEILINGS,
+    c_mids: tuple[float, ...] | None = None,
+) -> PaperFit:
+    """Fit the log-logistic curve by the paper's grid search (arXiv 2510.13786, equation 1).
+
+    Args:
+        points: evaluations of one run.
+        r0: R_0; by default the mean of the evaluations at compute 0.
+        min_compute: compute below this is left out; by default 1,500 GPU-hours.
+        ceilings: the values of A that are tried.
+        c_mids: the values of C_mid that are tried, in the unit of the axis. By default the paper's, in
+            GPU-hours. They mean nothing to a run that ends outside of 3,000 to 400,000; there the grids and
+            `min_compute` are scaled, a published run of 8,000 to the run at hand, and a warning says so. (An
+            error would forbid paper mode on every other axis and to every small run.)
+
+    Raises:
+        InputError: R_0 is neither given nor measured, or no ceiling lies above it.
+        CannotAnswerError: fewer than three evaluations at distinct compute are left.
+    """
+    source: Literal["given", "measured"] = "measured" if r0 is None else "given"
+    r0 = _measured_r0(points) if r0 is None else float(r0)
+    scale, warnings = _scale(points) if c_mids is None else (1.0, ())
+    c_mids = tuple(scale * c for c in PAPER_C_MIDS) if c_mids is None else c_mids
+    min_compute = scale * PAPER_MIN_COMPUTE if min_compute is None else float(min_compute)
+    ceilings = tuple(a for a in ceilings if a > r0)
+    if not ceilings:
+        raise InputError(f"{points.source}: no ceiling of the grid is above R_0 = {r0:g}; give others")
+    chosen = points.select((points.compute_N >= min_compute) & (points.compute_N > 0))
+    n = len(np.unique(chosen.compute_N))
+    if n < 3:
+        raise CannotAnswerError(
+            f"{points.source}: {n} evaluations at distinct compute from {min_compute:g} on; the paper's fit "
+            f"needs at least 3 (is min_compute in the unit of {points.axis}?)"
+        )
+    left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
+    curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))
+    warnings = (*points.warnings, *warnings, *_doubts(curve, chosen, ceilings, c_mids, left_out, min_compute))
+    return PaperFit(curve, rss, source, min_compute, chosen, ceilings, c_mids, warnings)
+
+
+def _measured_r0(points: Points) -> float:
+    zero_N = points.compute_N == 0
+    if not zero_N.any():
+        raise InputError(
+            f"{points.source}: the paper's fit needs R_0, and there is no evaluation at C = 0: give r0"
+        )
+    return float(points.pass_rate_N[zero_N].mean())
+
+
+def _scale(points: Points) -> tuple[float, tuple[str, ...]]:
+    """What the paper's grids are multiplied by, with the warning."""
+    last = float(points.compute_N.max(initial=0.0))
+    if _SPAN[0] <= last <= _SPAN[1] or last == 0.0:
+        return 1.0, ()
+    return last / _RUN, (
+        f"the run ends at {last:.4g} {points.axis}, where the grid of C_mid (100 to 40,000 GPU-hours) "
+        f"does not serve: grid and min_compute are scaled by {last / _RUN:.3g}, a run of 8,000 to this one",
+    )
+
+
+def _search(points: Points, r0: float, ceiling_L: np.ndarray, c_mid_M: np.ndarray) -> tuple[Curve, float]:
+    """The cell (A, C_mid) whose best B leaves the least squared error, to the last digit of B."""
+    y_N = points.pass_rate_N - r0
+    x_MN = log_compute(points.compute_N) - np.log(c_mid_M)[:, None]
+    gain_L = ceiling_L - r0
+    k_Q, m_Q, l_Q = _candidates(y_N, x_MN, gain_L)
+    log_b, q, rss = _zoom(_LOG_B_K[k_Q], _LOG_B_K[k_Q + 1], x_MN[m_Q], gain_L[l_Q], y_N)
+    best = Curve(LOG_LOGISTIC, float(ceiling_L[l_Q[q]]), math.exp(log_b), float(c_mid_M[m_Q[q]]), r0)
+    return best, rss
+
+
+def _candidates(
+    y_N: np.ndarray, x_MN: np.ndarray, gain_L: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The segments of B between neighbouring nodes, (k, m, l), that can hold the least squared error of all.
+
+    Given B the squared error S is a quadratic in A, so one scan of B serves all ceilings. Along the chord
+    between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance; and the
+    curves between them are no farther from the chord than `_CURVATURE` h^2 / 8 of the gain at any point.
+    """
+    gg_KM, gy_KM, dd_KM = np.empty((3, len(_LOG_B_K), len(x_MN)))
+    before_MN = np.zeros_like(x_MN)
+    for k, b in enumerate(np.exp(_LOG_B_K)):
+        share_MN = LOG_LOGISTIC.share(b, x_MN)
+        step_MN = share_MN - before_MN
+        gg_KM[k], gy_KM[k] = np.einsum("mn,mn->m", share_MN, share_MN), share_MN @ y_N
+        dd_KM[k] = np.einsum("mn,mn->m", step_MN, step_MN)
+        before_MN = share_MN
+    rss_KML = y_N @ y_N - 2 * gain_L * gy_KM[..., None] + gain_L**2 * gg_KM[..., None]
+    left_KML, right_KML, dd_KML = rss_KML[:-1], rss_KML[1:], gain_L**2 * dd_KM[1:, :, None]
+    t_KML = np.clip(0.5 + (left_KML - right_KML) / (2 * np.maximum(dd_KML, 1e-300)), 0.0, 1.0)
+    chord_KML = left_KML + t_KML * (right_KML - left_KML - (1 - t_KML) * dd_KML)
+    sag_L = _CURVATURE * (_LOG_B_K[1] - _LOG_B_K[0]) ** 2 / 8 * math.sqrt(len(y_N)) * gain_L
+    distance_KML = np.sqrt(np.maximum(chord_KML, 0.0))
+    k_Q, m_Q, l_Q = np.nonzero(distance_KML - sag_L <= (distance_KML + sag_L).min())
+    return k_Q, m_Q, l_Q
+
+
+def _zoom(
+    low_Q: np.ndarray, high_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray
+) -> tuple[float, int, float]:
+    """(log B, q, S) of the least squared error over all segments; each round divides them by four."""
+    while True:
+        log_b_QZ = low_Q[:, None] + (high_Q - low_Q)[:, None] * _ZOOM
+        rss_QZ = np.stack([_rss(np.exp(log_b_Q), x_QN, gain_Q, y_N) for log_b_Q in log_b_QZ.T], axis=1)
+        if (high_Q - low_Q).max() < 1e-8:
+            q, z = np.unravel_index(rss_QZ.argmin(), rss_QZ.shape)
+            return float(log_b_QZ[q, z]), int(q), float(rss_QZ[q, z])
+        z_Q, rows = rss_QZ.argmin(axis=1), np.arange(len(rss_QZ))
+        low_Q = log_b_QZ[rows, np.maximum(z_Q - 1, 0)]
+        high_Q = log_b_QZ[rows, np.minimum(z_Q + 1, len(_ZOOM) - 1)]
+
+
+def _rss(b_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray) -> np.ndarray:
+    return np.sum((y_N - gain_Q[:, None] * LOG_LOGISTIC.share(b_Q[:, None], x_QN)) ** 2, axis=1)
+
+
+def _doubts(
+    curve: Curve,
+    points: Points,
+    ceilings: tuple[float, ...],
+    c_mids: tuple[float, ...],
+    left_out: int,
+    min_compute: float,
+) -> tuple[str, ...]:
+    """Where the paper's answer is known to mislead."""
+    doubts = []
+    for name, value, grid in (("A", curve.A, ceilings), ("C_mid", curve.C_mid, c_mids)):
+        if len(grid) > 1 and value in (min(grid), max(grid)):
+            doubts.append(f"{name} = {value:g} lies on the edge of its grid: the grid chose it, not the data")
+    if not _LOG_B_K[0] + 1e-6 < math.log(curve.B) < _LOG_B_K[-1] - 1e-6:
+        doubts.append(f"B = {curve.B:.3g} lies on the edge of what is tried (0.05 to 20)")
+    reach = float(points.compute_N.max()) / curve.C_mid
+    if reach < 2:
+        doubts.append(
+            f"the data reach {reach:.2g} C_mid: below 2 the ceiling is a guess (with noise .0075 its "
+            "standard error is .03 at 2 C_mid, .06 at 1.6, .55 at 1)"
+        )
+    skipped = float((curve(min_compute) - curve.R_0) / (curve.A - curve.R_0))
+    if left_out and skipped > 0.1:
+        doubts.append(
+            f"leaving out compute under {min_compute:g} leaves out the first {skipped:.0%} of the gain: "
+            "B then rests on R_0, which is given and not fitted"
+        )
+    return tuple(doubts)
+
+
+@dataclass(frozen=True)
+class PaperComparison:
+    """Two runs compared as the paper does: by A where it differs, else by B at the average A."""
+
+    by: Literal["A", "B"]
+    first: PaperFit
+    """The fit that is compared; with A held at the average where `by` is "B"."""
+    second: PaperFit
+    separate: tuple[PaperFit, PaperFit] = field(repr=False)
+    """The two fits with A free."""
+    warnings: tuple[str, ...]
+
+    @property
+    def difference(self) -> float:
+        """Second minus first, of A or of B."""
+        return getattr(self.second.curve, self.by) - getattr(self.first.curve, self.by)
+
+    def to_json(self) -> dict[str, Any]:
+        """What was compared, at which ceiling, and the fits."""
+        return {
+            "by": self.by,
+            "difference": self.difference,
+            "A_held": self.first.curve.A if self.by == "B" else None,
+            "compared": [self.first.to_json(), self.second.to_json()],
+            "separate": [fit.to_json() for fit in self.separate],
+            "warnings": list(self.warnings),
+        }
+
+    def __str__(self) -> str:
+        a, b = self.first.curve, self.second.curve
+        if self.by == "A":
+            answer = f"A differs by {self.difference:+.3f}: {a.A:.3f} and {b.A:.3f}"
+        else:
+            answer = (
+                f"A taken for one, {a.A:.4g}; B differs by {self.difference:+.3f}: {a.B:.3f} and {b.B:.3f}"
+            )
+        return "\n".join([answer, *(f"  warning: {warning}" for warning in self.warnings)])
+
+
+def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
+    """Compare two runs as the paper does (arXiv 2510.13786): no seeds, no uncertainty.
+
+    If their ceilings differ by at most .02, both are refitted with A at the average of the two, and B is
+    compared; otherwise A is.
+
+    Raises:
+        InputError: the two runs are on different compute axes.
+    """
+    if a.points.axis != b.points.axis:
+        raise InputError(
+            f"{a.points.source} is on {a.points.axis}, {b.points.source} on {b.points.axis}: "
+            "runs are compared on one compute axis"
+        )
+    warnings = tuple(f"{fit.points.source}: {warning}" for fit in (a, b) for warning in fit.warnings)
+    if abs(a.curve.A - b.curve.A) > SAME_CEILING + 1e-9:
+        seeds = "one run each says nothing of the seed; three seeds of one recipe lay within +-.015 in A"
+        return PaperComparison("A", a, b, (a, b), (*warnings, seeds))
+    held = (a.curve.A + b.curve.A) / 2
+    first, second = (_at_ceiling(fit, held) for fit in (a, b))
+    claim = (
+        "where in truth only A differs, comparing B at the averaged A claims one in B in 88 to 100 % "
+        "of cases: compare with intervals before believing it"
+    )
+    return PaperComparison("B", first, second, (a, b), (*warnings, claim))
+
+
+def _at_ceiling(fit: PaperFit, ceiling: float) -> PaperFit:
+    return paper_fit(
+        fit.points, fit.curve.R_0, min_compute=fit.min_compute, ceilings=(ceiling,), c_mids=fit.c_mids
+    )

@@ -1,0 +1,65 @@
+"""Scores of probability forecasts, lower is better; all in units of what is forecast (here, pass rate).
+
+They are proper: a forecaster does best by saying what it believes (Gneiting and Raftery, "Strictly proper
+scoring rules, prediction, and estimation", JASA 102, 2007). M outcomes, K weighed values or components.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def covered(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray) -> np.ndarray:
+    """Whether each closed interval holds its outcome, booleans (M,); their mean is the coverage."""
+    return (low_M <= outcome_M) & (outcome_M <= high_M)
+
+
+def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray, level: float) -> np.ndarray:
+    """Width, plus 2 / (1 - level) times the distance by which an outcome is missed, shape (M,).
+
+    S = (u - l) + 2 / alpha (l - y)_+ + 2 / alpha (y - u)_+, alpha = 1 - level, for a central interval
+    (Gneiting and Raftery 2007, equation 43).
+    """
+    missed_M = np.maximum(low_M - outcome_M, 0.0) + np.maximum(outcome_M - high_M, 0.0)
+    return high_M - low_M + 2.0 / (1.0 - level) * missed_M
+
+
+def crps_sample(value_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
+    """Continuous ranked probability score of a weighed sample: E|X - y| - E|X - X'| / 2.
+
+    It is the integral of (F(z) - 1{z >= y})^2 over z (Gneiting and Raftery 2007, equations 20 and 21), and
+    |x - y| for a single value. Weights need not sum to 1.
+    """
+    order = np.argsort(value_K, kind="stable")
+    value_K, weight_K = np.asarray(value_K)[order], np.asarray(weight_K)[order] / np.sum(weight_K)
+    # E|X - X'| / 2 is the integral of F (1 - F), and F is constant between neighbours.
+    below = np.cumsum(weight_K)[:-1]
+    spread = float(np.sum(below * (1.0 - below) * np.diff(value_K)))
+    return float(weight_K @ np.abs(value_K - outcome)) - spread
+
+
+def crps_normal_mixture(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
+    """Continuous ranked probability score of a mixture of normal distributions, in closed form.
+
+    sum_i w_i a(y - m_i, s_i^2) - sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2, where a(m, s^2) is the mean
+    of |N(m, s^2)| (Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5). It costs K^2; an sd
+    may be 0. Weights need not sum to 1.
+    """
+    weight_K = np.asarray(weight_K) / np.sum(weight_K)
+    i, j = np.triu_indices(len(weight_K))
+    pairs = _mean_abs(mean_K[i] - mean_K[j], np.hypot(sd_K[i], sd_K[j]))
+    twice = np.where(i == j, 1.0, 2.0)  # every pair of different components stands for two
+    spread = float(np.sum(twice * weight_K[i] * weight_K[j] * pairs)) / 2
+    return float(weight_K @ _mean_abs(outcome - mean_K, sd_K)) - spread
+
+
+_erf = np.vectorize(math.erf, otypes=[float])
+
+
+def _mean_abs(mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
+    """E|N(mean, sd^2)| = m (2 Phi(m / s) - 1) + 2 s phi(m / s)."""
+    z = np.divide(mean, sd, out=np.full(np.shape(mean), np.inf), where=sd > 0)
+    folded = mean * _erf(z / math.sqrt(2.0)) + sd * math.sqrt(2.0 / math.pi) * np.exp(-0.5 * z * z)
+    return np.where(sd > 0, folded, np.abs(mean))

@@ -1,0 +1,144 @@
+"""How much a recipe's curve moves with its seed: a prior, what replicates add to it, and a rerun.
+
+    theta_run = theta_recipe + tau * z        theta = (A, log B, log C_mid),  z ~ N(0, 1) for each
+
+tau, the seed sd, has a log-normal prior, so that the effect of one seed has heavy tails. R_0 has no seed
+effect: it is that of the model before training.
+
+Shapes: n draws, T values of tau, R runs, 3 parameters in the order of theta.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scalerl.curve.posterior import Draws
+
+NAMES = ("A", "log_b", "log_mid")
+_NODES, _REACH = 61, 3.5  # nodes of log tau, over so many prior standard deviations either way
+
+
+@dataclass(frozen=True)
+class SeedPrior:
+    """Root mean square of the effect of one seed, and the sd of log tau behind it.
+
+    A: three seeds of one recipe lay within +-.015 (arXiv 2510.13786). log B and log C_mid: nothing is
+    published for seeds; the nine leave-one-out arms of the paper, which differ by a component besides the
+    seed and the error of the fit, spread by .08 and .10, and 20 seeds of the demonstration by .018 and .015
+    (and by .0013 in A). `log_sd` .7 lets tau be four times its median, or a quarter of it, at two sd.
+    """
+
+    A: float = 0.013
+    log_b: float = 0.08
+    log_mid: float = 0.06
+    log_sd: float = 0.7
+
+    def spread(self) -> SeedSpread:
+        """The prior as a distribution of tau on nodes."""
+        z_T = np.linspace(-_REACH, _REACH, _NODES)
+        # E tau^2 = median^2 exp(2 log_sd^2) for a log-normal tau.
+        median_3 = np.array([self.A, self.log_b, self.log_mid]) * math.exp(-(self.log_sd**2))
+        tau_3T = median_3[:, None] * np.exp(self.log_sd * z_T)
+        weight_T = np.exp(-0.5 * z_T**2)
+        return SeedSpread(tau_3T, np.tile(weight_T / weight_T.sum(), (3, 1)))
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """What is known of tau: nodes, and weights that sum to 1 for each parameter; both (3, T)."""
+
+    tau_3T: np.ndarray
+    weight_3T: np.ndarray
+
+    @property
+    def rms_3(self) -> np.ndarray:
+        """Root mean square of the effect of one seed on (A, log B, log C_mid)."""
+        return np.sqrt(np.sum(self.weight_3T * self.tau_3T**2, axis=1))
+
+    def given(self, mean_R3: np.ndarray, sd_R3: np.ndarray, recipe_R: np.ndarray) -> SeedSpread:
+        """Updated by runs: posterior means and sd of their parameters, and which recipe each is of.
+
+        The restricted likelihood of a random-effects model, every recipe with a mean of its own and all with
+        one tau; recipes with one run say nothing. Run posteriors enter as normal.
+        """
+        log_3T = np.zeros_like(self.tau_3T)
+        for recipe in np.unique(recipe_R):
+            mine = recipe_R == recipe
+            if mine.sum() < 2:
+                continue
+            precision_R3T = 1.0 / (sd_R3[mine, :, None] ** 2 + self.tau_3T**2)
+            total_3T = precision_R3T.sum(axis=0)
+            centre_3T = (precision_R3T * mean_R3[mine, :, None]).sum(axis=0) / total_3T
+            square_3T = (precision_R3T * (mean_R3[mine, :, None] - centre_3T) ** 2).sum(axis=0)
+            log_3T += 0.5 * (np.log(precision_R3T).sum(axis=0) - np.log(total_3T) - square_3T)
+        weight_3T = self.weight_3T * np.exp(log_3T - log_3T.max(axis=1, keepdims=True))
+        return replace(self, weight_3T=weight_3T / weight_3T.sum(axis=1, keepdims=True))
+
+    def effects(self, n: int, seed: int = 0, runs: int = 1) -> np.ndarray:
+        """Effects on (A, log B, log C_mid) of the seeds of `runs` runs that share their tau, (runs, 3, n)."""
+        rng = np.random.default_rng(seed)
+        tau_3n = np.empty((3, n))
+        for j in range(3):
+            held = np.cumsum(self.weight_3T[j])
+            nodes = np.searchsorted(held, (np.arange(n) + 0.5) / n * held[-1])
+            tau_3n[j] = rng.permutation(self.tau_3T[j, nodes])
+        return tau_3n * rng.standard_normal((runs, 3, n))
+
+
+SEED_PRIOR = SeedPrior()
+"""The prior of the seed effects, stated in every comparison."""
+
+
+def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
+    """The curves moved by seed effects (3, n); the ceiling stays within [R_0, 1]."""
+    A_n = np.clip(draws.A_n + effect_3n[0], draws.R_0_n, 1.0)
+    return replace(
+        draws, A_n=A_n, log_b_n=draws.log_b_n + effect_3n[1], log_mid_n=draws.log_mid_n + effect_3n[2]
+    )
+
+
+def rerun_at(
+    draws: Draws, compute: float, seed_prior: SeedPrior | SeedSpread = SEED_PRIOR, seed: int = 0
+) -> np.ndarray:
+    """The mean curve at `compute` of a rerun with another seed, one value for every draw of this run, (n,).
+
+    This run has one seed effect and the rerun another of the same tau, so they differ by a variance of
+    2 tau^2 in each of A, log B and log C_mid.
+
+    Args:
+        draws: curves of this run, from its posterior.
+        compute: in the unit of the run's axis.
+        seed_prior: the prior of tau, or what replicates say of it.
+        seed: of the random effects.
+    """
+    spread = seed_prior.spread() if isinstance(seed_prior, SeedPrior) else seed_prior
+    here_3n, there_3n = spread.effects(len(draws.A_n), seed, runs=2)
+    return shifted(draws, there_3n - here_3n).curves_at(np.array([compute]))[:, 0]
+
+
+def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
+    """Means and sd of (A, log B, log C_mid) of every run, both (R, 3)."""
+    theta_R3n = np.array([[draws.A_n, draws.log_b_n, draws.log_mid_n] for draws in runs])
+    return theta_R3n.mean(axis=2), theta_R3n.std(axis=2)
+
+
+def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
+    """The mean of the runs of one recipe, draw by draw, and the share of one seed's variance left in it.
+
+    A run counts by the inverse of its variance, its own and the seed's, in units of the seed's; so a run that
+    was cut short counts less. (With equal runs and normal posteriors this is the random-effects mean, and
+    the share is 1 / R.) The runs are draws of equal length given one family.
+    """
+    _, sd_R3 = theta_moments(runs)
+    weight_R = 1.0 / np.mean((sd_R3 / spread.rms_3) ** 2 + 1.0, axis=1)
+    weight_R /= weight_R.sum()
+
+    def mean(name: str) -> np.ndarray:
+        return weight_R @ np.stack([getattr(draws, name) for draws in runs])
+
+    means = {name: mean(name) for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n")}
+    return replace(runs[0], **means), float(np.sum(weight_R**2))

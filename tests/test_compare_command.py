@@ -1,0 +1,104 @@
+import json
+
+import numpy as np
+import pytest
+
+from scalerl.cli import main
+from scalerl.curve import LOG_LOGISTIC, Curve
+from scalerl.record import EvalPoint, RunWriter
+
+
+def write_run(folder, seed, C_mid=2500.0, lr=1e-5, name="mine"):
+    """A run folder of 16 evaluations on 100 prompts, 10 samples each."""
+    rng = np.random.default_rng(seed)
+    recipe = {"name": name, "seed": seed, "optimiser": {"lr": lr}}
+    writer = RunWriter(folder, {"name": name, "seed": seed, "recipe": recipe})
+    truth = Curve(LOG_LOGISTIC, 0.61, 1.92, C_mid, 0.40)
+    for step in range(0, 12_001, 800):
+        correct_P = rng.binomial(1000, float(truth(step)), 100)
+        point = EvalPoint(step, float(correct_P.mean()) / 1000, n_prompts=100, n_samples=1000)
+        writer.evaluation(point, "set", [str(i) for i in range(100)], correct_P)
+    return str(folder)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    mine = [write_run(tmp_path / f"mine-{seed}", seed) for seed in (0, 1)]
+    return [*mine, *(write_run(tmp_path / f"fast-{seed}", seed, 1250.0, 2e-5, "fast") for seed in (2, 3))]
+
+
+def write_table(path, seed, A=0.61):
+    compute_N = np.linspace(0, 12_000, 16)
+    y_N = Curve(LOG_LOGISTIC, A, 1.92, 2500.0, 0.40)(compute_N) + np.random.default_rng(seed).normal(
+        0, 0.003, 16
+    )
+    lines = ["hours,accuracy", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_runs_are_grouped_by_recipe(runs, capsys):
+    assert main(["compare", *runs, "--x", "steps", "--budget", "20000", "--json"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    assert err == ""
+    assert data["base"] == "mine"
+    assert data["sources"] == {"mine": runs[:2], "fast": runs[2:]}
+    (pair,) = data["pairs"]
+    assert pair["efficiency"]["verdict"] == "reaches it sooner"
+    assert pair["differences"]["C_mid"]["median"] == pytest.approx(0.5, abs=0.05)
+    assert data["paired_prompts"]["fast"]["n_prompts"] == 100
+    assert data["paired_prompts"]["fast"]["matched_at"] == 12_000
+
+
+def test_the_table_says_the_same_as_the_json(runs, capsys):
+    assert main(["compare", *runs, "--x", "steps", "--base", "fast"]) == 0
+    text = capsys.readouterr().out
+    assert "mine against fast" in text
+    assert "REACHES IT LATER" in text
+    assert "over 100 prompts, paired" in text
+    assert "Seeds of one recipe are taken to differ" in text
+
+
+def test_one_name_for_two_recipes(tmp_path, capsys):
+    runs = [write_run(tmp_path / f"run-{lr}", 0, lr=lr) for lr in (1e-5, 2e-5)]
+    assert main(["compare", *runs, "--x", "steps", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["sources"]) == ["mine", runs[1]]
+
+
+def test_tables_are_recipes_unless_grouped(tmp_path, capsys):
+    a, b, c = (write_table(tmp_path / f"{name}.csv", seed) for seed, name in enumerate("abc"))
+    columns = ["--x", "hours", "--y", "accuracy", "--json"]
+    assert main(["compare", a, b, c, *columns]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["runs"] == {"a": 1, "b": 1, "c": 1}
+    assert data["paired_prompts"] == {"b": None, "c": None}
+    assert main(["compare", "--group", f"both={a},{b}", c, *columns]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == {"both": 2, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{a}"], "a comparison needs two recipes or more, found 1: a"),
+        (["{a}", "{b}", "--base", "c"], "no recipe 'c' to compare with; recipes: a, b"),
+        (["{a}", "{a}"], "given twice"),
+        (["{b}", "--group", "x={a}", "--group", "x={a}"], "--group x is given twice"),
+        (["{a}", "missing.csv"], "missing.csv: no such file"),
+        ([], "a comparison needs two recipes or more, found 0"),
+    ],
+)
+def test_errors_are_one_line(tmp_path, capsys, arguments, message):
+    places = {name: write_table(tmp_path / f"{name}.csv", seed) for seed, name in enumerate("ab")}
+    filled = [argument.format(**places) for argument in arguments]
+    assert main(["compare", *filled, "--x", "hours", "--y", "accuracy"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_group_needs_a_name_and_runs(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["compare", "--group", "runs/a,runs/b"])
+    assert exit_info.value.code == 2
+    assert "expected NAME=RUN,RUN" in capsys.readouterr().err
