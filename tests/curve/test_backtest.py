@@ -129,7 +129,7 @@ def test_the_crps_is_that_of_the_posterior_with_its_noise():
     result = fit(run.select(run.compute_N <= 5000))
     mean_K = result.posterior.draws(1024).curves_at(np.array([10_000.0]))[:, 0]
     exact = crps_normal_mixture(mean_K, np.full(1024, result.noise.sd), np.ones(1024), 0.58)
-    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.01)
+    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.05)
 
 
 @pytest.mark.parametrize("fractions", [[], [0.0], [1.0], [0.5, 2.0], [float("nan")]])

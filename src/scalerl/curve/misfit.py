@@ -23,8 +23,9 @@ from typing import Literal
 
 import numpy as np
 
-from scalerl.curve.least_squares import LeastSquares, Sample, make_sample
+from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.points import Points
+from scalerl.curve.sample import Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
