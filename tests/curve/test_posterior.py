@@ -64,7 +64,8 @@ def test_forecast_equals_brute_force_quadrature(ratio):
     compute_N, y_N = noisy(ratio)
     at = 2 * compute_N[-1]
     expected = brute_force(compute_N, y_N, 0.3, at)
-    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), 0.3), SD_RANGE[0], (LOG_LOGISTIC,))
+    sample = make_sample(Points.from_arrays(compute_N, y_N), 0.3)
+    post = posterior(sample, SD_RANGE[0], [least_squares(sample, LOG_LOGISTIC)])
     found = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))
     np.testing.assert_allclose(found, expected, atol=0.05 * (expected[2] - expected[0]))
 
