@@ -184,11 +184,13 @@ def test_a_price_is_above_zero(tmp_path, price):
 
 
 def test_samples_and_noise_of_a_record(tmp_path):
-    rows = [GOOD, {**GOOD, "n_samples": 1, "mean_p_1mp": None}, {**GOOD, "n_prompts": 0}]
+    other = {**GOOD, "pass_rate": 0.31}
+    rows = [GOOD, {**other, "n_samples": 1, "mean_p_1mp": None}, {**GOOD, "n_prompts": 0}]
     points = Points.from_record(RunRecord.read(folder(tmp_path, *rows)))
     np.testing.assert_allclose(points.samples_N, [1600, 100, np.nan])
     np.testing.assert_allclose(points.noise_sd_N, [0.01, np.nan, np.nan])  # sqrt(.16 / 1600)
     assert len(points) == 3  # repeated evaluations of one step stay apart
-    assert [w.split(": ")[-1] for w in points.warnings] == [
-        "the evaluation noise is unknown at one sample per prompt"
+    assert [w.split("evals.jsonl: ")[1][:56] for w in points.warnings] == [
+        "the evaluation noise is unknown at one sample per prompt",
+        "1 evaluations have the compute and the pass rate of anot",
     ]
