@@ -110,11 +110,15 @@ class _Healthy:
 
 @dataclass(frozen=True)
 class _Changes:
-    """Candidate columns, the hinges first; `first_J` is the first evaluation that a change moves."""
+    """Candidate columns, the hinges first; `first_J` is the first evaluation that a change moves.
+
+    `log_tried` is the log of the share of all steps that are candidates: the others count, as unlikely.
+    """
 
     columns_NJ: np.ndarray
     first_J: np.ndarray
     n_hinges: int
+    log_tried: float
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,8 @@ def _changes(sample: Sample, residual_N: np.ndarray) -> _Changes:
     knot_J = compute_N[bent - 1]
     hinge_NJ = np.maximum(compute_N[:, None] - knot_J, 0.0) / (compute_N[-1] - knot_J)
     step_NJ = (np.arange(n)[:, None] >= stepped).astype(float)
-    return _Changes(np.concatenate([hinge_NJ, step_NJ], axis=1), np.concatenate([bent, stepped]), len(bent))
+    columns_NJ, first_J = np.concatenate([hinge_NJ, step_NJ], axis=1), np.concatenate([bent, stepped])
+    return _Changes(columns_NJ, first_J, len(bent), math.log(len(stepped) / len(every)))
 
 
 def _look_again(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
@@ -216,7 +221,7 @@ def _look_again(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
     parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
     """
     n, compute_N = len(sample.y_N), np.exp(sample.log_c_N)
-    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_POINTS]
+    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= _FITTABLE]
     parts = [replace(sample, **{k: getattr(sample, k)[:end] for k in _ROWS}) for end in ends]
     tries = []
     for end, found in zip(ends, least_squares_many(parts, null.curve.family), strict=True):
@@ -244,7 +249,7 @@ def _weigh(sample: Sample, null: _Healthy, changes: _Changes, sd_S: np.ndarray) 
         null,
         float(_log_sum(log_null_PS)),
         log_J[:h],
-        log_J[h:],
+        log_J[h:] + changes.log_tried,
         float(_log_sum(log_waves_PS)),
         [nodes[i] for i in log_change.reshape(len(nodes), -1).argmax(axis=0)],
         nodes[int(log_waves_PS.argmax())],
