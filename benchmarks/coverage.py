@@ -3,8 +3,8 @@
     python benchmarks/coverage.py [--runs 200] [--seed 0] [--jobs 2]
 
 Six shapes of the mean curve x four correlations of the noise x fits at 1/4, 1/2 and 3/4 of the compute (1.5,
-3 and 4.5 C_mid): 72 cells. In every cell the noise sd (.0045, .0075, .010), the gain (.2, .35), the spacing of
-the evaluations (.06, .10 C_mid) and whether step 0 is there are drawn alike; they are reported pooled.
+3 and 4.5 C_mid): 72 cells. In each the noise sd (.0045, .0075, .010), the gain (.2, .35), the spacing of the
+evaluations (.06, .10 C_mid) and whether step 0 is there are drawn alike; they are reported pooled.
 
     curve, eval   share of 95 % intervals that hold the mean curve at the end, and an evaluation there;
                   in brackets what an oracle covers that knows the family and the correlation
@@ -127,14 +127,12 @@ def runs_of(task: tuple[Truth, float, float, int], runs: int) -> list[Outcome]:
     truth, phi, fraction, seed = task
     key = [seed, TRUTHS.index(truth), round(100 * phi), round(100 * fraction)]
     rng = np.random.default_rng(key)
-    return [
-        outcome(
-            Cell(truth, phi, *(float(rng.choice(v)) for v in (SDS, GAINS, SPACINGS)), bool(rng.integers(2))),
-            fraction,
-            rng,
-        )
-        for _ in range(runs)
-    ]
+    outcomes = []
+    for _ in range(runs):
+        sd, gain, spacing = (float(rng.choice(values)) for values in (SDS, GAINS, SPACINGS))
+        cell = Cell(truth, phi, sd, gain, spacing, bool(rng.integers(2)))
+        outcomes.append(outcome(cell, fraction, rng))
+    return outcomes
 
 
 def share(of: Sequence[Outcome], name: str) -> float:
