@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,9 +24,12 @@ C_MID_FACTOR = 100.0
 """C_mid is searched from the smallest positive compute over this to the largest compute times this."""
 TOLERANCE = 5.0
 """Log-likelihood below the best at which another minimum is no longer reported."""
-_STARTS, _GRID_ROWS, _GRID_B, _STEPS, _CHUNK = 3, 24, 11, 60, 64
-_BELOW, _INSIDE, _ABOVE = np.array([0.0, 0.5]), np.linspace(0, 1, 12), np.array([0.15, 0.4, 1.0])
-"""Where the grid of log C_mid lies: shares of the way below, inside and above the range of the data."""
+_STARTS, _GRID_ROWS, _GRID_B, _CHUNK = 3, 24, 11, 64
+_STEPS, _GAUSS_NEWTON = 300, 8  # most steps of a search, and those before the second derivatives join
+_CLOSE = 5e-7  # a step in theta so short is the last
+_ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
+_BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
+"""Where the grid of log C_mid lies: the share along the range of the data, and beyond it of the reach."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ def least_squares_many(
     return found
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Runs side by side; `y` is measured from `base`, the mean of the run or its given R_0."""
 
     log_c: np.ndarray
@@ -81,6 +84,7 @@ class _Rows:
     w: np.ndarray
     one: np.ndarray  # sums of w and of w y^2
     yy: np.ndarray
+    count: np.ndarray
     base: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -97,13 +101,14 @@ class _Rows:
         one = w.sum(axis=1)
         base = (w * y).sum(axis=1) / one if free else np.array([s.r0 for s in samples], dtype=float)
         y -= base[:, None]
-        return cls(log_c, y, w, one, (w * y * y).sum(axis=1), base, bounds[0] - base, bounds[1] - base, free)
+        count = np.array([len(s) for s in samples])
+        yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
+        return cls(log_c, y, w, one, yy, count, base, low, high, free)
 
     def take(self, index: np.ndarray) -> _Rows:
         if len(index) == 1 == len(self.y):
             return self
-        arrays = (self.log_c, self.y, self.w, self.one, self.yy, self.base, self.low, self.high)
-        return _Rows(*[v[index] for v in arrays], free=self.free)
+        return _Rows(*[v[index] for v in self[:-1]], free=self.free)
 
     def coarse(self) -> _Rows:
         """Consecutive rows averaged to `_GRID_ROWS` or fewer, for the grid."""
@@ -115,43 +120,11 @@ class _Rows:
             v.reshape(s, -1, each).sum(axis=2) for v in (self.w, self.w * self.log_c, self.w * self.y)
         )
         over = 1.0 / np.maximum(w, 1e-300)
-        return _Rows(wx * over, wy * over, w, self.one, self.yy, self.base, self.low, self.high, self.free)
+        return self._replace(log_c=wx * over, y=wy * over, w=w)
 
 
-def _linear(
-    rows: _Rows, g1: np.ndarray, gg: np.ndarray, gy: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Best (R_0, A), measured from `base`, within the bounds, and the sum of squares.
-
-    From the sums of w g, w g^2 and w g y over the rows, all (S, K), as are the three results.
-    """
-    yy, one, low, high = rows.yy[:, None], rows.one[:, None], rows.low[:, None], rows.high[:, None]
-    if not rows.free:
-        A = np.minimum(np.maximum(gy / np.maximum(gg, 1e-300), 0.0), high)
-        return np.zeros_like(A), A, yy - A * (2 * gy - A * gg)
-    gain = gy / np.maximum(gg - g1 * g1 / one, 1e-13 * gg + 1e-300)  # y has mean 0
-    R_0 = -gain * g1 / one
-    A, rss = R_0 + gain, yy - gain * gy
-    inside = (gain >= 0) & (low <= R_0) & (high >= A)
-    if inside.all():
-        return R_0, A, rss
-    # Outside, the best is on an edge: A = R_0, A = high or R_0 = low.
-    gh, hh = g1 - gg, one - 2 * g1 + gg
-    level = _clip(np.zeros_like(gy), low, high)
-    best = [
-        np.where(inside, v, e)
-        for v, e in zip((R_0, A, rss), (level, level, yy + one * level**2), strict=True)
-    ]
-    edges = []
-    if np.isfinite(high).all():
-        edges.append((_clip((-gy - high * gh) / np.maximum(hh, 1e-300), low, high), high))
-    if np.isfinite(low).all():
-        edges.append((low, _clip((gy - low * gh) / np.maximum(gg, 1e-300), low, high)))
-    for R_0, A in edges:
-        rss = yy + 2 * (R_0 - A) * gy + R_0 * R_0 * hh + 2 * R_0 * A * gh + A * A * gg
-        lower = ~inside & (rss < best[2])
-        best = [np.where(lower, v, kept) for v, kept in zip((R_0, A, rss), best, strict=True)]
-    return best[0], best[1], best[2]
+def _on(theta: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return (theta <= low) | (theta >= high)
 
 
 def _clip(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -162,45 +135,46 @@ def _search(
     samples: Sequence[Sample], rows: _Rows, family: Family, log_b_range: tuple[float, float]
 ) -> list[LeastSquares]:
     """Grid, valleys, descent; then the distinct minima of every run."""
-    span = np.array([s.log_c_range for s in samples])
-    reach = math.log(C_MID_FACTOR)
-    box = np.empty((len(samples), 2, 2))
-    box[:, 0], box[:, 1, 0], box[:, 1, 1] = log_b_range, span[:, 0] - reach, span[:, 1] + reach
-    run, theta = _valleys(rows.coarse(), family, span, box)
-    theta, R_0, A = _descend(rows.take(run), run, family, theta, box[run])
-    g = family.share(np.exp(theta[:, :1]), rows.log_c[run] - theta[:, 1:])
-    residual = rows.y[run] - R_0[:, None] - (A - R_0)[:, None] * g
-    rss = (rows.w[run] * residual * residual).sum(axis=1)
+    reach, span = math.log(C_MID_FACTOR), np.array([s.log_c_range for s in samples])
+    box = np.empty((2, 2, len(samples)))  # low and high of theta
+    box[:, 0] = np.array(log_b_range)[:, None]
+    box[0, 1], box[1, 1] = span[:, 0] - reach, span[:, 1] + reach
+    run, theta = _valleys(rows.coarse(), family, span, log_b_range)
+    rows, box = rows.take(run), box[:, :, run]
+    kept, theta = _descend(rows, run, family, theta, box)
+    rows, box, run, theta = rows.take(kept), box[:, :, kept], run[kept], theta[:, kept]
+    (log_b, log_mid), at = theta, np.exp(theta)
+    basis = np.empty((len(run), 3, rows.y.shape[1]))
+    basis[:, 1] = g = family.share(at[0][:, None], rows.log_c - log_mid[:, None])
+    basis[:, 0], basis[:, 2] = 1.0 - g, rows.y
+    R_0, A, *_ = _linear(rows, (basis * rows.w[:, None]) @ basis.transpose(0, 2, 1))
+    residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
+    rss = (rows.w * residual * residual).sum(axis=1)
+    bounds = np.array([A >= rows.high, *_on(theta, *box), (R_0 <= rows.low) & rows.free]).T.tolist()
+    curves = np.array([rows.base + A, *at, rows.base + R_0]).T.tolist()
     found: list[list[int]] = [[] for _ in samples]
-    for i in np.argsort(rss, kind="stable").tolist():
+    for i in np.lexsort((rss, run)).tolist():
         mine = found[run[i]]
-        if all(np.abs(theta[i] - theta[j]).max() > 1e-3 for j in mine):
+        if all(max(abs(log_b[i] - log_b[j]), abs(log_mid[i] - log_mid[j])) > 1e-3 for j in mine):
             mine.append(i)
-    base = rows.base[run]
-    numbers = np.stack([base + A, *np.exp(theta.T), base + R_0, rss], axis=1).tolist()
-    results = []
-    for s, sample in enumerate(samples):
-        basins = tuple((Curve(family, *numbers[i][:4]), numbers[i][4] + sample.within) for i in found[s])
-        i = found[s][0]
-        names = _bounds(
-            basins[0][0], rows.free and R_0[i] <= rows.low[s], A[i] >= rows.high[s], theta[i], box[s]
-        )
-        results.append(LeastSquares(*basins[0], names, basins))
-    return results
+    return [
+        _result([(Curve(family, *curves[i]), float(rss[i]) + sample.within) for i in mine], bounds[mine[0]])
+        for sample, mine in zip(samples, found, strict=True)
+    ]
 
 
-def _valleys(rows: _Rows, family: Family, span: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where to start from: for every run the deepest local minima of the grid; (run (M,), theta (M, 2))."""
-    first, last = span[:, :1], span[:, 1:]
-    log_mid = np.concatenate(
-        [
-            box[:, 1, :1] + (first - box[:, 1, :1]) * _BELOW,
-            first + (last - first) * _INSIDE,
-            last + (box[:, 1, 1:] - last) * _ABOVE,
-        ],
-        axis=1,
-    )
-    log_b = np.linspace(box[0, 0, 0], box[0, 0, 1], _GRID_B)
+def _result(basins: list[tuple[Curve, float]], bounds: list[bool]) -> LeastSquares:
+    curve, rss = basins[0]
+    names = (name for name, on in zip(("A", "B", "C_mid", "R_0"), bounds, strict=True) if on)
+    return LeastSquares(curve, rss, tuple(f"{n} = {getattr(curve, n):.3g}" for n in names), tuple(basins))
+
+
+def _valleys(
+    rows: _Rows, family: Family, span: np.ndarray, log_b_range: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where to start from: for every run the deepest local minima of the grid; (run (M,), theta (2, M))."""
+    log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(C_MID_FACTOR) * _BEYOND
+    log_b = np.linspace(*log_b_range, _GRID_B)
     s, nb, nm = len(span), len(log_b), log_mid.shape[1]
     x = rows.log_c[:, None] - log_mid[:, :, None]
     g = family.share(np.exp(log_b)[:, None, None], x[:, None]).reshape(s, nb * nm, -1)
@@ -210,10 +184,11 @@ def _valleys(rows: _Rows, family: Family, span: np.ndarray, box: np.ndarray) -> 
     low = np.minimum(np.minimum(rss[:, :-2], rss[:, 2:]), rss[:, 1:-1])
     low = np.minimum(np.minimum(low[:, :, :-2], low[:, :, 2:]), low[:, :, 1:-1])
     depth = np.where(inner <= low, inner, np.inf).reshape(s, -1)
-    cell = np.argsort(depth, axis=1, kind="stable")[:, :_STARTS]
-    run, rank = np.nonzero(np.isfinite(np.take_along_axis(depth, cell, 1)))
-    cell = cell[run, rank]
-    return run, np.stack([log_b[cell // nm], log_mid[run, cell % nm]], axis=1)
+    each = np.arange(s)[:, None]
+    cells = np.argsort(depth, axis=1)[:, :_STARTS]
+    run, rank = np.nonzero(depth[each, cells] < np.inf)
+    cell = cells[run, rank]
+    return run, np.array([log_b[cell // nm], log_mid[run, cell % nm]])
 
 
 def _rough_rss(rows: _Rows, g: np.ndarray) -> np.ndarray:
@@ -232,98 +207,215 @@ def _rough_rss(rows: _Rows, g: np.ndarray) -> np.ndarray:
 
 def _descend(
     rows: _Rows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, for M searches side by side.
 
-    Returns theta (M, 2), and R_0 and A measured from `base`, (M,) each.
+    Returns which were not given up, and theta (2, M) of all.
     """
-    result = theta.copy(), np.empty(len(theta)), np.empty(len(theta))
-    active, damping = np.arange(len(theta)), np.full(len(theta), 1e-3)
-    low, high = box[:, :, 0], box[:, :, 1]
-    state = _evaluate(rows, family, theta)
-    for count in range(_STEPS):
-        trial = np.minimum(np.maximum(theta + _step(rows, state, theta, low, high, damping), low), high)
+    result, kept, active = theta.copy(), np.ones(len(run), dtype=bool), np.arange(len(run))
+    state, trust = _evaluate(rows, family, theta), _Trust(np.full(len(run), 1e-3), np.ones(len(run)))
+    for count in range(1, _STEPS + 1):
+        bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
+        trial = _clip(state.theta + _step(rows, state, box, trust, bend), *box)
+        moved = np.abs(trial - state.theta).max(axis=0)
+        ends = (moved < _CLOSE) | (trust.damping > 1e10)
+        if count in (3, 6) and len(active) > 1:
+            spare = _spare(rows, run[active], state)
+            kept[active[spare]] = False
+            ends |= spare
+        if count == _STEPS or ends.all():
+            result[:, active] = trial
+            break
+        if ends.any():
+            result[:, active[ends]] = trial[:, ends]
+            left = np.flatnonzero(~ends)
+            active, rows, state, trust = active[left], rows.take(left), state.take(left), trust.take(left)
+            trial, box = trial[:, left], box[:, :, left]
         new = _evaluate(rows, family, trial)
-        moved = np.abs(trial - theta).max(axis=1)
-        better = new[2] <= state[2] + 1e-14 * rows.yy
-        done = (moved < 2e-6) | (damping > 1e10)
-        damping = np.where(better, np.maximum(damping * 0.03, 1e-12), damping * 10)
-        if better.all():
-            theta, state = trial, new
-        else:
-            theta = np.where(better[:, None], trial, theta)
-            state = tuple(
-                np.where(better.reshape(-1, *(1,) * (n.ndim - 1)), n, o)
-                for n, o in zip(new, state, strict=True)
-            )
-        if count in (2, 5):
-            done |= _hopeless(rows, run[active], state[2])
-        if count == _STEPS - 1:
-            done[:] = True
-        if done.any():
-            for out, value in zip(result, (theta, state[0], state[1]), strict=True):
-                out[active[done]] = value[done]
-            if done.all():
-                break
-            keep = np.flatnonzero(~done)
-            active, damping, theta, rows = active[keep], damping[keep], theta[keep], rows.take(keep)
-            low, high, state = low[keep], high[keep], tuple(v[keep] for v in state)
-    return result
+        better = new.rss <= state.rss + 1e-14 * rows.yy
+        state = new if better.all() else new.where(better, state)
+        trust = trust.after(better, 0.03 if bend is None else 0.2)
+    return np.flatnonzero(kept), result
 
 
-def _hopeless(rows: _Rows, run: np.ndarray, rss: np.ndarray) -> np.ndarray:
-    """Searches that are in a valley less likely than the best of their run by `TOLERANCE`."""
-    best = np.full(run[-1] + 1, np.inf)
-    np.minimum.at(best, run, rss)
-    count = (rows.w > 0).sum(axis=1)
+def _spare(rows: _Rows, run: np.ndarray, state: _State) -> np.ndarray:
+    """Searches less likely than the best of their run by far more than `TOLERANCE`, or on its heels."""
+    order = np.lexsort((state.rss, run))
+    first = run[1:] != run[:-1]  # `run` is sorted
+    first = np.concatenate([[True], first])
+    best = order[first][np.cumsum(first) - 1]
     exact = 1e-14 * rows.yy + 1e-300  # what rounding leaves of a sum of squares
-    ratio = (np.maximum(rss, 0) + exact) / (np.maximum(best[run], 0) + exact)
-    return count * np.log(ratio) > 4 * TOLERANCE
+    rss = np.maximum(state.rss, 0.0) + exact
+    far = rows.count * np.log(rss / rss[best]) > 4 * TOLERANCE
+    apart = np.abs(state.theta - state.theta[:, best])
+    near = (apart[0] < 0.1) & (apart[1] * np.exp(state.theta[0]) < 0.1)
+    near[best] = False
+    return far | near
 
 
-_State = tuple[np.ndarray, ...]
-"""(R_0, A, rss, gradient, normal matrix): (M,) three times, (M, 4), (M, 4, 4) by (R_0, A, log B, log C_mid).
+class _Trust(NamedTuple):
+    """How far the model is believed, for every search: Marquardt's damping, and the longest step."""
 
-The last two columns lack the factor A - R_0.
-"""
+    damping: np.ndarray
+    reach: np.ndarray
+
+    def after(self, better: np.ndarray, relief: float) -> _Trust:
+        """After a step that was better or not."""
+        damping = np.maximum(self.damping * np.where(better, relief, 10.0), 1e-12)
+        return _Trust(damping, np.minimum(self.reach * np.where(better, 3.0, 0.3), 1.0))
+
+    def take(self, index: np.ndarray) -> _Trust:
+        return _Trust(self.damping[index], self.reach[index])
+
+
+class _State(NamedTuple):
+    """Where M searches are: `theta` (2, M) within its bounds, the best (R_0, A) there, and the model of it.
+
+    `gram` (M, 5, 5) holds the sums over the rows of products of the derivatives of the curve by R_0, A, log B
+    and log C_mid, the last two less a factor A - R_0, and of y. `normal` (M, 3, 3) is that of log B, log C_mid
+    and the residual, once what (R_0, A) can follow is projected out: its last entry is the sum of squares, the
+    rest of its last column the gradient. `follow` (2, M) is how A follows theta, where it is free.
+    """
+
+    theta: np.ndarray
+    R_0: np.ndarray
+    A: np.ndarray
+    rss: np.ndarray
+    normal: np.ndarray
+    follow: np.ndarray
+    gram: np.ndarray
+
+    def take(self, index: np.ndarray) -> _State:
+        return _State(*(v[:, index] if len(v) == 2 and v.ndim == 2 else v[index] for v in self))
+
+    def where(self, better: np.ndarray, other: _State) -> _State:
+        """This where it is better, the other elsewhere."""
+        by = {1: better, 2: better, 3: better[:, None, None]}
+        return _State(*(np.where(by[new.ndim], new, old) for new, old in zip(self, other, strict=True)))
 
 
 def _evaluate(rows: _Rows, family: Family, theta: np.ndarray) -> _State:
-    basis = np.empty((len(theta), 4, rows.y.shape[1]))
-    g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[:, :1]), rows.log_c - theta[:, 1:])
+    basis = np.empty((theta.shape[1], 5, rows.y.shape[1]))
+    g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
     np.subtract(1.0, g, out=basis[:, 0])
     basis[:, 1] = g
     np.negative(by_log_c, out=basis[:, 3])
-    weighted = basis * rows.w[:, None]
-    normal = weighted @ basis.transpose(0, 2, 1)
-    with_y = (weighted @ rows.y[:, :, None])[:, :, 0]
-    gg = normal[:, 1, 1:2]
-    R_0, A, rss = _linear(rows, normal[:, 0, 1:2] + gg, gg, with_y[:, 1:2])
-    gradient = with_y - normal[:, 0] * R_0 - normal[:, 1] * A
-    return R_0[:, 0], A[:, 0], rss[:, 0], gradient, normal
+    basis[:, 4] = rows.y
+    gram = (basis * rows.w[:, None]) @ basis.transpose(0, 2, 1)
+    R_0, A, inside, rest, over = _linear(rows, gram)
+    normal = _eliminate(rest, over) if inside.all() else _projected(rows, gram, R_0, A)
+    return _State(theta, R_0, A, normal[:, 2, 2], normal, rest[:, 0, 1:3].T * ((R_0 - A) * over), gram)
 
 
-def _step(
-    rows: _Rows, state: _State, theta: np.ndarray, low: np.ndarray, high: np.ndarray, damping: np.ndarray
+def _linear(
+    rows: _Rows, gram: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The best (R_0, A) within the bounds, and where that is the best of all; then the rest of the products
+    once R_0 is projected out, and one over the first of them."""
+    if rows.free:
+        over_hh = 1.0 / np.maximum(gram[:, 0, 0], 1e-300)
+        rest = _eliminate(gram, over_hh)
+        over = 1.0 / np.maximum(rest[:, 0, 0], 1e-13 * gram[:, 1, 1] + 1e-300)
+        A = rest[:, 0, -1] * over
+        R_0 = (gram[:, 0, -1] - A * gram[:, 0, 1]) * over_hh
+        inside = (rows.low <= R_0) & (R_0 <= A) & (rows.high >= A)
+    else:
+        rest = gram[:, 1:, 1:]
+        over = 1.0 / np.maximum(rest[:, 0, 0], 1e-300)
+        A = rest[:, 0, -1] * over
+        R_0, inside = np.zeros_like(A), (A >= 0) & (rows.high >= A)
+    if not inside.all():
+        edge_R_0, edge_A = _on_edge(rows, gram)
+        R_0, A = np.where(inside, R_0, edge_R_0), np.where(inside, A, edge_A)
+    return R_0, A, inside, rest, over
+
+
+def _eliminate(gram: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """The products of all columns but the first, once they are orthogonal to it; `over` is 1 / its square."""
+    with_first = gram[:, 1:, 0]
+    return gram[:, 1:, 1:] - with_first[:, :, None] * (with_first * over[:, None])[:, None]
+
+
+def _on_edge(rows: _Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best (R_0, A) where the best of all is outside of the bounds: A = R_0, A = high or R_0 = low."""
+    (hh, hg, hy), (gg, gy) = gram[:, 0, (0, 1, -1)].T, gram[:, 1, (1, -1)].T
+    low, high = rows.low, rows.high
+    zero = np.zeros_like(gg)
+    if not rows.free:
+        return zero, _clip(gy / np.maximum(gg, 1e-300), zero, high)
+    level = _clip(zero, low, high)  # the mean of y is 0
+    edges = [(level, level)]
+    if np.isfinite(high).all():
+        edges.append((_clip((hy - high * hg) / np.maximum(hh, 1e-300), low, high), high))
+    if np.isfinite(low).all():
+        edges.append((low, _clip((gy - low * hg) / np.maximum(gg, 1e-300), low, high)))
+    R_0, A = np.array(edges).transpose(1, 0, 2)
+    rss = R_0 * (R_0 * hh + 2 * A * hg - 2 * hy) + A * (A * gg - 2 * gy)
+    best = rss.argmin(axis=0), np.arange(len(gg))
+    return R_0[best], A[best]
+
+
+def _projected(rows: _Rows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
+    """The normal matrix of a state; those of (R_0, A) that lie on a bound follow nothing."""
+    gram = gram.copy()
+    gram[:, :, 4] -= R_0[:, None] * gram[:, :, 0] + A[:, None] * gram[:, :, 1]  # y is now the residual
+    gram[:, 4, 4] -= R_0 * gram[:, 0, 4] + A * gram[:, 1, 4]
+    gram[:, 4, :4] = gram[:, :4, 4]
+    free_R_0, free_A = (rows.low < R_0) & rows.free, rows.high > A
+    scale = gram[:, 1, 1]
+    gram = _eliminate(gram, free_R_0 / np.maximum(gram[:, 0, 0], 1e-300))
+    return _eliminate(gram, free_A / np.maximum(gram[:, 0, 0], 1e-13 * scale + 1e-300))
+
+
+def _step(rows: _Rows, state: _State, box: np.ndarray, trust: _Trust, bend: np.ndarray | None) -> np.ndarray:
+    """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
+    step = _solve(state.normal, state.A - state.R_0, state.theta, box, trust, bend)
+    follow = state.follow * step
+    beyond = (state.A + follow[0] + follow[1] > rows.high) & (state.A < rows.high)
+    if beyond.any():  # A would follow beyond its bound: the step along the bound instead
+        gram, A = state.gram, rows.high
+        R_0 = (gram[:, 0, 4] - A * gram[:, 0, 1]) / np.maximum(gram[:, 0, 0], 1e-300)
+        R_0 = _clip(R_0, rows.low, A) if rows.free else state.R_0
+        along = _solve(_projected(rows, gram, R_0, A), A - R_0, state.theta, box, trust, bend)
+        step = np.where(beyond, along, step)
+    return step
+
+
+def _solve(
+    normal: np.ndarray, gain: np.ndarray, theta: np.ndarray, box: np.ndarray, trust: _Trust, bend: np.ndarray | None
 ) -> np.ndarray:
-    """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (M, 2)."""
-    R_0, A, _, gradient, normal = state
-    # What lies on a bound is held there: (R_0, A) by the inner solution, theta where it wants to go beyond.
-    free = np.empty(gradient.shape, dtype=bool)
-    free[:, 0] = (rows.low < R_0) & rows.free
-    free[:, 1] = rows.high > A
-    free[:, 2:] = ((theta > low) | (gradient[:, 2:] > 0)) & ((theta < high) | (gradient[:, 2:] < 0))
-    normal = normal.copy() if free.all() else normal * (free[:, :, None] & free[:, None, :])
-    diagonal = np.einsum("mii->mi", normal)
-    diagonal[:, 2:] *= 1.0 + damping[:, None]
-    diagonal += np.where(free, 1e-14 * diagonal.max(axis=1, keepdims=True) + 1e-300, 1.0)
-    step = np.linalg.solve(normal, (gradient * free)[:, :, None])[:, 2:, 0]
-    step /= np.maximum(A - R_0, 1e-12)[:, None]
-    return step / np.maximum(np.abs(step).max(axis=1, keepdims=True), 1.0)  # a factor e at most
+    """The step in theta (2, M) of a normal matrix: what lies on a bound and wants to go beyond is held."""
+    bb, across, cc = normal[:, 0, 0], normal[:, 0, 1], normal[:, 1, 1]
+    toward, gain = normal[:, :2, 2].T, np.maximum(gain, 1e-12)
+    if bend is not None:
+        whole = np.array([bb, across, cc]) + bend / (gain * gain)
+        convex = (whole[0] > 0) & (whole[0] * whole[2] > whole[1] * whole[1])
+        bb, across, cc = np.where(convex, whole, [bb, across, cc])
+    if _on(theta, *box).any():
+        held = ((theta <= box[0]) & (toward < 0)) | ((theta >= box[1]) & (toward > 0))
+        toward, across = np.where(held, 0.0, toward), np.where(held[0] | held[1], 0.0, across)
+    more = 1.0 + trust.damping
+    bb, cc = bb * more + 1e-300, cc * more + 1e-300
+    det = bb * cc
+    det = np.maximum(det - across * across, 1e-14 * det + 1e-300) * gain
+    step = np.array([toward[0] * cc - across * toward[1], toward[1] * bb - across * toward[0]]) / det
+    far = np.maximum(np.abs(step[0]), np.abs(step[1]) * (0.5 * np.exp(theta[0])))
+    return step * (trust.reach / np.maximum(far, trust.reach))
 
 
-def _bounds(curve: Curve, r0_low: bool, a_high: bool, theta: np.ndarray, box: np.ndarray) -> tuple[str, ...]:
-    low, high = box[:, 0], box[:, 1]
-    held = {"A": a_high, "R_0": r0_low}
-    held |= dict(zip(("B", "C_mid"), ((theta <= low) | (theta >= high)).tolist(), strict=True))
-    return tuple(f"{name} = {getattr(curve, name):.3g}" for name in held if held[name])
+def _bend(rows: _Rows, family: Family, state: _State) -> np.ndarray:
+    """What the Hessian of half the sum of squares has beyond Gauss-Newton's, by differences; (3, M).
+
+    By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
+    where residuals are large or the valley is bent it saves hundreds of steps.
+    """
+    m, h = state.theta.shape[1], 1e-5
+    near = np.concatenate([state.theta, state.theta], axis=1)
+    near[0, :m] += h
+    near[1, m:] += h
+    there = _evaluate(rows.take(np.tile(np.arange(m), 2)), family, near)
+    gain = state.A - state.R_0
+    slope = ((there.A - there.R_0) * there.normal[:, :2, 2].T).reshape(2, 2, m)
+    (bb, bc), (cb, cc) = ((gain * state.normal[:, :2, 2].T)[:, None] - slope) / h
+    normal = gain * gain * state.normal[:, :2, :2].T
+    return np.array([bb - normal[0, 0], 0.5 * (bc + cb) - normal[0, 1], cc - normal[1, 1]])
