@@ -1,4 +1,4 @@
-"""What sibling runs are worth: each run forecast from its first part, alone and with the prior of its siblings.
+"""What sibling runs are worth: runs forecast from their first part, alone and with a prior from siblings.
 
     python benchmarks/campaign.py [--campaigns 30] [--seed 0] [--runs runs/seeds]
 
@@ -39,6 +39,7 @@ class Run:
     ceiling: float = math.nan
 
     def first(self, fraction: float) -> Points:
+        """The evaluations of the first `fraction` of the compute."""
         compute_N = self.points.compute_N
         return self.points.select(compute_N <= fraction * compute_N.max() * (1 + 1e-9))
 

@@ -1,17 +1,19 @@
 """A prior from sibling runs: what runs of one base model and evaluation set have shown of B and of A.
 
-    log B ~ location + scale * t_(k-1)        A ~ N(mean, sd), within [0, 1]        for each family, k siblings
+    p(log B, A) = .8 t(log B) N(A) + .2 flat                          for each family; k siblings
+    t: k - 1 degrees about the siblings' mean, scale^2 = s^2 (1 + 1/k)     N: mean and twice the sd of their A
 
 The t is the predictive distribution of the next sibling's log B if theirs are normal with unknown mean and
-variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2): location is their mean, and scale^2 is
-their variance times 1 + 1/k. The siblings' own errors are not taken out of that variance, and it is not taken
-to be less than their mean squared error, nor than `LOG_B_FLOOR`^2: siblings that hardly know their B, or that
-agree by luck, give a wide prior. A is kept wide, at twice the siblings' spread and `A_FLOOR` or more: it says
-about where the ceilings of the campaign lie, and leaves it to the run by how much it differs. C_mid and R_0
-keep their prior, as C_mid moves with the batch and the learning rate.
+variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2). The siblings' own errors are not taken
+out of their variance s^2, and it is not taken to be less than their mean squared error, nor than
+`LOG_B_FLOOR`^2: siblings that hardly know their B, or that agree by luck, give a wide prior. The prior of A
+is wide as well: it says about where the ceilings of a campaign lie, and leaves to the run by how much its own
+differs. The flat part lets the data overrule the siblings, should the run be none of theirs (a robust
+meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as C_mid
+moves with the batch and the learning rate.
 
-The prior multiplies the one that the posterior has. It is learnt from the siblings alone, family by family, as
-B means something else in each; the families stay alike before the run is seen.
+All this multiplies the prior of the posterior. It is learnt from the siblings alone, family by family, as B
+means something else in each; the families stay alike before the run is seen.
 
 Shapes: k siblings.
 """
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.curve.nodes import LOG_B
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.result import Fit
@@ -32,13 +35,15 @@ from scalerl.errors import InputError
 from scalerl.record import RunRecord
 
 MIN_SIBLINGS = 5
-"""Fewer say too little of their spread: a t with three degrees of freedom is nearly flat where it matters."""
+"""Fewer say too little of their spread."""
 LOG_B_FLOOR = 0.08
 """Least spread of log B between siblings: that of the paper's nine leave-one-out arms."""
 A_FLOOR = 0.05
 """Least standard deviation of the prior of A."""
 A_WIDER = 2.0
 """The prior of A is so many times wider than the siblings are spread."""
+STRANGER = 0.2
+"""Probability, before its data, that a run is unlike its siblings."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,20 @@ class FamilyPrior:
     A_sd: float
 
     def log_density(self, log_b_cells: np.ndarray, A: np.ndarray, degrees: int) -> np.ndarray:
-        """Log-density of nodes, shape of `A` (cells, a)."""
+        """Log-density of nodes (log B, A), the flat part included, in the shape of `A` (cells, a)."""
         t_cells = (log_b_cells - self.log_b) / self.scale
-        log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - math.log(self.scale)
-        root = self.A_sd * math.sqrt(2.0)
-        inside = (math.erf((1.0 - self.A) / root) + math.erf(self.A / root)) / 2
-        return log_t_cells[:, None] - ((A - self.A) / root) ** 2 - math.log(self.A_sd * inside)
+        log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - 0.5 * math.log(degrees * math.pi)
+        log_t_cells += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
+        z = (A - self.A) / self.A_sd
+        inside = _below((1.0 - self.A) / self.A_sd) - _below(-self.A / self.A_sd)
+        log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
+        flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
+        return np.logaddexp(math.log(1 - STRANGER) + log_t_cells[:, None] + log_normal, flat)
+
+
+def _below(z: float) -> float:
+    """The standard normal distribution function."""
+    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
 
 
 @dataclass(frozen=True)
@@ -78,8 +91,8 @@ class CampaignPrior:
     def apply(self, post: Posterior) -> Posterior:
         """The posterior with this prior beside its own: the same nodes, weighed anew.
 
-        The posterior of the noise's size is left as it is. Nodes lie where the posterior had mass; a run that
-        contradicts its siblings keeps its own answer, as a t has wide tails.
+        The posterior of the noise's size is left as it is. Nodes lie where the posterior had mass, so that
+        the siblings choose among what the run's own data allow.
         """
         by_name = {prior.family: prior for prior in self.families}
         log_weight = post.log_weight.copy()
@@ -106,7 +119,7 @@ class CampaignPrior:
 
 
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
-    """The prior that the siblings of a run give it, and a sentence that says what it is, or why there is none.
+    """The prior that the siblings of a run give it, and a sentence: what it is, or why there is none.
 
     The run itself, whole or cut short, is no sibling of its own, and a sibling given twice counts once.
 
@@ -116,8 +129,8 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
     for sibling in siblings:
         if sibling.axis != own.axis:
             raise InputError(
-                f"{sibling.points.source}: a sibling on the axis '{sibling.axis}', where B is another than on "
-                f"the run's axis '{own.axis}': fit both on one axis"
+                f"{sibling.points.source}: a sibling on the axis '{sibling.axis}', and the run is on "
+                f"'{own.axis}': B differs between axes, so fit both on one"
             )
     kept, dropped = _others(siblings, own)
     if len(kept) < MIN_SIBLINGS:
@@ -146,7 +159,7 @@ def check_siblings(records: Sequence[RunRecord]) -> None:
         elif prompts != first[1]:
             raise InputError(
                 f"{record.path / 'eval_prompts.jsonl'}: prompt set {', '.join(sorted(prompts))}, but "
-                f"{first[0].path} has {', '.join(sorted(first[1]))}: siblings are evaluated on the same prompts"
+                f"{first[0].path} has {', '.join(sorted(first[1]))}: siblings need the same held-out prompts"
             )
 
 
@@ -182,7 +195,7 @@ def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior
 
 
 def _mean_and_spread(posteriors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Mean over siblings of weighed values; and their sd, or the root mean square of their errors if larger."""
+    """Mean over siblings of weighed values; their sd, or the root mean square of their errors if larger."""
     mean_k = np.array([float(np.sum(value * weight)) for value, weight in posteriors])
     square_k = np.array([float(np.sum(value**2 * weight)) for value, weight in posteriors])
     error = math.sqrt(max(float(np.mean(square_k - mean_k**2)), 0.0))
