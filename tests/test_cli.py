@@ -1,4 +1,6 @@
+import io
 import json
+import os
 import subprocess
 import sys
 
@@ -128,6 +130,44 @@ def test_usage_errors_are_one_line(capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_standard_input(log, capsys, monkeypatch):
+    assert main(["fit", str(log), "--json"]) == 0
+    from_file = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(log.read_bytes())))
+    assert main(["fit", "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == from_file
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["fit", "-"]) == 2
+    assert "standard input: the file is empty" in capsys.readouterr().err
+
+
+def test_the_default_axis_is_that_of_the_budget_and_is_stated(tmp_path, capsys):
+    rows = [
+        {"step": 10 * i, "pass_rate": float(TRUTH(700.0 * i)), "tokens": {"generated": 9 * i, "trained": i}}
+        for i in range(12)
+    ]
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["fit", str(tmp_path)]) == 0
+    assert "12 on tokens" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text(json.dumps({"budget": {"kind": "steps", "amount": 110}}))
+    assert main(["fit", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "steps"
+    assert main(["fit", str(tmp_path), "--x", "gpu_hours"]) == 2
+    assert "logged are tokens, steps" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may not enter")
+def test_a_folder_that_may_not_be_entered(log, capsys):
+    log.parent.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        for arguments in (["fit", str(log)], ["fit", str(log.parent)], ["report", str(log.parent)]):
+            assert main(arguments) == 2
+            assert capsys.readouterr().err.endswith(": Permission denied\n")
+    finally:
+        os.seteuid(0)
 
 
 def test_version(capsys):

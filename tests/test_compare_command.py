@@ -47,8 +47,9 @@ def test_runs_are_grouped_by_recipe(runs, capsys):
     (pair,) = data["pairs"]
     assert pair["efficiency"]["verdict"] == "reaches it sooner"
     assert pair["differences"]["C_mid"]["median"] == pytest.approx(0.5, abs=0.05)
-    assert data["paired_prompts"]["fast"]["n_prompts"] == 100
-    assert data["paired_prompts"]["fast"]["matched_at"] == 12_000
+    assert pair["paired_prompts"]["n_prompts"] == 100
+    assert pair["paired_prompts"]["matched_at"] == 12_000
+    assert pair["paper"]["by"] == "B"
 
 
 def test_the_table_says_the_same_as_the_json(runs, capsys):
@@ -72,7 +73,7 @@ def test_tables_are_recipes_unless_grouped(tmp_path, capsys):
     assert main(["compare", a, b, c, *columns]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["runs"] == {"a": 1, "b": 1, "c": 1}
-    assert data["paired_prompts"] == {"b": None, "c": None}
+    assert [pair["paired_prompts"] for pair in data["pairs"]] == [None, None]
     assert main(["compare", "--group", f"both={a},{b}", c, *columns]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == {"both": 2, "c": 1}
 

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.backtest import OURS, _crps, backtest
-from scalerl.curve.scores import crps_normal_mixture
+from scalerl.curve.scores import crps_sample
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -125,11 +126,13 @@ def test_intervals_of_simulated_runs_hold_what_they_say():
 
 
 def test_the_crps_is_that_of_the_posterior_with_its_noise():
+    """Against a sample: every node of the posterior, with 15 quantiles of the noise about it."""
     run = a_run(seed=4)
     result = fit(run.select(run.compute_N <= 5000))
-    mean_K = result.posterior.draws(1024).curves_at(np.array([10_000.0]))[:, 0]
-    exact = crps_normal_mixture(mean_K, np.full(1024, result.noise.sd), np.ones(1024), 0.58)
-    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.05)
+    noise = [result.noise.sd * NormalDist().inv_cdf((i + 0.5) / 15) for i in range(15)]
+    value = result.posterior.curve_at(10_000.0).ravel()[:, None] + noise
+    exact = crps_sample(value.ravel(), np.repeat(result.posterior.weight.ravel(), 15), 0.58)
+    assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.parametrize("fractions", [[], [0.0], [1.0], [0.5, 2.0], [float("nan")]])
@@ -175,7 +178,7 @@ def test_the_command_names_a_wrong_fraction(at, capsys):
 
 
 def test_the_command_judges_frozen_forecasts(tmp_path, capsys):
-    writer = RunWriter(tmp_path / "run", {})
+    writer = RunWriter(tmp_path / "run", {"budget": {"kind": "steps", "amount": 24}})
     run = a_run()
     for step, pass_rate in enumerate(run.pass_rate_N):
         writer.evaluation(EvalPoint(step, float(pass_rate)), "set", [], np.array([]))
@@ -184,9 +187,11 @@ def test_the_command_judges_frozen_forecasts(tmp_path, capsys):
     writer.forecast({**row, "mean": last + 0.03, "prediction": [last - 0.01, last + 0.07]})
     writer.forecast({**row, "mean": last - 0.04, "prediction": [last - 0.05, last - 0.03]})
     writer.forecast({**row, "target_compute": 48.0, "mean": 0.6, "prediction": [0.5, 0.7]})  # not reached
-    argv = ["backtest", str(tmp_path / "run"), "--x", "steps", "--at", "1/2", "--json"]
-    assert main(argv) == 0
-    frozen = json.loads(capsys.readouterr().out)["frozen"]
+    folder = str(tmp_path / "run")
+    assert main(["backtest", folder, folder, "--at", "1/2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["axis"] == "steps"  # the run's budget
+    frozen = found["frozen"]
     assert (frozen["judged"], frozen["inside"]) == (2, 1)
     assert frozen["rms"] == pytest.approx(np.sqrt((0.03**2 + 0.04**2) / 2))
     assert frozen["bias"] == pytest.approx(-0.005)

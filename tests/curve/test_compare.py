@@ -169,13 +169,13 @@ def test_recipes_that_cannot_be_compared(base):
 
 
 def test_seeds_of_one_recipe_are_seldom_told_apart():
-    """A short version of benchmarks/comparison.py: 30 pairs, of which 1.5 may be claimed on average."""
+    """A short version of benchmarks/comparison.py: 20 pairs, of which 1 may be claimed on average."""
     rng = np.random.default_rng(0)
     median = np.array([SEED_PRIOR.A, SEED_PRIOR.log_b, SEED_PRIOR.log_mid]) * math.exp(
         -(SEED_PRIOR.log_sd**2)
     )
     claimed = told = 0
-    for i in range(30):
+    for i in range(20):
         tau = median * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
         pair = only_pair(
             {s: [run(sd=0.003, seed=1000 + 2 * i + j, n=20, tau=tau)] for j, s in enumerate("ab")}
@@ -183,5 +183,5 @@ def test_seeds_of_one_recipe_are_seldom_told_apart():
         claims = (pair.ceiling, pair.efficiency)
         claimed += any(claim.verdict not in ("not distinguishable", "no claim") for claim in claims)
         told += min(claim.p_runs_only for claim in claims) <= 0.025
-    assert claimed <= 4  # more with probability .016 at a rate of .05
-    assert told >= 8  # what the seed variance is for
+    assert claimed <= 3  # more with probability .016 at a rate of .05
+    assert told >= 4  # what the seed variance is for

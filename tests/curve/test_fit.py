@@ -127,11 +127,16 @@ def test_json_has_exactly_the_documented_keys():
         "intervals": {"level", "A", "A_given_family", "B", "C_mid"},
         "families": {"log_logistic", "weibull", "frechet", "power_law"},
         "noise": {"sd", "phi", "floor", "seed_sd"},
-        "target": {"reward", "budget", "probability", "probability_rerun", "compute_to_target", "verdict"},
+        "at_bounds": {"A", "B", "C_mid"},
+        "target": {
+            *("reward", "budget", "probability", "probability_rerun", "compute_to_target", "verdict"),
+            *("verdict_rerun", "why"),
+        },
     }
     assert set(data) - {key for key, value in data.items() if isinstance(value, dict)} == {
         *("points", "axis", "min_compute", "prior", "identified", "why", "c_max_over_c_mid"),
-        *("lack_of_fit", "forecast", "warnings"),
+        *("max_compute", "basins", "c_max_over_c_mid_interval", "compute_to_tell", "part_that_holds"),
+        *("lack_of_fit", "forecast", "campaign", "warnings"),
     }
     assert set(data["forecast"][0]) == {
         *("compute", "mean", "paper_point", "interval", "prediction", "rerun"),

@@ -92,12 +92,12 @@ def test_no_cell_has_a_lower_squared_error():
     found = paper_fit(points, 0.33)
     y_N, log_c_N = found.points.pass_rate_N, np.log(found.points.compute_N)
     least = np.inf
-    for b in np.geomspace(0.05, 20, 600):
+    for b in np.geomspace(0.05, 20, 250):
         share_MN = 1 / (1 + np.exp(-b * (log_c_N - np.log(PAPER_C_MIDS)[:, None])))
         for A in PAPER_CEILINGS:
             least = min(least, np.sum((y_N - 0.33 - (A - 0.33) * share_MN) ** 2, axis=1).min())
     assert found.rss <= least
-    assert found.rss == pytest.approx(least, rel=1e-3)
+    assert found.rss == pytest.approx(least, rel=2e-3)
 
 
 def test_r0_is_measured_at_compute_0_or_asked_for():
@@ -110,6 +110,8 @@ def test_r0_is_measured_at_compute_0_or_asked_for():
         paper_fit(points, 0.9)
     with pytest.raises(CannotAnswerError, match=r"1 evaluations .* at least 3"):
         paper_fit(points, 0.40, min_compute=7900)
+    with pytest.raises(CannotAnswerError, match="does not rise"):
+        paper_fit(points, 0.62)
 
 
 def test_linearised_has_slope_b():

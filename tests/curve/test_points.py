@@ -13,6 +13,8 @@ from scalerl.record import DeviceSeconds
         ([0, 1, 2], [0.1, 0.2, -0.3], "point 3: the pass rate is below 0"),
         ([0, -1, 2], [0.1, 0.2, 0.3], "point 2: compute is negative"),
         ([0, 1, np.nan], [0.1, 0.2, 0.3], "point 3: compute is not a finite"),
+        ([0, 1, 1e305], [0.1, 0.2, 0.3], "point 3: compute is outside of 1e-300 to 1e"),
+        ([0, 5e-323, 2], [0.1, 0.2, 0.3], "point 2: compute is outside of 1e-300 to 1e"),
         ([0, 1, 2], [np.nan, 0.2, 0.3], "point 1: the pass rate is not a finite"),
         ([0, 1, 2], [0.1, 0.2], "2 values for 3"),
     ],
@@ -20,6 +22,39 @@ from scalerl.record import DeviceSeconds
 def test_bad_values_are_named(compute, pass_rate, message):
     with pytest.raises(InputError, match=message):
         Points.from_arrays(compute, pass_rate)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"noise_sd": [0.01, -0.01, 0.01]}, r"point 2: the noise of a pass rate .* in \[0, 0.5\]"),
+        ({"noise_sd": np.inf}, "point 1: the noise of a pass rate"),
+        ({"noise_sd": [0.01]}, "noise_sd_N has 1 values for 3"),
+        ({"samples": [16, 0, 16]}, "point 2: an evaluation has a finite number of samples above 0"),
+        ({"samples": np.inf}, "point 1: an evaluation has a finite number of samples"),
+        ({"samples": [1, 2]}, "samples_N has 2 values for 3"),
+        ({"step": [1, 2]}, "step_N has 2 values for 3"),
+        ({"step": [1, 2, np.nan]}, "point 3: the step is not a finite number"),
+    ],
+)
+def test_what_is_said_of_the_noise_is_checked_too(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Points.from_arrays([0, 1, 2], [0.1, 0.2, 0.3], **arguments)
+
+
+def test_compute_is_one_row():
+    with pytest.raises(InputError, match="compute has 2 axes"):
+        Points.from_arrays([[0, 1]], [[0.1, 0.2]])
+
+
+def test_select_takes_everything_along():
+    points = Points.from_arrays(
+        [0, 1, 2], [0.1, 0.2, 0.3], noise_sd=[0.01, np.nan, 0.03], samples=[16, 32, np.nan], step=[0, 5, 9]
+    ).select(np.array([2, 0]))
+    np.testing.assert_allclose(points.samples_N, [np.nan, 16])
+    np.testing.assert_allclose(points.noise_sd_N, [0.03, 0.01])
+    assert points.step_N is not None
+    np.testing.assert_allclose(points.step_N, [9, 0])
 
 
 def test_a_run_becomes_points(tmp_path):
@@ -32,6 +67,7 @@ def test_a_run_becomes_points(tmp_path):
     # (3600 + 1800 + 1800) s = 2 h, at 3 dollars; sqrt(.16 / 1600) = .01; step 0 is before any training.
     np.testing.assert_allclose(points.compute_N, [0.0, 6.0])
     np.testing.assert_allclose(points.noise_sd_N, [np.nan, 0.01])
+    np.testing.assert_allclose(points.samples_N, [np.nan, 1600])
     assert points.step_N is not None
     np.testing.assert_allclose(points.step_N, [0, 100])
     assert points.source.endswith("evals.jsonl")

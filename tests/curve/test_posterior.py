@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
 from scalerl.curve.posterior import posterior
@@ -16,6 +17,10 @@ def noisy(ratio=2.5, sd=0.008, n=14, seed=5):
     truth = Curve(LOG_LOGISTIC, 0.7, 1.7, 3000.0, 0.3)
     compute_N = np.linspace(0, ratio * 3000.0, n + 1)[1:]
     return compute_N, truth(compute_N) + rng.normal(0, sd, n)
+
+
+def averaged(sample, floor):
+    return posterior(sample, floor, [least_squares(sample, family) for family in FAMILIES])
 
 
 def jeffreys(share, log_c, bb, mm):
@@ -64,7 +69,8 @@ def test_forecast_equals_brute_force_quadrature(ratio):
     compute_N, y_N = noisy(ratio)
     at = 2 * compute_N[-1]
     expected = brute_force(compute_N, y_N, 0.3, at)
-    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), 0.3), SD_RANGE[0], (LOG_LOGISTIC,))
+    sample = make_sample(Points.from_arrays(compute_N, y_N), 0.3)
+    post = posterior(sample, SD_RANGE[0], [least_squares(sample, LOG_LOGISTIC)])
     found = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))
     np.testing.assert_allclose(found, expected, atol=0.05 * (expected[2] - expected[0]))
 
@@ -86,7 +92,7 @@ def test_ar1_precision_is_the_inverse_of_the_correlation():
 
 def test_weights_sum_to_one_and_respect_the_bounds():
     compute_N, y_N = noisy(1.2)
-    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    post = averaged(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
     assert post.weight.sum() == pytest.approx(1.0)
     assert sum(post.family_weights().values()) == pytest.approx(1.0)
     assert post.A.max() <= 1.0
@@ -98,7 +104,7 @@ def test_a_family_that_is_ruled_out_still_has_intervals_of_its_own():
     # 600 nearly exact Weibull points leave the log-logistic shape less than 1e-300 of the probability.
     compute_N = np.linspace(10, 9000, 600)
     y_N = Curve(FAMILIES[1], 0.7, 1.7, 3000.0, 0.3)(compute_N)
-    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    post = averaged(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
     assert post.family_weights()["log_logistic"] == 0.0
     assert post.family_weights()["weibull"] == pytest.approx(1.0)
     assert post.only(0).weight.sum() == pytest.approx(1.0)
@@ -107,7 +113,7 @@ def test_a_family_that_is_ruled_out_still_has_intervals_of_its_own():
 def test_the_known_sampling_noise_is_a_lower_bound():
     compute_N, y_N = noisy(2.5, sd=0.002)
     sample = make_sample(Points.from_arrays(compute_N, y_N), None)
-    free, floored = posterior(sample, SD_RANGE[0]), posterior(sample, 0.01)
+    free, floored = averaged(sample, SD_RANGE[0]), averaged(sample, 0.01)
     assert free.sd_J @ free.sd_weight_J < 0.004
     assert floored.sd_J[floored.sd_weight_J > 0].min() >= 0.01 * (1 - 1e-12)
 
@@ -125,7 +131,7 @@ def test_quantiles_of_a_normal():
 
 def test_draws_have_the_quantiles_of_the_nodes():
     compute_N, y_N = noisy(2.5)
-    post = posterior(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
+    post = averaged(make_sample(Points.from_arrays(compute_N, y_N), None), SD_RANGE[0])
     at = 2 * compute_N[-1]
     drawn = np.quantile(post.draws(4000).curves_at(np.array([at]))[:, 0], [0.025, 0.5, 0.975])
     exact = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))

@@ -1,4 +1,6 @@
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -25,10 +27,35 @@ def test_csv_with_noise_and_steps(tmp_path):
     assert points.step_N is not None
     np.testing.assert_allclose(points.step_N, [0, 100])
     assert points.axis == "gpu_hours"
+    np.testing.assert_allclose(points.samples_N, [1600, 1600])
+    assert points.warnings == ()
+
+
+def test_samples_are_known_where_the_noise_is_not(tmp_path):
+    points = read_table(write(tmp_path, "gpu_hours,pass_rate,n_prompts,n_samples\n0,.2,100,4\n1,.3,0,4\n"))
+    np.testing.assert_allclose(points.samples_N, [400, np.nan])
+    assert np.isnan(points.noise_sd_N).all()
+
+
+def test_one_sample_per_prompt_says_nothing_of_the_noise(tmp_path):
+    text = "gpu_hours,pass_rate,n_prompts,n_samples,mean_p_1mp\n0,.2,100,1,0\n1,.3,100,4,.16\n"
+    points = read_table(write(tmp_path, text))
+    np.testing.assert_allclose(points.samples_N, [100, 400])
+    np.testing.assert_allclose(points.noise_sd_N, [np.nan, 0.02])  # sqrt(.16 / 400)
+    assert [w.split(": ")[-1] for w in points.warnings] == [
+        "the evaluation noise is unknown at one sample per prompt"
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["c;acc\n1;.5\n2;.6\n", "c\tacc\n1\t.5\n2\t.6\n", "\ufeffc, acc\r\n1,.5\r\n2,.6"]
+    "text",
+    [
+        "c;acc\n1;.5\n2;.6\n",
+        "c\tacc\n1\t.5\n2\t.6\n",
+        "\ufeffc, acc\r\n1,.5\r\n2,.6",
+        '\n\n"c",acc\n"1",.5\n\n2,.6\n\n',
+        "c,acc\r1,.5\r2,.6",
+    ],
 )
 def test_dialects_and_any_column(tmp_path, text):
     points = read_table(write(tmp_path, text), x="c", y="acc")
@@ -42,11 +69,24 @@ def test_rows_without_an_evaluation_are_passed_over_with_a_warning(tmp_path):
     assert "1 rows have no 'pass_rate'" in points.warnings[0]
 
 
+def test_rows_that_are_there_twice_are_kept_with_a_warning(tmp_path):
+    points = read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,.6\n2,.6\n2,.61\n3,.6\n"))
+    np.testing.assert_allclose(points.compute_N, [1, 2, 2, 2, 3])
+    assert [w.split("log.csv: ")[1][:60] for w in points.warnings] == [
+        "1 evaluations have the compute and the pass rate of another;"
+    ]
+
+
 def test_dollars_from_gpu_hours(tmp_path):
     path = write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,.6\n")
     np.testing.assert_allclose(read_table(path, x="dollars", price=3.0).compute_N, [3, 6])
     with pytest.raises(InputError, match="price"):
         read_table(path, x="dollars")
+    for price in (0.0, -1.0, np.nan):
+        with pytest.raises(InputError, match="dollars above 0"):
+            read_table(path, x="dollars", price=price)
+    with pytest.raises(InputError, match="line 2: dollars is not a finite number"):
+        read_table(write(tmp_path, "gpu_hours,pass_rate\n1e300,.5\n"), x="dollars", price=1e300)
 
 
 def test_jsonl_and_its_unfinished_last_line(tmp_path):
@@ -100,6 +140,22 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ('{"gpu_hours": 1, "pass_rate": .5}\n{"gpu_hours": 2\n{"a": 1}\n', "line 1: not JSON"),
         ('{"gpu_hours": 1, "pass_rate": "x"}\n', "line 1, column 'pass_rate'.*'x'"),
         ('{"gpu_hours": true, "pass_rate": 0.5}\n', "line 1, column 'gpu_hours'.*True"),
+        ('{"gpu_hours": [1], "pass_rate": 0.5}\n', r"line 1, column 'gpu_hours'.*\[1\]"),
+        ('{"gpu_hours": 1, "pass_rate": NaN}\n', "line 1, column 'pass_rate'.*nan"),
+        (f'{{"gpu_hours": {10**400}, "pass_rate": 0.5}}\n', r"line 1, column 'gpu_hours'.*1000\S+\.\.\.00"),
+        ('[{"gpu_hours": 1, "pass_rate": 0.5}]', "one JSON array; expected JSONL, one object per line"),
+        ("gpu_hours,pass_rate\n1,.5\n".encode("utf-16"), "a text in UTF-16; expected UTF-8 .iconv"),
+        ('gpu_hours,pass_rate\n"1,500",.5\n', "line 2, column 'gpu_hours'.*without separators, 1500, found"),
+        ("gpu_hours,pass_rate\n1,61.0%\n", "line 2, column 'pass_rate'.*not percent, 0.61, found '61.0%'"),
+        ("gpu_hours;pass_rate\n1;0,61\n", "line 2, column 'pass_rate'.*decimal point, 0.61, found '0,61'"),
+        ("gpu_hours,pass_rate,pass_rate\n1,.5,.6\n", "2 columns are named 'pass_rate'; rename all but one"),
+        ("gpu_hours,step,pass_rate,step\n1,1,.5,2\n", "2 columns are named 'step'"),
+        ("1,.5\n2,.6\n", "no column 'pass_rate'; the first line holds the names.*here it holds numbers"),
+        ('"a\nb",pass_rate\n1,.5\n', r"no column 'gpu_hours'; columns: a\\nb, pass_rate"),
+        (",".join(f"c{i}" for i in range(500)) + "\n", "columns: c0, c1, .*, c19, and 480 more$"),
+        ('gpu_hours,pass_rate\n"1,.5\n', "line 2: unexpected end of data"),
+        ("gpu_hours,pass_rate\n1," + "5" * 200_000 + "\n", "line 2: field larger than field limit"),
+        ("gpu_hours,pass_rate,n_prompts,n_samples\n1,.5,1e300,1e300\n", "line 2: an evaluation has a finite"),
     ],
 )
 def test_every_fault_is_named_in_one_line(tmp_path, text, message):
@@ -108,6 +164,23 @@ def test_every_fault_is_named_in_one_line(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_column_that_nobody_asked_for_may_be_anything(tmp_path):
+    text = "gpu_hours,loss,loss,,,pass_rate\n1,nan,x,,,.5\n"
+    assert len(read_table(write(tmp_path, text))) == 1
+    assert len(read_table(write(tmp_path, '{"gpu_hours": 1, "loss": NaN, "pass_rate": 0.5}\n'))) == 1
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         read_table(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize("text", ["gpu_hours,pass_rate\n1,.5\n", '{"gpu_hours": 1, "pass_rate": 0.5}\n'])
+def test_a_pipe_is_read_once(tmp_path, text):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    points = read_table(pipe)
+    writer.join()
+    np.testing.assert_allclose(points.pass_rate_N, [0.5])

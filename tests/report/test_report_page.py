@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from scalerl.curve import fit
-from scalerl.errors import WriteError
+from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord
 from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
 from scalerl.report.curve_view import curve_view
@@ -139,6 +139,7 @@ def test_one_input_gives_one_page(run, html):
 def test_the_fit_on_all_evaluations_stands_beside_the_frozen_one(run, html):
     whole = fit(run, x="flops")
     (low, high), text = whole.intervals.A, Page(html).text
+    assert whole.ceiling is not None
     assert low < whole.ceiling < high
     assert f"{whole.ceiling:.3f} [{low:.3f}, {high:.3f}]".replace("0.", ".") in text
     assert f"A {whole.curve.A:.3f}, B {whole.curve.B:.2f}, C_mid ".replace("A 0.", "A .") in text
@@ -206,10 +207,11 @@ def test_too_few_evaluations_for_a_fit(make_run, n_evals):
 
 
 def test_no_evaluation_at_all(make_run):
-    run = make_run(steps=False)
+    run = make_run(n_evals=1)  # the successes of the prompts are there: they are written first
     (run.path / "evals.jsonl").write_text("")
-    (run.path / "eval_prompts.jsonl").unlink()
-    assert "This run holds no evaluation yet." in Page(write_report(run.path).read_text()).text
+    with pytest.raises(CannotAnswerError, match=r"evals\.jsonl: no evaluation yet"):
+        write_report(run.path)
+    assert not (run.path / "report.html").exists()
 
 
 def test_without_config_or_steps(make_run):

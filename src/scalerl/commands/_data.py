@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 
-def read_points(path: str, x: str | None, y: str, price: float | None) -> Points:
+def read_points(path: str | Path, x: str | None, y: str, price: float | None) -> Points:
     """The evaluations of RUN or FILE.
 
     Args:
@@ -30,7 +30,7 @@ def read_points(path: str, x: str | None, y: str, price: float | None) -> Points
     from scalerl.ingest.table import parse_table, read_table
     from scalerl.record import RunRecord
 
-    if path == STANDARD_INPUT:
+    if str(path) == STANDARD_INPUT:
         return parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
     if not _is_folder(path):
         return read_table(path, x or "gpu_hours", y, price)
@@ -40,7 +40,7 @@ def read_points(path: str, x: str | None, y: str, price: float | None) -> Points
     return Points.from_record(record, x or record.default_axis, price)
 
 
-def _is_folder(path: str) -> bool:
+def _is_folder(path: str | Path) -> bool:
     try:
         return Path(path).is_dir()
     except OSError as error:  # a folder on the way that may not be entered, a name too long

@@ -20,9 +20,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl backtest`."""
     test = commands.add_parser("backtest", help="fit the first part of finished runs, forecast the rest")
     test.add_argument(
-        "runs_or_files", metavar="RUN|FILE", type=Path, nargs="+", help="run folders and tables"
+        "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders and tables, as for fit"
     )
-    test.add_argument("--x", default="gpu_hours", metavar="AXIS", help="compute axis, or column of FILE")
+    test.add_argument(
+        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
+    )
     test.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
     test.add_argument(
         "--at",

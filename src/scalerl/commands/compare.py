@@ -8,14 +8,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._text import number, print_rows
-from scalerl.errors import InputError
+from scalerl.commands._data import read_points
+from scalerl.commands._text import compute, positive, print_rows, share
+from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.curve.paired import PairedPrompts
+    from scalerl.curve.paper import PaperComparison
     from scalerl.record import RunRecord
 
 
@@ -25,7 +27,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     compare.add_argument(
         "runs",
         metavar="RUN|FILE",
-        type=Path,
         nargs="*",
         help="run folders (runs of one recipe are its seeds), or CSV or JSONL files (a recipe each)",
     )
@@ -37,19 +38,25 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="NAME=RUN,RUN",
         help="these runs are the seeds of one recipe",
     )
-    compare.add_argument("--base", metavar="NAME", help="compare with this recipe (the first)")
-    compare.add_argument("--x", default="gpu_hours", metavar="AXIS", help="compute axis, or column of FILE")
+    compare.add_argument(
+        "--base", metavar="NAME", help="compare with this recipe (the first; groups go first)"
+    )
+    compare.add_argument("--x", metavar="AXIS", help="compute axis, or column of FILE (as for fit)")
     compare.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
-    compare.add_argument("--r0", type=number, metavar="R", help="pass rate before training, of all runs")
+    compare.add_argument("--r0", type=share, metavar="R", help="pass rate before training, of all runs")
     compare.add_argument(
-        "--min-compute", type=number, default=0.0, metavar="C", help="leave out compute under C"
+        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
     )
-    compare.add_argument("--budget", type=number, metavar="C", help="compare the pass rates at this compute")
-    compare.add_argument("--target", type=number, metavar="R", help="compare the compute to this pass rate")
     compare.add_argument(
-        "--level", type=number, default=0.95, metavar="P", help="of intervals and verdicts (0.95)"
+        "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
     )
-    compare.add_argument("--price", type=number, metavar="USD", help="dollars per GPU-hour, for --x dollars")
+    compare.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
+    compare.add_argument(
+        "--level", type=share, default=0.95, metavar="P", help="of intervals and verdicts (0.95)"
+    )
+    compare.add_argument(
+        "--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars"
+    )
     compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(run=run)
 
@@ -58,15 +65,36 @@ def add(commands: argparse._SubParsersAction) -> None:
 class _Run:
     """One argument, read and fitted; a file has no record."""
 
-    path: Path
+    path: str
     fit: Fit
     record: RunRecord | None
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What stands beside a pair's curves: common prompts, and the paper's rule or why it says nothing."""
+
+    prompts: PairedPrompts | None
+    paper: PaperComparison | str
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The last rows of the pair's table."""
+        prompts = [("same prompts", str(self.prompts))] if self.prompts else []
+        answer = str(self.paper).partition("\n")[0]
+        # The last warning is of the rule itself; those of the two fits are in the JSON.
+        doubt = "" if isinstance(self.paper, str) else f" ({self.paper.warnings[-1]})"
+        return [*prompts, ("the paper's rule would say", f"{answer}{doubt}")]
+
+    def to_json(self) -> dict[str, Any]:
+        """None where there is no answer."""
+        paper = None if isinstance(self.paper, str) else self.paper.to_json()
+        return {"paired_prompts": self.prompts and self.prompts.to_json(), "paper": paper}
 
 
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.curve import compare
-    from scalerl.record import dumps
+    from scalerl.jsonl import dumps
 
     groups = _groups(args.group)
     _check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
@@ -74,43 +102,45 @@ def run(args: argparse.Namespace) -> None:
     recipes = _by_recipe([_read(path, args) for path in args.runs], named)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
     result = compare(fits, base=args.base, budget=args.budget, target=args.target, level=args.level)
-    prompts = {pair.recipe: _prompts(recipes[pair.base], recipes[pair.recipe], args) for pair in result.pairs}
+    beside = [_beside(recipes[pair.base], recipes[pair.recipe], args.price) for pair in result.pairs]
     if args.json:
-        sources = {name: [str(run.path) for run in runs] for name, runs in recipes.items()}
-        paired = {name: found.to_json() if found else None for name, found in prompts.items()}
-        print(dumps({**result.to_json(), "sources": sources, "paired_prompts": paired}, indent=2))
+        data = result.to_json()
+        data["sources"] = {name: [run.path for run in runs] for name, runs in recipes.items()}
+        data["pairs"] = [{**pair, **more.to_json()} for pair, more in zip(data["pairs"], beside, strict=True)]
+        print(dumps(data, indent=2))
         return
-    for run in (run for runs in recipes.values() for run in runs):
-        for warning in run.fit.warnings:
-            print(f"warning: {run.path}: {warning}", file=sys.stderr)
-    for pair in result.pairs:
-        found = prompts[pair.recipe]
-        print_rows([*result.rows(pair), *([("same prompts", str(found))] if found else [])])
+    for one in (one for runs in recipes.values() for one in runs):
+        for warning in one.fit.warnings:
+            print(f"warning: {one.path}: {warning}", file=sys.stderr)
+    for pair, more in zip(result.pairs, beside, strict=True):
+        print_rows([*result.rows(pair), *more.rows()])
         print()
     print(result.priors())
 
 
-def _read(path: Path, args: argparse.Namespace) -> _Run:
+def _read(path: str, args: argparse.Namespace) -> _Run:
     from scalerl.curve import fit
-    from scalerl.ingest.table import read_table
     from scalerl.record import RunRecord
 
-    if path.is_dir() and args.y != "pass_rate":
-        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-    record = RunRecord.read(path) if path.is_dir() else None
-    data = record or read_table(path, args.x, args.y, args.price)
-    fitted = fit(data, x=args.x, r0=args.r0, min_compute=args.min_compute, level=args.level, price=args.price)
-    return _Run(path, fitted, record)
+    points = read_points(path, args.x, args.y, args.price)
+    record = RunRecord.read(path) if Path(path).is_dir() else None
+    return _Run(path, fit(points, r0=args.r0, min_compute=args.min_compute, level=args.level), record)
 
 
-def _prompts(base: list[_Run], recipe: list[_Run], args: argparse.Namespace) -> PairedPrompts | None:
-    """The comparison on common prompts, where all runs of both recipes are folders."""
+def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Beside:
+    """Common prompts, where all runs of both recipes are folders; the paper's rule, on the first of each."""
     from scalerl.curve.paired import paired_prompts
+    from scalerl.curve.paper import paper_compare, paper_fit
 
     sides = [[run.record for run in runs if run.record is not None] for runs in (base, recipe)]
-    if len(sides[0]) < len(base) or len(sides[1]) < len(recipe):
-        return None
-    return paired_prompts(sides[0], sides[1], args.x, args.price)
+    whole = len(sides[0]) == len(base) and len(sides[1]) == len(recipe)
+    prompts = paired_prompts(sides[0], sides[1], base[0].fit.axis, price) if whole else None
+    fits = base[0].fit, recipe[0].fit
+    try:
+        paper = paper_compare(*(paper_fit(fit.points, fit.r0_value) for fit in fits))
+    except (InputError, CannotAnswerError) as error:
+        paper = f"nothing: {error}"
+    return _Beside(prompts, paper)
 
 
 def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, list[_Run]]:
@@ -122,7 +152,7 @@ def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, 
     for members in groups.values():
         name = _name(members[0])
         if name in recipes:  # another recipe of the same name
-            name = str(members[0].path)
+            name = members[0].path
         if name in recipes:
             raise InputError(f"{name}: given twice; name the groups apart with --group NAME=RUN,RUN")
         recipes[name] = members
@@ -132,7 +162,7 @@ def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, 
 def _recipe_key(run: _Run) -> str:
     recipe = run.record.config.get("recipe") if run.record else None
     if not isinstance(recipe, dict):
-        return str(run.path)
+        return run.path
     return json.dumps(
         {key: value for key, value in recipe.items() if key not in ("seed", "name")}, sort_keys=True
     )
@@ -140,28 +170,29 @@ def _recipe_key(run: _Run) -> str:
 
 def _name(run: _Run) -> str:
     name = run.record.config.get("name") if run.record else None
-    return name if isinstance(name, str) and name else run.path.stem
+    return name if isinstance(name, str) and name else Path(run.path).stem
 
 
-def _groups(pairs: Sequence[tuple[str, list[Path]]]) -> dict[str, list[Path]]:
+def _groups(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
     for name, _ in pairs:
         if [other for other, _ in pairs].count(name) > 1:
             raise InputError(f"--group {name} is given twice: list all of its runs in one")
     return dict(pairs)
 
 
-def _check_once(paths: Sequence[Path]) -> None:
+def _check_once(paths: Sequence[str]) -> None:
     """A run that is given twice would count as two seeds."""
     seen: set[Path] = set()
     for path in paths:
-        if path.resolve() in seen:
+        place = Path(path).resolve()
+        if place in seen:
             raise InputError(f"{path}: given twice; every run is one seed of one recipe")
-        seen.add(path.resolve())
+        seen.add(place)
 
 
-def _group(text: str) -> tuple[str, list[Path]]:
+def _group(text: str) -> tuple[str, list[str]]:
     name, equals, runs = text.partition("=")
-    paths = [Path(part) for part in runs.split(",") if part]
+    paths = [part for part in runs.split(",") if part]
     if not (name and equals and paths):
         raise argparse.ArgumentTypeError(f"expected NAME=RUN,RUN, found {text!r}")
     return name, paths

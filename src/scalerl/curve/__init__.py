@@ -1,5 +1,6 @@
 """Compute-performance curves: fit, forecast, compare. Numpy only."""
 
+from scalerl.curve.backtest import Backtest, backtest
 from scalerl.curve.compare import compare
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
 from scalerl.curve.crossing import Crossing
@@ -26,6 +27,7 @@ __all__ = [
     "LOG_LOGISTIC",
     "POWER_LAW",
     "SEED_PRIOR",
+    "Backtest",
     "Claim",
     "Comparison",
     "Crossing",
@@ -46,6 +48,7 @@ __all__ = [
     "PowerLaw",
     "SeedPrior",
     "Weibull",
+    "backtest",
     "compare",
     "fit",
 ]

@@ -33,16 +33,16 @@ Outcome = Literal["forecast", "too early", "cannot answer"]
 OURS = "scalerl"
 """The name of the fit's own forecast, its point."""
 
-Forecaster = Callable[[np.ndarray], np.ndarray]
+PointForecast = Callable[[np.ndarray], np.ndarray]
 
 
-def _paper(result: Fit) -> Forecaster:
+def _paper(result: Fit) -> PointForecast:
     """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours."""
     r0 = result.r0_value if result.r0_source == "given" else None
     return paper_fit(result.points, r0, min_compute=0.0).curve
 
 
-RIVALS: dict[str, Callable[[Fit], Forecaster]] = {
+RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
     "least squares (log-logistic)": lambda result: result.curve,
     "paper's grid search": _paper,
     "power law": lambda result: fit_power_law(result.points),
@@ -51,7 +51,7 @@ RIVALS: dict[str, Callable[[Fit], Forecaster]] = {
 }
 """Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
 
-_DRAWS, _COMPONENTS = 2048, 64  # curves of the posterior, and the quantiles of them that stand for it
+_DRAWS, _COMPONENTS = 8192, 64  # curves of the posterior, and the quantiles of them that stand for it
 
 
 @dataclass(frozen=True)

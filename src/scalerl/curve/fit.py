@@ -1,20 +1,23 @@
-"""From points to an answer: check them, fit the paper's curve, integrate over what else it could be."""
+"""From points to an answer: check them, fit every family, integrate over what the curve could be."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
-from scalerl.curve.families import LOG_LOGISTIC
-from scalerl.curve.identify import identified_ceiling, intervals_of, medians_of
-from scalerl.curve.least_squares import LeastSquares, least_squares
+from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
+from scalerl.curve.identify import identify, intervals_of, medians_of
+from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
+from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate
 from scalerl.curve.sample import make_sample
+from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
@@ -27,47 +30,49 @@ LITTLE_WEIGHT = 0.05
 def fit(
     data: RunRecord | Points,
     *,
-    x: str = "gpu_hours",
+    x: str | None = None,
     r0: float | Literal["free"] | None = None,
     min_compute: float = 0.0,
+    max_compute: float = math.inf,
     level: float = 0.95,
     price: float | None = None,
+    prior_from: Sequence[Fit] = (),
 ) -> Fit:
     """Fit R_C = R_0 + (A - R_0) / (1 + (C_mid / C)^B) (arXiv 2510.13786, equation 1), with honest intervals.
 
     Args:
         data: a run, or points, whose axis is then theirs.
-        x: the compute axis of a run, one of `record.AXES`.
+        x: the compute axis of a run, one of `record.AXES`; by default that of its budget.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
             "free" says the same where there are none.
         min_compute: positive compute below this is left out (the paper leaves out the first epoch).
+        max_compute: compute above this is left out (what came after a peak or a change).
         level: of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
+        prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
+            which the prior of `Fit.campaign` is learnt.
 
     Raises:
         InputError: an argument or the data are not valid.
         CannotAnswerError: fewer than five points, or a curve that does not rise.
     """
-    if not 0 < level < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
-    if isinstance(r0, float | int) and not 0 <= r0 < 1:
-        raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
-    points = Points.from_record(data, x, price) if isinstance(data, RunRecord) else data
+    _check(r0, min_compute, max_compute, level)
+    points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
     given = None if r0 is None or r0 == "free" else float(r0)
-    points, excluded = _choose(points, given, min_compute)
+    points, excluded = _choose(points, given, min_compute, max_compute)
     sample = make_sample(points, given)
-    best = least_squares(sample, LOG_LOGISTIC)
+    found = [least_squares(sample, family) for family in FAMILIES]
+    best = found[FAMILIES.index(LOG_LOGISTIC)]
     floor = _noise_floor(points)
     _check_rise(points, given, math.sqrt(best.rss / max(len(points) - 2, 1)), floor)
-    post = posterior(sample, SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0]))
-    ratio = float(points.compute_N[-1]) / best.curve.C_mid
-    identified, why = identified_ceiling(post, ratio, sample)
+    post = posterior(sample, SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0]), found)
+    misfit = find_misfit(points, found)
     r0_value, r0_source = _r0(points, given, best)
     families = post.family_weights()
-    bounds = tuple(f"the fitted curve lies on a bound ({name})" for name in best.at_bounds)
-    return Fit(
+    result = Fit(
         axis=points.axis,
         min_compute=min_compute,
+        max_compute=max_compute,
         r0_value=r0_value,
         r0_source=r0_source,
         curve=best.curve,
@@ -76,20 +81,36 @@ def fit(
         intervals=intervals_of(post, level),
         families=families,
         noise=_noise(post, floor),
-        identified=identified,
-        why=why,
-        c_max_over_c_mid=ratio,
-        warnings=(*points.warnings, *bounds, *_misfit(families)),
+        identification=identify(post, sample),
+        misfit=misfit,
+        basins=_basins(best, len(sample)),
+        warnings=(*points.warnings, *_bounds(best), *_other_shape(families), *_misfit(misfit)),
         points=points,
         excluded=excluded,
+        sample=sample,
         posterior=post,
     )
+    return _with_campaign(result, prior_from) if prior_from else result
 
 
-def _choose(points: Points, given: float | None, min_compute: float) -> tuple[Points, Points]:
-    """Points to fit, by compute, and those that `min_compute` leaves out; it never leaves out step 0."""
+def _check(r0: object, min_compute: float, max_compute: float, level: float) -> None:
+    if not 0 < level < 1:
+        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
+    if isinstance(r0, float | int) and not 0 <= r0 < 1:
+        raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
+    if not 0 <= min_compute < max_compute:
+        raise InputError(
+            f"min_compute is 0 or more, and below max_compute; found {min_compute:g} and {max_compute:g}"
+        )
+
+
+def _choose(
+    points: Points, given: float | None, min_compute: float, max_compute: float
+) -> tuple[Points, Points]:
+    """Points to fit, by compute, and those that the cuts leave out; `min_compute` never leaves out step 0."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = (points.compute_N == 0) | (points.compute_N >= min_compute)
+    keep_N &= points.compute_N <= max_compute
     chosen, excluded = points.select(keep_N), points.select(~keep_N)
     if given is not None:
         # A given R_0 takes the place of the evaluation at compute 0, where the curve is R_0 whatever it is.
@@ -138,7 +159,17 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     )
 
 
-def _misfit(families: dict[str, float]) -> tuple[str, ...]:
+def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
+    """The minima whose likelihood is within `TOLERANCE` of the best."""
+    least = best.rss + 1e-300
+    return tuple(b for b in best.basins if 0.5 * rows * math.log((b[1] + 1e-300) / least) <= TOLERANCE)
+
+
+def _bounds(best: LeastSquares) -> tuple[str, ...]:
+    return tuple(f"the least-squares curve lies on a bound ({name})" for name in best.at_bounds)
+
+
+def _other_shape(families: dict[str, float]) -> tuple[str, ...]:
     """A warning where the paper's family is not the one that the data speak for."""
     own = families[LOG_LOGISTIC.name]
     if own >= LITTLE_WEIGHT:
@@ -150,6 +181,22 @@ def _misfit(families: dict[str, float]) -> tuple[str, ...]:
     )
 
 
+def _misfit(misfit: Misfit | None) -> tuple[str, ...]:
+    """Why the ceiling is withheld, and what can be fitted instead."""
+    if misfit is None:
+        return ()
+    offer = "no part of it can be fitted alone"
+    if misfit.keep is not None:
+        low, high = misfit.keep
+        offer = f"what can be fitted: --min-compute {low:.6g} --max-compute {high:.6g}"
+    return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
+
+
+def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
+    """The same, with the answer under the siblings' prior beside it."""
+    return result
+
+
 def _noise_floor(points: Points) -> float:
     """Root mean square of the evaluation noise that is known, NaN if none is."""
     known = points.noise_sd_N[np.isfinite(points.noise_sd_N)]
@@ -158,5 +205,8 @@ def _noise_floor(points: Points) -> float:
 
 def _noise(post: Posterior, floor: float) -> NoiseEstimate:
     return NoiseEstimate(
-        float(post.sd_J @ post.sd_weight_J), float(post.phi_cells @ post.weight_cells), floor
+        float(post.sd_J @ post.sd_weight_J),
+        float(post.phi_cells @ post.weight_cells),
+        floor,
+        SEED_PRIOR.A,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,13 +11,55 @@ from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.quantiles import tails, weighted_quantiles
-from scalerl.curve.result import Intervals, Medians
 from scalerl.curve.sample import Sample
 
-MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.20, 0.5
+MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
-MIN_RATIO = 1.5
-"""... and when the data reach this many times C_mid."""
+MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
+"""... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
+MAX_AT_BOUND = 0.05
+"""More of the posterior than this against the bound of a parameter means that the data do not fix it."""
+
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Central intervals at `level`. `A` averages the families; the others are given the paper's family."""
+
+    level: float
+    A: Interval
+    A_given_family: Interval
+    B: Interval
+    C_mid: Interval
+
+
+@dataclass(frozen=True)
+class Medians:
+    """Posterior medians, each with the meaning and the conditioning of its namesake in `Intervals`.
+
+    They are the points that stand beside the intervals. The least-squares curve has other parameters, which
+    may lie outside of the intervals where the log-logistic family misfits or the noise is correlated.
+    """
+
+    A: float
+    A_given_family: float
+    B: float
+    C_mid: float
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Whether the data fix the ceiling, in one sentence why, and what that rests on."""
+
+    identified: bool
+    why: str
+    ratio: float
+    """C_max / C_mid: posterior median over all families."""
+    ratio_interval: Interval
+    at_bounds: dict[str, float]
+    """Share of the posterior against a bound: A at 1, B and C_mid at either edge of their prior."""
 
 
 def intervals_of(post: Posterior, level: float) -> Intervals:
@@ -33,33 +76,48 @@ def _quantiles(post: Posterior, at_Q: np.ndarray) -> list[np.ndarray]:
     """Quantiles of A over all families, and of A, B and C_mid given the paper's; each of shape (Q,)."""
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
 
-    def ceiling(post: Posterior) -> np.ndarray:
-        return weighted_quantiles(np.broadcast_to(post.A[:, :, None], post.weight.shape), post.weight, at_Q)
-
     def of_log(value_cells: np.ndarray) -> np.ndarray:
         return np.exp(weighted_quantiles(value_cells, own.weight_cells, at_Q))
 
-    return [ceiling(post), ceiling(own), of_log(own.log_b_cells), of_log(own.log_mid_cells)]
+    return [ceiling(post, at_Q), ceiling(own, at_Q), of_log(own.log_b_cells), of_log(own.log_mid_cells)]
 
 
-def identified_ceiling(post: Posterior, ratio: float, sample: Sample) -> tuple[bool, str]:
-    """Whether the data fix the ceiling, and one sentence that says why."""
-    low, high = intervals_of(post, 0.95).A
-    span = f"the data reach {ratio:.2g} C_mid and the 95 % interval of A is [{low:.3f}, {high:.3f}]"
-    if ratio < MIN_RATIO:
-        return False, f"{span}: below {MIN_RATIO:g} C_mid the bend has hardly been seen"
+def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
+    """Quantiles of A, (Q,)."""
+    return weighted_quantiles(post.A, post.weight.sum(axis=2), at_Q)
+
+
+def identify(post: Posterior, sample: Sample) -> Identification:
+    """Look at the posterior of A, of C_max / C_mid, and at the bounds; always at 95 %."""
+    log_lo, log_hi = sample.log_c_range
+    log_mid = weighted_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
+    least, ratio, most = np.exp(log_hi - log_mid[::-1]).tolist()
+    at_bounds = _at_bounds(post, log_lo, log_hi)
+    low, high = ceiling(post, tails(0.95)).tolist()
+    span = f"the data reach {ratio:.2g} C_mid [{least:.2g}, {most:.2g}], A is in [{low:.3f}, {high:.3f}]"
     gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
-    if high - low > widest:
-        return False, f"{span}: wider than {widest:.2g}"
+    name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
+    if ratio < MIN_RATIO or least < MIN_RATIO_LOW:
+        identified, why = False, f"{span}: the bend has hardly been seen"
+    elif high - low > widest:
+        identified, why = False, f"{span}: wider than {widest:.2g}"
+    elif at_bounds[name] > MAX_AT_BOUND:
+        edge = f"{at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
+        identified, why = False, f"{span}, but {edge}"
+    else:
+        identified, why = True, f"{span}: the bend has been seen"
+    return Identification(identified, why, ratio, (least, most), at_bounds)
+
+
+def _at_bounds(post: Posterior, log_lo: float, log_hi: float) -> dict[str, float]:
     weight = post.weight_cells
-    log_lo, log_hi = sample.log_c_range
-    edges = (
-        ("B", post.log_b_cells, math.log(B_RANGE[0]), math.log(B_RANGE[1])),
-        ("C_mid", post.log_mid_cells, log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR)),
-    )
-    for name, value, start, stop in edges:
-        near = float(weight[(value < start + 0.05) | (value > stop - 0.05)].sum())
-        if near > 0.05:
-            return False, f"{span}, but {near:.0%} of the probability of {name} lies on the edge of its prior"
-    return True, f"{span}: the bend has been seen"
+    reach = math.log(C_MID_FACTOR)
+    edges = {
+        "B": (post.log_b_cells, math.log(B_RANGE[0]), math.log(B_RANGE[1])),
+        "C_mid": (post.log_mid_cells, log_lo - reach, log_hi + reach),
+    }
+    share = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}
+    for name, (value, start, stop) in edges.items():
+        share[name] = float(weight[(value < start + 0.05) | (value > stop - 0.05)].sum())
+    return share

@@ -120,11 +120,13 @@ def paper_fit(
             error would forbid paper mode on every other axis and to every small run.)
 
     Raises:
-        InputError: R_0 is neither given nor measured, or no ceiling lies above it.
-        CannotAnswerError: fewer than three evaluations at distinct compute are left.
+        InputError: R_0 is neither given nor measured, no pass rate, or no ceiling lies above it.
+        CannotAnswerError: fewer than three evaluations at distinct compute are left, or they do not rise.
     """
     source: Literal["given", "measured"] = "measured" if r0 is None else "given"
     r0 = _measured_r0(points) if r0 is None else float(r0)
+    if not 0 <= r0 < 1:
+        raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
     scale, warnings = _scale(points) if c_mids is None else (1.0, ())
     c_mids = tuple(scale * c for c in PAPER_C_MIDS) if c_mids is None else c_mids
     min_compute = scale * PAPER_MIN_COMPUTE if min_compute is None else float(min_compute)
@@ -137,6 +139,11 @@ def paper_fit(
         raise CannotAnswerError(
             f"{points.source}: {n} evaluations at distinct compute from {min_compute:g} on; the paper's fit "
             f"needs at least 3 (is min_compute in the unit of {points.axis}?)"
+        )
+    last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
+    if last_N.mean() <= r0:
+        raise CannotAnswerError(
+            f"{points.source}: the pass rate does not rise: R_0 {r0:.3f}, the last third {last_N.mean():.3f}"
         )
     left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
     curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))
@@ -311,8 +318,8 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
     held = (a.curve.A + b.curve.A) / 2
     first, second = (_at_ceiling(fit, held) for fit in (a, b))
     claim = (
-        "where in truth only A differs, comparing B at the averaged A claims one in B in 88 to 100 % "
-        "of cases: compare with intervals before believing it"
+        "comparing B at an averaged A claims a difference in B in 88 to 100 % of the cases where only A "
+        "differs: compare with intervals before believing it"
     )
     return PaperComparison("B", first, second, (a, b), (*warnings, claim))
 

@@ -12,7 +12,10 @@ from scalerl.record import RunRecord
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt says nothing of the spread between samples."""
+_COMPUTE = (1e-300, 1e300)
+"""Where compute lies, if it is not 0: a thousandfold of it on either side is still a float64."""
 _LARGEST_NOISE = 0.5
+"""Of a value in [0, 1]."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 
@@ -46,6 +49,11 @@ class Points:
         self._check_shapes()
         self._check(~np.isfinite(self.compute_N), self.compute_N, f"{self.axis} is not a finite number")
         self._check(self.compute_N < 0, self.compute_N, f"{self.axis} is negative; compute is 0 or more")
+        self._check(
+            (self.compute_N > 0) & ~((self.compute_N >= _COMPUTE[0]) & (self.compute_N <= _COMPUTE[1])),
+            self.compute_N,
+            f"{self.axis} is outside of {_COMPUTE[0]:g} to {_COMPUTE[1]:g}; choose another unit",
+        )
         self._check(~np.isfinite(self.pass_rate_N), self.pass_rate_N, "the pass rate is not a finite number")
         self._check(
             self.pass_rate_N > 1,
@@ -80,6 +88,11 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.compute_N)
+
+    @property
+    def repeats(self) -> int:
+        """How many points have the compute and the pass rate of another: a log that holds rows twice."""
+        return len(self) - len(np.unique(self.compute_N + 1j * self.pass_rate_N))
 
     def select(self, keep_N: np.ndarray) -> Points:
         """The points that `keep_N` (booleans, or positions in the order wanted) picks."""
@@ -129,7 +142,7 @@ class Points:
         # Step 0 comes before any training: what the devices idled while starting up is no training compute.
         compute_N = np.where(step_N == 0, 0.0, compute_N)
         single = any(point.n_samples == 1 for point in record.evals)
-        return cls(
+        points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
             np.array([point.noise_sd for point in record.evals], dtype=float),
@@ -140,6 +153,16 @@ class Points:
             np.array(record.lines) if record.lines else None,
             (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ())),
         )
+        return warn_of_repeats(points)
+
+
+def warn_of_repeats(points: Points) -> Points:
+    """The same points, with a warning where a log may hold rows twice."""
+    if not points.repeats:
+        return points
+    what = f"{points.source}: {points.repeats} evaluations have the compute and the pass rate of another; "
+    advice = "they count as repeated evaluations, so leave out rows that the log holds twice"
+    return replace(points, warnings=(*points.warnings, what + advice))
 
 
 def _spread(value: Any, like_N: np.ndarray) -> np.ndarray:

@@ -19,13 +19,14 @@ Shapes: cells = (B, C_mid, phi) over all families, a = nodes of A, r = nodes of 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import FAMILIES, Family, log_compute
-from scalerl.curve.least_squares import least_squares
-from scalerl.curve.nodes import LOG_B, family_nodes
+from scalerl.curve.families import Family, log_compute
+from scalerl.curve.least_squares import LeastSquares
+from scalerl.curve.nodes import family_nodes
 from scalerl.curve.noise import PHI, make_noise
 from scalerl.curve.sample import Sample
 
@@ -147,11 +148,16 @@ class Posterior:
 
 
 def posterior(
-    sample: Sample, floor: float, families: tuple[Family, ...] = FAMILIES, phi: tuple[float, ...] = PHI
+    sample: Sample, floor: float, best: Sequence[LeastSquares], phi: tuple[float, ...] = PHI
 ) -> Posterior:
-    """Integrate over every family and the correlations `phi`, and normalise over all of them."""
+    """Integrate over the families of `best` and the correlations `phi`, and normalise over all of them.
+
+    `best` holds the least-squares curve of every family: where its nodes are sought from. `floor` is the
+    least sd of the noise.
+    """
     noise = make_noise(sample, floor, phi)
-    parts = [family_nodes(sample, family, noise, _start(sample, family)) for family in families]
+    families = tuple(found.curve.family for found in best)
+    parts = [family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
     rss = np.concatenate([part.rss.ravel() for part in parts])
     log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))
     weight = np.exp(log_weight)
@@ -168,10 +174,6 @@ def posterior(
         noise.sd_weights(rss, weight.ravel()),
         families,
     )
-
-
-def _start(sample: Sample, family: Family) -> float:
-    return math.log(least_squares(sample, family, log_b_range=LOG_B).curve.C_mid)
 
 
 def _normalised(log_weight: np.ndarray) -> np.ndarray:

@@ -1,58 +1,52 @@
-"""The answer of a fit: the curve, what is known of its ceiling, forecasts, the verdict, and its JSON."""
+"""The answer of a fit: the curve, what is known of its ceiling, forecasts, the verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from scalerl.curve.families import Curve
+from scalerl.curve.fit_json import fit_json
+from scalerl.curve.identify import (
+    MAX_WIDTH_A,
+    MAX_WIDTH_OF_GAIN,
+    Identification,
+    Interval,
+    Intervals,
+    Medians,
+)
+from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
+from scalerl.curve.sample import Sample
+from scalerl.curve.seeds import rerun_at
+from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
+_DRAWS = 2000
 
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Central intervals at `level`. `A` averages the families; the others are given the paper's family."""
-
-    level: float
-    A: Interval
-    A_given_family: Interval
-    B: Interval
-    C_mid: Interval
-
-
-@dataclass(frozen=True)
-class Medians:
-    """Posterior medians, each with the meaning and the conditioning of its namesake in `Intervals`.
-
-    They are the points that stand beside the intervals. The least-squares curve has other parameters, which
-    may lie outside of the intervals where the log-logistic family misfits or the noise is correlated.
-    """
-
-    A: float
-    A_given_family: float
-    B: float
-    C_mid: float
+Verdict = Literal["go", "no-go", "too close", "too early"]
 
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Posterior means of the noise of one evaluation; `floor` is the known sampling noise, or NaN."""
+    """Posterior means of the noise of one evaluation, and what is known beside the run.
+
+    `phi` is the correlation of neighbours, `floor` the sampling noise on fixed prompts, NaN where not known,
+    and `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`).
+    """
 
     sd: float
     phi: float
     floor: float
+    seed_sd: float
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,8 @@ class Forecast:
     """What an evaluation at `compute` should show.
 
     `mean` is the posterior mean of the mean curve, `paper_point` the least-squares log-logistic curve,
-    `interval` holds the mean curve, and `prediction` one more evaluation with its noise.
+    `interval` holds the mean curve of this run, `prediction` one more evaluation of it with its noise, and
+    `rerun` the mean curve of another run of the recipe, with another seed.
     """
 
     compute: float
@@ -68,13 +63,12 @@ class Forecast:
     paper_point: float
     interval: Interval
     prediction: Interval
+    rerun: Interval
 
     def __str__(self) -> str:
-        (low, high), (least, most) = self.interval, self.prediction
-        return (
-            f"at {self.compute:g}: {self.mean:.3f}  curve [{low:.3f}, {high:.3f}]  "
-            f"evaluation [{least:.3f}, {most:.3f}]  paper {self.paper_point:.3f}"
-        )
+        parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
+        spans = "  ".join(f"{name} {_span(ends, '.3f')}" for name, ends in parts.items())
+        return f"at {self.compute:g}: {self.mean:.3f}  {spans}  paper {self.paper_point:.3f}"
 
     def to_json(self) -> dict[str, Any]:
         """The entry of `forecast` in the JSON output."""
@@ -84,7 +78,7 @@ class Forecast:
             "paper_point": self.paper_point,
             "interval": list(self.interval),
             "prediction": list(self.prediction),
-            "rerun": None,
+            "rerun": list(self.rerun),
         }
 
 
@@ -94,6 +88,7 @@ class Fit:
 
     axis: str
     min_compute: float
+    max_compute: float
     r0_value: float
     r0_source: Literal["given", "measured", "fitted"]
     curve: Curve
@@ -105,15 +100,23 @@ class Fit:
     families: dict[str, float]
     """Posterior weight of every family."""
     noise: NoiseEstimate
-    identified: bool
-    why: str
-    c_max_over_c_mid: float
+    identification: Identification
+    misfit: Misfit | None
+    """Why no family describes the run, if none does; its ceiling is then withheld."""
+    basins: tuple[tuple[Curve, float], ...]
+    """Minima of the log-logistic least squares nearly as likely as the best (first), with their RSS."""
     warnings: tuple[str, ...]
     points: Points = field(repr=False)
     """The points that were fitted, by compute."""
     excluded: Points = field(repr=False)
-    """The points below `min_compute`, which were not."""
+    """The points below `min_compute` or above `max_compute`, which were not."""
+    sample: Sample = field(repr=False)
+    """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
+    prior: str = "flat"
+    """"flat" over what is measured (see `scalerl.curve.posterior`), or "campaign (n siblings)"."""
+    campaign: Fit | None = field(default=None, repr=False)
+    """The same with the prior of sibling runs, where they were given."""
 
     @property
     def n_points(self) -> int:
@@ -121,9 +124,29 @@ class Fit:
         return len(self.points)
 
     @property
-    def ceiling(self) -> float:
-        """Posterior median of A, the families averaged: the point that belongs to `intervals.A`."""
-        return self.median.A
+    def ceiling(self) -> float | None:
+        """Posterior median of A, the families averaged: the point of `intervals.A`. None where withheld."""
+        return None if self.misfit else self.median.A
+
+    @property
+    def identified(self) -> bool:
+        """Whether the data fix the ceiling."""
+        return self.misfit is None and self.identification.identified
+
+    @property
+    def why(self) -> str:
+        """One sentence: why the ceiling is identified, or not."""
+        return self.misfit.why if self.misfit else self.identification.why
+
+    @property
+    def lack_of_fit(self) -> str | None:
+        """The kind of `misfit`: peaked, jump, regime or residuals."""
+        return self.misfit.kind if self.misfit else None
+
+    @property
+    def c_max_over_c_mid(self) -> float:
+        """How many times C_mid the data reach: posterior median over all families."""
+        return self.identification.ratio
 
     @property
     def least_squares(self) -> str:
@@ -141,14 +164,20 @@ class Fit:
         post, at_Q = self.posterior, tails(self.intervals.level)
         value = post.curve_at(compute)
         low, high = weighted_quantiles(value, post.weight, at_Q)
-        noisy = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q)
+        noisy = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
+        rerun = np.quantile(self._rerun(compute), at_Q)
         return Forecast(
             float(compute),
-            float(np.sum(value * post.weight)),
+            float(np.clip(np.sum(value * post.weight), 0.0, 1.0)),
             float(self.curve(compute)),
             (float(low), float(high)),
-            (max(float(noisy[0]), 0.0), min(float(noisy[1]), 1.0)),
+            (float(noisy[0]), float(noisy[1])),
+            (float(rerun[0]), float(rerun[1])),
         )
+
+    def _rerun(self, compute: float) -> np.ndarray:
+        """The mean curve of a rerun with another seed at `compute`, in equally probable values."""
+        return rerun_at(self.posterior.draws(_DRAWS), compute)
 
     def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Median and interval of the mean curve at every compute, three arrays (M,), for plots."""
@@ -164,11 +193,14 @@ class Fit:
         Raises:
             InputError: `target` is no share in [0, 1], or `budget` is negative.
         """
-        if not 0 <= target <= 1:
-            raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
-        _check_compute(budget, "the budget")
+        _check_target(target, budget)
         post = self.posterior
         return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
+
+    def probability_rerun(self, target: float, budget: float) -> float:
+        """The same probability for another run of the recipe, with another seed."""
+        _check_target(target, budget)
+        return float(np.mean(self._rerun(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
         """Interval of the compute at which the mean curve reaches `target`; infinite where it never does."""
@@ -180,79 +212,76 @@ class Fit:
         ends = [value[order[min(int(np.searchsorted(held, q * held[-1])), last)]] for q in (low, high)]
         return float(ends[0]), float(ends[1])
 
-    def verdict(self, target: float, budget: float) -> Literal["go", "no-go", "too close", "too early"]:
-        """Is `target` reached at `budget`? Go from P = .95, no-go to .05, if the ceiling is identified."""
+    def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
+        """Is `target` reached at `budget`, by this run or by a rerun with another seed?
+
+        "too early" unless the ceiling is identified; "go" from P = .95, "no-go" to .05, else "too close".
+        """
+        probability = (self.probability_rerun if rerun else self.probability)(target, budget)
         if not self.identified:
             return "too early"
-        probability = self.probability(target, budget)
         if probability >= GO:
             return "go"
         return "no-go" if probability <= NO_GO else "too close"
 
+    def reasons(self, target: float, budget: float) -> str:
+        """One sentence: why the verdict is what it is."""
+        if not self.identified:
+            return f"the ceiling is not identified: {self.why}"
+        chance = self.probability(target, budget)
+        return f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {chance:.2f}"
+
+    def gain_per_unit(self, compute: float) -> float:
+        """Expected gain in pass rate per further unit of compute, or dollar on that axis."""
+        _check_compute(compute, "a compute")
+        return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
+
+    def stop_at(self, worth: float) -> float:
+        """Compute from which a further unit is expected to gain less than `worth`; infinite if far off.
+
+        Raises:
+            InputError: `worth` is not above 0.
+        """
+        if not (math.isfinite(worth) and worth > 0):
+            raise InputError(
+                f"the worth of a unit of compute is a gain in pass rate above 0, found {worth:g}"
+            )
+        return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
+
+    def expected_width(self, compute_M: np.ndarray) -> np.ndarray:
+        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far."""
+        noise, level = self.noise, self.intervals.level
+        return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
+
+    def compute_to_tell(self) -> float | None:
+        """Compute at which A's interval is expected to be narrow enough to be called identified.
+
+        None if not within 8 times the compute so far, infinite never; the compute so far if it is already.
+        """
+        now = float(self.points.compute_N[-1])
+        if self.identified:
+            return now
+        compute_M = now * np.geomspace(1.1, 8.0, 16)
+        median = self.median.A - self.r0_value
+        enough_M = self.expected_width(compute_M) <= min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * median)
+        return float(compute_M[np.argmax(enough_M)]) if enough_M.any() else None
+
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """The object that `scalerl fit --json` prints; what is not computed is None.
-
-        "fit" is the least-squares curve. "median" and "intervals" are of the posterior: A over all families,
-        and A_given_family, B and C_mid given the log-logistic.
-        """
-        intervals = self.intervals
-        return {
-            "points": self.n_points,
-            "axis": self.axis,
-            "min_compute": self.min_compute,
-            "r0": {"value": self.r0_value, "source": self.r0_source},
-            "fit": {
-                "family": self.curve.family.name,
-                "A": self.curve.A,
-                "B": self.curve.B,
-                "C_mid": self.curve.C_mid,
-                "R_0": self.curve.R_0,
-                "rmse": self.rmse,
-            },
-            "intervals": {
-                "level": intervals.level,
-                "A": list(intervals.A),
-                "A_given_family": list(intervals.A_given_family),
-                "B": list(intervals.B),
-                "C_mid": list(intervals.C_mid),
-            },
-            "median": asdict(self.median),
-            "families": dict(self.families),
-            "prior": "flat",
-            "noise": {
-                "sd": self.noise.sd,
-                "phi": self.noise.phi,
-                "floor": _finite(self.noise.floor),
-                "seed_sd": None,
-            },
-            "identified": self.identified,
-            "why": self.why,
-            "c_max_over_c_mid": self.c_max_over_c_mid,
-            "lack_of_fit": None,
-            "forecast": [self.forecast(compute).to_json() for compute in at],
-            "target": self._target_json(target, budget),
-            "warnings": list(self.warnings),
-        }
-
-    def _target_json(self, target: float | None, budget: float | None) -> dict[str, Any] | None:
-        if target is None or budget is None:
-            return None
-        return {
-            "reward": target,
-            "budget": budget,
-            "probability": self.probability(target, budget),
-            "probability_rerun": None,
-            "compute_to_target": [_finite(c) for c in self.compute_to(target)],
-            "verdict": self.verdict(target, budget),
-        }
+        """The object that `scalerl fit --json` prints: see `scalerl.curve.fit_json`."""
+        return fit_json(self, at, target, budget)
 
     def __str__(self) -> str:
         median, intervals = self.median, self.intervals
         state = "identified" if self.identified else "not identified"
+        span = (
+            "withheld"
+            if self.misfit
+            else f"{median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}"
+        )
         return (
-            f"A {median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}, {state}: {self.why}\n"
+            f"A {span}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {_span(intervals.B, '.3g')}   "
             f"C_mid {median.C_mid:.4g}  {_span(intervals.C_mid, '.4g')}   given log_logistic\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
@@ -263,10 +292,12 @@ def _span(interval: Interval, spec: str) -> str:
     return f"[{interval[0]:{spec}}, {interval[1]:{spec}}]"
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _check_compute(compute: float, what: str) -> None:
     if not (math.isfinite(compute) and compute >= 0):
         raise InputError(f"{what} is a number of 0 or more, found {compute:g}")
+
+
+def _check_target(target: float, budget: float) -> None:
+    if not 0 <= target <= 1:
+        raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
+    _check_compute(budget, "the budget")

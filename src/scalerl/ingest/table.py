@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curve.points import ONE_SAMPLE, Points
+from scalerl.curve.points import ONE_SAMPLE, Points, warn_of_repeats
 from scalerl.errors import InputError, brief
 from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
 from scalerl.record import AXES, RunRecord, in_dollars
@@ -134,7 +134,7 @@ def parse_table(
     if len(rows) < len(table.lines):
         left_out = f"{source}: {len(table.lines) - len(rows)} rows have no '{y}' and were left out"
         warnings = (left_out, *warnings)
-    return Points(
+    points = Points(
         _compute(table, x, price, rows),
         table.numbers(y, rows),
         noise_sd_N,
@@ -145,6 +145,7 @@ def parse_table(
         np.array([table.lines[row] for row in rows], dtype=int),
         (*table.warnings, *warnings),
     )
+    return warn_of_repeats(points)
 
 
 def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:

@@ -37,7 +37,7 @@ class Section:
 def head(run: RunRecord, axis: str) -> Rows:
     """What was run, for the head of the page; compute on `axis`."""
     config, model = run.config, as_mapping(run.config.get("model"))
-    last = run.evals[-1] if run.evals else None
+    last = run.evals[-1]
     spent = float(run.compute(axis).max(initial=0.0))
     rows = [("model", Path(str(model["path"])).name if model.get("path") else DASH)]
     if model.get("parameters"):
@@ -45,15 +45,14 @@ def head(run: RunRecord, axis: str) -> Rows:
         rows.append(("parameters", size.show(model["parameters"]).removesuffix(" parameters")))
     rows += [
         ("seed", _text(config.get("seed"))),
-        ("trainer steps", f"{last.step:,}" if last else DASH),
+        ("trainer steps", f"{last.step:,}"),
         ("RL compute", unit_for(axis, spent).show(spent)),
         ("evaluations", str(len(run.evals))),
     ]
     base = as_mapping(config.get("base"))
     if base.get("flops") is not None:
         rows.insert(-1, ("base model, apart", _flops_unit(run).show(base["flops"])))
-    if last:
-        rows.append(("pass rate", f"{rate(run.evals[0].pass_rate)} → {rate(last.pass_rate)}"))
+    rows.append(("pass rate", f"{rate(run.evals[0].pass_rate)} → {rate(last.pass_rate)}"))
     if math.isfinite(known_ceiling(run)):
         rows.append(("known ceiling", rate(known_ceiling(run))))
     return rows
@@ -61,8 +60,6 @@ def head(run: RunRecord, axis: str) -> Rows:
 
 def counted(run: RunRecord) -> Rows:
     """What counts as training compute."""
-    if not run.evals:
-        return []
     last, flops = run.evals[-1], _flops_unit(run)
     tokens = unit_for("tokens", last.tokens.generated)
     return [
@@ -78,8 +75,6 @@ def counted(run: RunRecord) -> Rows:
 
 def apart(run: RunRecord) -> Rows:
     """What was spent and is no part of the training compute: evaluating, and the base model."""
-    if not run.evals:
-        return []
     last, base = run.evals[-1], as_mapping(run.config.get("base"))
     rows = [("evaluating", duration(last.device_seconds.evaluate))]
     if base:
@@ -94,7 +89,7 @@ def apart(run: RunRecord) -> Rows:
 
 
 def _flops(run: RunRecord) -> float:
-    return run.evals[-1].flops.generate + run.evals[-1].flops.train if run.evals else math.nan
+    return run.evals[-1].flops.generate + run.evals[-1].flops.train
 
 
 def _flops_unit(run: RunRecord) -> Unit:

@@ -33,6 +33,7 @@ def write_report(run: RunRecord | str | Path, fit: Fit | None = None, out: Path 
 
     Raises:
         InputError: the folder cannot be read, or the counters behind the compute axis are missing.
+        CannotAnswerError: the run holds no evaluation.
         WriteError: the disk does not take the page.
     """
     record = run if isinstance(run, RunRecord) else RunRecord.read(run)
@@ -45,9 +46,15 @@ def write_report(run: RunRecord | str | Path, fit: Fit | None = None, out: Path 
 
 
 def report_html(run: RunRecord, fit: Fit | None = None) -> str:
-    """The page as text; the same for the same input."""
+    """The page as text; the same for the same input.
+
+    Raises:
+        CannotAnswerError: the run holds no evaluation.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    if not run.evals:
+        raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
     templates = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
         loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -72,7 +79,7 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "sentence": _result(frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
         "no_fit": no_fit,
-        "curve": curve_svg(run, fit, frozen=frozen) if run.evals else None,
+        "curve": curve_svg(run, fit, frozen=frozen),
         "frozen": frozen,
         "forecast_rows": [_forecast_row(f, o, f is frozen) for f, o in zip(forecasts, outcomes, strict=True)],
         "ceiling_why": ceiling_why(run),

@@ -1,0 +1,79 @@
+"""What more compute would bring: in pass rate, and in knowledge of the ceiling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from scalerl.curve.posterior import Draws, Posterior
+from scalerl.curve.quantiles import tails
+from scalerl.curve.sample import Sample
+
+_DRAWS = 400
+_FURTHEST = 32.0  # times the compute so far, beyond which nothing is searched
+
+
+def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
+    """Expected dR/dC of the mean curve at computes (M,) above 0, in pass rate per unit of compute."""
+    step = 1e-3
+    up_M, down_M = (_mean(post, compute_M * math.exp(s)) for s in (step, -step))
+    return (up_M - down_M) / (2 * step * compute_M)
+
+
+def stop_at(post: Posterior, now: float, worth: float) -> float:
+    """Compute from which a further unit is expected to gain less than `worth`; `now` if it already is.
+
+    The expected gain can rise before it falls; what is returned is where it falls for good, and infinite if
+    it does not within 32 times the compute so far.
+    """
+    compute_M = now * np.geomspace(1.0, _FURTHEST, 161)
+    pays_M = gain_per_unit(post, compute_M) >= worth
+    if pays_M[-1]:
+        return math.inf
+    if not pays_M.any():
+        return now
+    last = int(np.flatnonzero(pays_M)[-1])
+    low, high = compute_M[last : last + 2].tolist()
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
+    return high
+
+
+def _mean(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
+    post = post.heaviest(0.999)
+    return np.array([np.sum(post.curve_at(float(c)) * post.weight) for c in compute_M])
+
+
+def expected_width(
+    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float = 0.95
+) -> np.ndarray:
+    """Expected width of A's interval if the run goes on to computes (M,), evaluated as often as so far.
+
+    Every one of 400 draws in turn is taken for the truth, and the others are weighed by how well the further
+    evaluations would tell them from it: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
+    inflated by (1 + phi) / (1 - phi) for the correlation of neighbours.
+    """
+    draws = post.draws(_DRAWS)
+    now = math.exp(sample.log_c_range[1])
+    each = (now - math.exp(sample.log_c_range[0])) / max(len(sample) - 1, 1)
+    most = float(np.max(compute_M))
+    evaluations = (most - now) / max(each, 1e-6 * now)
+    points = int(np.clip(evaluations, 1, 128))
+    further_F = now + (most - now) / points * np.arange(1, points + 1)
+    count = evaluations / points  # behind each of the points
+    curve_nF = draws.curves_at(further_F) * math.sqrt(count * (1 - phi) / (1 + phi)) / sd
+    return np.array([_width(draws, curve_nF[:, further_F <= c], level) for c in compute_M])
+
+
+def _width(draws: Draws, curve_nF: np.ndarray, level: float) -> float:
+    square_n = (curve_nF**2).sum(axis=1)
+    apart_nn = square_n[:, None] + square_n - 2 * curve_nF @ curve_nF.T
+    weight_nn = np.exp(-0.5 * np.maximum(apart_nn, 0.0))
+    order = np.argsort(draws.A_n)
+    held_nn = np.cumsum(weight_nn[:, order], axis=1)
+    held_nn /= held_nn[:, -1:]
+    A_n = draws.A_n[order]
+    ends = [A_n[np.minimum((held_nn < q).sum(axis=1), len(A_n) - 1)] for q in tails(level)]
+    return float(np.mean(ends[1] - ends[0]))
