@@ -135,12 +135,20 @@ def test_a_run_is_no_sibling_of_its_own_and_none_counts_twice(siblings):
     assert learnt([*siblings, renamed], fit(whole)).dropped == ("runs/a/evals.jsonl",)
 
 
+def test_a_misfit_teaches_nothing(siblings, own):
+    points = run(400, source="peaked.csv")
+    late_N = np.maximum(points.compute_N / TOP - 0.6, 0.0)
+    peaked = fit(dataclasses.replace(points, pass_rate_N=points.pass_rate_N - 0.5 * late_N))
+    assert peaked.lack_of_fit is not None
+    assert learnt([*siblings, peaked], own).dropped == ("peaked.csv",)
+
+
 def test_off_below_five_siblings(siblings, own):
     prior, why = learn([*siblings[:4], own], own)
     assert prior is None
     assert why == (
-        "no campaign prior: 4 sibling runs (left out, as the run itself or given twice: points) "
-        "say too little of the spread, 5 are needed"
+        "no campaign prior: 4 sibling runs (left out, as the run itself, given twice, or described by no "
+        "family: points) say too little of the spread, 5 are needed"
     )
 
 

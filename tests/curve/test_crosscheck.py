@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.crosscheck import _ar1, _sample, _t_squared, bootstrap, cross_check, profile
+from scalerl.curve.crosscheck import _ar1, _t_squared, bootstrap, cross_check, profile
+from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -75,7 +76,7 @@ def test_ends_are_open_where_the_likelihood_never_falls():
 
 def test_noise_of_the_bootstrap_has_the_fits_correlation():
     result = fit(points(step=100 * np.array([*range(20), 21])))
-    sample = _sample(result)
+    sample = result.sample
     noise_nN = _ar1(sample, 0.5, 40_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 1.0, atol=0.02)
     found = np.corrcoef(noise_nN.T)
@@ -93,9 +94,9 @@ def test_bootstrap_follows_its_seed_and_replicates_count(known):
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
     single = points()
     four = Points.from_arrays(np.repeat(single.compute_N, 4), np.repeat(single.pass_rate_N, 4))
-    weight_N = _sample(fit(four)).weight_N
-    np.testing.assert_array_equal(weight_N, 4.0)
-    noise_nN = _ar1(_sample(fit(four)), 0.0, 20_000, np.random.default_rng(0))
+    sample = fit(four).sample
+    np.testing.assert_array_equal(sample.weight_N, 4.0)
+    noise_nN = _ar1(sample, 0.0, 20_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 0.5, atol=0.02)
 
 
@@ -122,6 +123,13 @@ def test_refusals(known):
     few = Points.from_arrays([1000, 2000, 3000, 5000, 8000], [0.41, 0.47, 0.52, 0.57, 0.59])
     assert profile(fit(few)).level == 0.95
     fewer = fit(points(n=5), r0="free")
-    four = fewer.points.select(np.arange(4))
+    four = make_sample(fewer.points.select(np.arange(4)), None)
     with pytest.raises(CannotAnswerError, match="4 evaluations leave nothing to judge 4 parameters by"):
-        profile(dataclasses.replace(fewer, points=four))
+        profile(dataclasses.replace(fewer, sample=four))
+
+
+def test_a_misfit_is_not_checked():
+    jump = points()
+    moved_N = np.where(jump.compute_N > 4000, jump.pass_rate_N - 0.08, jump.pass_rate_N)
+    with pytest.raises(CannotAnswerError, match="points: no interval is worth a check: the pass rate jumps"):
+        cross_check(fit(dataclasses.replace(jump, pass_rate_N=moved_N)))

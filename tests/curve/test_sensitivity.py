@@ -66,6 +66,19 @@ def test_a_cut_that_leaves_too_little_says_why():
     assert body["rows"][0]["forecast"]["compute"] == 16000.0
 
 
+def test_the_ceiling_of_a_misfit_is_withheld():
+    plain = points()
+    y_N = np.where(plain.compute_N > 5000, plain.pass_rate_N - 0.08, plain.pass_rate_N)
+    jump = Points.from_arrays(plain.compute_N, y_N, axis="gpu_hours")
+    found = sensitivity(jump, cuts=[0, 500])
+    assert [(row.A, row.A_interval, row.identified) for row in found.rows] == [(None, None, False)] * 2
+    assert found.rows[0].why.startswith("the pass rate jumps by -0.0")
+    assert found.said.endswith("and A is withheld")
+    assert "withheld" in str(found).splitlines()[1]
+    part = sensitivity(jump, cuts=[0, 500], max_compute=5000, at=8000.0)
+    assert given(part.rows[0].A_interval)[0] < 0.61 < given(part.rows[0].A_interval)[1]
+
+
 def test_table():
     lines = str(sensitivity(points(), cuts=[0, 1000])).splitlines()
     assert lines[0].split() == ["from", "gpu_hours", "points", "A", "B", "C_mid", "at", "16000"]

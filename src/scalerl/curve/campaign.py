@@ -81,7 +81,7 @@ class CampaignPrior:
     n_siblings: int
     families: tuple[FamilyPrior, ...]
     dropped: tuple[str, ...] = ()
-    """Runs that were given as siblings and left out: the run itself, and those that were given twice."""
+    """Runs given as siblings and left out: the run itself, one given twice, one that no family describes."""
 
     @property
     def degrees(self) -> int:
@@ -121,7 +121,8 @@ class CampaignPrior:
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
     """The prior that the siblings of a run give it, and a sentence: what it is, or why there is none.
 
-    The run itself, whole or cut short, is no sibling of its own, and a sibling given twice counts once.
+    The run itself, whole or cut short, is no sibling of its own, a sibling given twice counts once, and one
+    that no family describes (`Fit.misfit`) does not count.
 
     Raises:
         InputError: a sibling is on another compute axis, where B is another.
@@ -134,7 +135,8 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
             )
     kept, dropped = _others(siblings, own)
     if len(kept) < MIN_SIBLINGS:
-        without = f" (left out, as the run itself or given twice: {', '.join(dropped)})" if dropped else ""
+        why = "as the run itself, given twice, or described by no family"
+        without = f" (left out, {why}: {', '.join(dropped)})" if dropped else ""
         said = f"{len(kept)} sibling run{'' if len(kept) == 1 else 's'}{without}"
         return None, f"no campaign prior: {said} say too little of the spread, {MIN_SIBLINGS} are needed"
     names = [family.name for family in own.posterior.families]
@@ -164,11 +166,11 @@ def check_siblings(records: Sequence[RunRecord]) -> None:
 
 
 def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ...]]:
-    """Siblings that are neither the run nor one another, and the sources of the rest."""
+    """Siblings that are neither the run nor one another, nor a misfit; and the sources of the rest."""
     kept: list[Fit] = []
     dropped = []
     for sibling in siblings:
-        if any(_same_run(sibling.points, other.points) for other in (own, *kept)):
+        if sibling.misfit or any(_same_run(sibling.points, other.points) for other in (own, *kept)):
             dropped.append(sibling.points.source)
         else:
             kept.append(sibling)

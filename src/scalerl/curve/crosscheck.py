@@ -24,7 +24,7 @@ from scalerl.curve.noise import SD_RANGE, make_noise
 from scalerl.curve.quadratic import Precision
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Fit, Interval
-from scalerl.curve.sample import Sample, make_sample
+from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError, InputError
 
 _GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first search of (log B, log C_mid), then of each zoom
@@ -96,8 +96,10 @@ def cross_check(fit: Fit, at: Sequence[float] = (), *, n: int = 1000, seed: int 
 
     Raises:
         InputError: as `bootstrap`.
-        CannotAnswerError: as `profile`.
+        CannotAnswerError: as `profile`, or the ceiling is withheld, as no family describes the run.
     """
+    if fit.misfit:
+        raise CannotAnswerError(f"{fit.points.source}: no interval is worth a check: {fit.misfit.why}")
     level = fit.intervals.level
     boot, ceiling = bootstrap(fit, n, seed, level, at), profile(fit, level)
     own = fit.posterior.only(FAMILIES.index(LOG_LOGISTIC))
@@ -129,7 +131,7 @@ def bootstrap(
         raise InputError(f"the ends of an interval need 100 resamples or more, found {n}")
     if not all(math.isfinite(compute) and compute >= 0 for compute in at):
         raise InputError(f"a compute of the bootstrap is a number of 0 or more, found {list(at)}")
-    sample = _sample(fit)
+    sample = fit.sample
     share_N = fit.curve.family.share(np.asarray(fit.curve.B), sample.log_c_N - math.log(fit.curve.C_mid))
     mean_N = fit.curve.R_0 + (fit.curve.A - fit.curve.R_0) * share_N
     y_nN = mean_N + fit.noise.sd * _ar1(sample, fit.noise.phi, n, np.random.default_rng(seed))
@@ -165,7 +167,7 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
         CannotAnswerError: no more evaluations than free parameters.
     """
     _check_level(level)
-    sample = _sample(fit)
+    sample = fit.sample
     degrees = sample.n_points - 2 - sample.n_linear
     if degrees < 1:
         raise CannotAnswerError(
@@ -183,10 +185,6 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
     low = _crossing(sample, precision, A_M, inside[0] - 1, inside[0], limit)
     high = _crossing(sample, precision, A_M, inside[-1] + 1, inside[-1], limit)
     return Profile(level, float(A_M[best]), (low, high))
-
-
-def _sample(fit: Fit) -> Sample:
-    return make_sample(fit.points, fit.r0_value if fit.r0_source == "given" else None)
 
 
 def _ar1(sample: Sample, phi: float, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,6 +6,7 @@ The paper leaves out the first 1,500 GPU-hours, about one epoch, and shows how B
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -35,6 +36,7 @@ class Row:
     points: int
     why: str
     A: float | None = None
+    """None too where no family describes the run, so that its ceiling is withheld; `why` then says so."""
     A_interval: Interval | None = None
     B: float | None = None
     C_mid: float | None = None
@@ -78,9 +80,10 @@ class Sensitivity:
     def said(self) -> str:
         """One sentence: by how much the answer moves, against what its intervals allow."""
         A, forecast = self.A_moves, self.forecast_moves
-        if A is None or forecast is None:
+        if forecast is None:
             return "fewer than two cuts can be fitted: nothing can be said of what the start changes"
-        return f"over the cuts the forecast at {self.at:g} moves {forecast}, and A {A}"
+        ceiling = "A is withheld" if A is None else f"A {A}"
+        return f"over the cuts the forecast at {self.at:g} moves {forecast}, and {ceiling}"
 
     def to_json(self) -> dict[str, Any]:
         """All rows, and what moves."""
@@ -111,9 +114,10 @@ def sensitivity(
     *,
     cuts: Sequence[float] | None = None,
     at: float | None = None,
-    x: str = "gpu_hours",
+    x: str | None = None,
     price: float | None = None,
     r0: float | Literal["free"] | None = None,
+    max_compute: float = math.inf,
     level: float = 0.95,
 ) -> Sensitivity:
     """Fit with more and more of the start left out.
@@ -123,19 +127,20 @@ def sensitivity(
         cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
             of the largest compute; a cut that leaves out no more than another is not fitted again.
         at: compute to forecast, by default twice the largest.
-        x: as for `fit`, as are `price`, `r0` and `level`.
+        x: as for `fit`, as are `price`, `r0`, `max_compute` and `level`.
 
     Raises:
         InputError: a cut is negative or not finite, or an argument or the data are not valid. What cannot be
             fitted is no error: its row says why.
     """
-    points = Points.from_record(data, x, price) if isinstance(data, RunRecord) else data
+    points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
+    points = points.select(points.compute_N <= max_compute)
     top = float(points.compute_N.max(initial=0.0))
     wanted = [share * top for share in SHARES] if cuts is None else [float(cut) for cut in cuts]
-    if not wanted or not all(np.isfinite(cut) and cut >= 0 for cut in wanted):
+    if not wanted or not all(math.isfinite(cut) and cut >= 0 for cut in wanted):
         raise InputError(f"a cut of the start is a compute of 0 or more, found {wanted}")
     compute = 2 * top if at is None else float(at)
-    if not (np.isfinite(compute) and compute >= 0):
+    if not (math.isfinite(compute) and compute >= 0):
         raise InputError(f"a compute to forecast at is a number of 0 or more, found {compute:g}")
     rows, counts = [], set()
     for cut in sorted(wanted):
@@ -158,8 +163,8 @@ def _row(
         cut,
         found.n_points,
         found.why,
-        found.median.A,
-        found.intervals.A,
+        found.ceiling,
+        None if found.misfit else found.intervals.A,
         found.median.B,
         found.median.C_mid,
         found.forecast(at),
@@ -176,10 +181,11 @@ def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
 
 def _line(row: Row) -> str:
     start = f"{row.min_compute:>16.6g} {row.points:>6}  "
-    if row.forecast is None or row.A_interval is None:
+    forecast, A = row.forecast, "withheld"
+    if forecast is None:
         return start + row.why
-    (low, high), forecast = row.A_interval, row.forecast
-    A = f"{row.A:.3f} [{low:.3f}, {high:.3f}]"
+    if row.A_interval is not None:
+        A = f"{row.A:.3f} [{row.A_interval[0]:.3f}, {row.A_interval[1]:.3f}]"
     return (
         f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  "
         f"{forecast.mean:.3f} [{forecast.interval[0]:.3f}, {forecast.interval[1]:.3f}]"
