@@ -32,7 +32,7 @@ from scalerl.curve.sample import Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
-THRESHOLD = 2.0
+THRESHOLD = 5.0
 """Bayes factor against the healthy run from which a misfit is reported."""
 WANDER_SD, WAVES_SD = 0.003, 0.02
 """Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""
