@@ -17,6 +17,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"  # read when numpy is imported
 
 import argparse
+import contextlib
 import importlib
 import statistics
 import subprocess
@@ -36,6 +37,7 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.least_squares import least_squares, least_squares_many
 from scalerl.curve.paper import PAPER_CEILINGS, paper_fit
 from scalerl.curve.sample import Sample, make_sample
+from scalerl.errors import CannotAnswerError
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 BOX = np.array([[0.0, 0.0, np.log(0.05), 0.0], [1.0, 1.0, np.log(20.0), 0.0]])
@@ -210,8 +212,9 @@ def section_c(curve_fit: Any, rng: np.random.Generator, sets: int) -> list[Row]:
         best = scipy_many(curve_fit, points, rng)
         with_0 = (points.compute_N == 0).any()
         if with_0 and points.pass_rate_N[0] < PAPER_CEILINGS[-1]:
-            grid = paper_fit(points, min_compute=0).curve
-            best = min(best, float(np.sum((points.pass_rate_N - grid(points.compute_N)) ** 2)))
+            with contextlib.suppress(CannotAnswerError):  # paper mode wants a rise
+                grid = paper_fit(points, min_compute=0).curve
+                best = min(best, float(np.sum((points.pass_rate_N - grid(points.compute_N)) ** 2)))
         scale = float(np.sum((points.pass_rate_N - points.pass_rate_N.mean()) ** 2))
         excess.append((ours(points) - best) / max(best, 1e-13 * scale))
     higher, lower = [e for e in excess if e > 1e-9], [-e for e in excess if e < -1e-9]

@@ -19,7 +19,7 @@ ALLOWED = {
     "console": set(),
     "commands": {"record", "ingest", "curve", "report", "rl", "console"},
 }
-BOTTOM = {"errors", "_version", "jsonl"}
+BOTTOM = {"errors", "_version", "_lazy", "jsonl"}
 
 
 def imported(file: Path) -> set[str]:
@@ -55,5 +55,30 @@ def test_the_light_half_loads_nothing_heavy():
         "import sys, scalerl, scalerl.cli, scalerl.curve.freeze, scalerl.ingest.table, scalerl.report\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_submodule_never_takes_the_place_of_its_function():
+    code = (
+        "import scalerl.curve.fit, scalerl.curve.compare, scalerl.curve.backtest\n"
+        "from scalerl.curve import backtest, compare, fit\n"
+        "assert callable(fit) and callable(compare) and callable(backtest)\n"
+        "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve"])
+def test_every_public_name_is_there(package):
+    code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_fit_waits_for_no_other_command():
+    code = (
+        "import sys; from scalerl import fit\n"
+        "late = {f'scalerl.curve.{name}' for name in ('backtest', 'compare', 'online')}\n"
+        "assert not late & set(sys.modules), late & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,9 +1,16 @@
 """Forecast, train and compare reinforcement learning for language models by compute-performance curves."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
 from scalerl._version import __version__
-from scalerl.curve import Backtest, Comparison, Fit, Forecast, Forecaster, Points, backtest, compare, fit
-from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
-from scalerl.record import EvalPoint, RunRecord, RunWriter
+
+if TYPE_CHECKING:
+    from scalerl.curve import Backtest, Comparison, Fit, Forecast, Forecaster, Points, backtest, compare, fit
+    from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
+    from scalerl.record import EvalPoint, RunRecord, RunWriter
 
 __all__ = [
     "Backtest",
@@ -24,3 +31,18 @@ __all__ = [
     "compare",
     "fit",
 ]
+
+lazy(
+    __name__,
+    {
+        "curve.backtest": "Backtest backtest",
+        "curve.compare": "compare",
+        "curve.comparison": "Comparison",
+        "curve.fit": "fit",
+        "curve.online": "Forecaster",
+        "curve.points": "Points",
+        "curve.result": "Fit Forecast",
+        "errors": "CannotAnswerError InputError ScalerlError WriteError",
+        "record": "EvalPoint RunRecord RunWriter",
+    },
+)

@@ -27,6 +27,7 @@ TOLERANCE = 5.0
 _STARTS, _GRID_ROWS, _GRID_B, _CHUNK = 3, 24, 11, 64
 _STEPS, _GAUSS_NEWTON = 300, 8  # most steps of a search, and those before the second derivatives join
 _CLOSE = 5e-7  # a step in theta so short is the last
+_EVEN = np.linspace(0, 1, _GRID_B)
 _ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
 _BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
 """Where the grid of log C_mid lies: the share along the range of the data, and beyond it of the reach."""
@@ -84,7 +85,8 @@ class _Rows(NamedTuple):
     w: np.ndarray
     one: np.ndarray  # sums of w and of w y^2
     yy: np.ndarray
-    count: np.ndarray
+    exact: np.ndarray  # what rounding leaves of a sum of squares
+    n: np.ndarray
     base: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -101,9 +103,9 @@ class _Rows(NamedTuple):
         one = w.sum(axis=1)
         base = (w * y).sum(axis=1) / one if free else np.array([s.r0 for s in samples], dtype=float)
         y -= base[:, None]
-        count = np.array([len(s) for s in samples])
+        count = np.array([len(s) for s in samples], dtype=float)
         yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
-        return cls(log_c, y, w, one, yy, count, base, low, high, free)
+        return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, free)
 
     def take(self, index: np.ndarray) -> _Rows:
         if len(index) == 1 == len(self.y):
@@ -150,7 +152,7 @@ def _search(
     R_0, A, *_ = _linear(rows, (basis * rows.w[:, None]) @ basis.transpose(0, 2, 1))
     residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
     rss = (rows.w * residual * residual).sum(axis=1)
-    bounds = np.array([A >= rows.high, *_on(theta, *box), (R_0 <= rows.low) & rows.free]).T.tolist()
+    bounds = np.array([rows.high <= A, *_on(theta, *box), (rows.low >= R_0) & rows.free]).T.tolist()
     curves = np.array([rows.base + A, *at, rows.base + R_0]).T.tolist()
     found: list[list[int]] = [[] for _ in samples]
     for i in np.lexsort((rss, run)).tolist():
@@ -174,7 +176,7 @@ def _valleys(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where to start from: for every run the deepest local minima of the grid; (run (M,), theta (2, M))."""
     log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(C_MID_FACTOR) * _BEYOND
-    log_b = np.linspace(*log_b_range, _GRID_B)
+    log_b = log_b_range[0] + (log_b_range[1] - log_b_range[0]) * _EVEN
     s, nb, nm = len(span), len(log_b), log_mid.shape[1]
     x = rows.log_c[:, None] - log_mid[:, :, None]
     g = family.share(np.exp(log_b)[:, None, None], x[:, None]).reshape(s, nb * nm, -1)
@@ -218,23 +220,24 @@ def _descend(
         bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
         trial = _clip(state.theta + _step(rows, state, box, trust, bend), *box)
         moved = np.abs(trial - state.theta).max(axis=0)
-        ends = (moved < _CLOSE) | (trust.damping > 1e10)
+        close = moved < _CLOSE
+        ends = close | (trust.damping > 1e10)
         if count in (3, 6) and len(active) > 1:
             spare = _spare(rows, run[active], state)
             kept[active[spare]] = False
             ends |= spare
-        if count == _STEPS or ends.all():
-            result[:, active] = trial
-            break
+        if count == _STEPS:
+            ends[:] = True
         if ends.any():
-            result[:, active[ends]] = trial[:, ends]
+            result[:, active] = np.where(close, trial, state.theta)
             left = np.flatnonzero(~ends)
+            if not len(left):
+                break
             active, rows, state, trust = active[left], rows.take(left), state.take(left), trust.take(left)
             trial, box = trial[:, left], box[:, :, left]
         new = _evaluate(rows, family, trial)
-        better = new.rss <= state.rss + 1e-14 * rows.yy
-        state = new if better.all() else new.where(better, state)
-        trust = trust.after(better, 0.03 if bend is None else 0.2)
+        better = new.rss <= state.rss + rows.exact
+        state, trust = new.where(better, state), trust.after(better, 0.03 if bend is None else 0.2)
     return np.flatnonzero(kept), result
 
 
@@ -244,9 +247,8 @@ def _spare(rows: _Rows, run: np.ndarray, state: _State) -> np.ndarray:
     first = run[1:] != run[:-1]  # `run` is sorted
     first = np.concatenate([[True], first])
     best = order[first][np.cumsum(first) - 1]
-    exact = 1e-14 * rows.yy + 1e-300  # what rounding leaves of a sum of squares
-    rss = np.maximum(state.rss, 0.0) + exact
-    far = rows.count * np.log(rss / rss[best]) > 4 * TOLERANCE
+    rss = np.maximum(state.rss, 0.0) + rows.exact
+    far = rows.n * np.log(rss / rss[best]) > 4 * TOLERANCE
     apart = np.abs(state.theta - state.theta[:, best])
     near = (apart[0] < 0.1) & (apart[1] * np.exp(state.theta[0]) < 0.1)
     near[best] = False
@@ -271,10 +273,10 @@ class _Trust(NamedTuple):
 class _State(NamedTuple):
     """Where M searches are: `theta` (2, M) within its bounds, the best (R_0, A) there, and the model of it.
 
-    `gram` (M, 5, 5) holds the sums over the rows of products of the derivatives of the curve by R_0, A, log B
-    and log C_mid, the last two less a factor A - R_0, and of y. `normal` (M, 3, 3) is that of log B, log C_mid
-    and the residual, once what (R_0, A) can follow is projected out: its last entry is the sum of squares, the
-    rest of its last column the gradient. `follow` (2, M) is how A follows theta, where it is free.
+    `gram` (M, 5, 5) holds the sums over the rows of products of the derivatives of the curve by R_0, A,
+    log B and log C_mid, the last two less a factor A - R_0, and of y. `normal` (M, 3, 3) is that of log B,
+    log C_mid and the residual, once what (R_0, A) can follow is projected out: its last column holds the
+    gradient and the sum of squares. `follow` (2, M) is how A follows theta, where it is free.
     """
 
     theta: np.ndarray
@@ -290,6 +292,8 @@ class _State(NamedTuple):
 
     def where(self, better: np.ndarray, other: _State) -> _State:
         """This where it is better, the other elsewhere."""
+        if better.all():
+            return self
         by = {1: better, 2: better, 3: better[:, None, None]}
         return _State(*(np.where(by[new.ndim], new, old) for new, old in zip(self, other, strict=True)))
 
@@ -371,7 +375,7 @@ def _step(rows: _Rows, state: _State, box: np.ndarray, trust: _Trust, bend: np.n
     """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
     step = _solve(state.normal, state.A - state.R_0, state.theta, box, trust, bend)
     follow = state.follow * step
-    beyond = (state.A + follow[0] + follow[1] > rows.high) & (state.A < rows.high)
+    beyond = (state.A + follow[0] + follow[1] > rows.high) & (rows.high > state.A)
     if beyond.any():  # A would follow beyond its bound: the step along the bound instead
         gram, A = state.gram, rows.high
         R_0 = (gram[:, 0, 4] - A * gram[:, 0, 1]) / np.maximum(gram[:, 0, 0], 1e-300)
@@ -382,7 +386,12 @@ def _step(rows: _Rows, state: _State, box: np.ndarray, trust: _Trust, bend: np.n
 
 
 def _solve(
-    normal: np.ndarray, gain: np.ndarray, theta: np.ndarray, box: np.ndarray, trust: _Trust, bend: np.ndarray | None
+    normal: np.ndarray,
+    gain: np.ndarray,
+    theta: np.ndarray,
+    box: np.ndarray,
+    trust: _Trust,
+    bend: np.ndarray | None,
 ) -> np.ndarray:
     """The step in theta (2, M) of a normal matrix: what lies on a bound and wants to go beyond is held."""
     bb, across, cc = normal[:, 0, 0], normal[:, 0, 1], normal[:, 1, 1]

@@ -46,12 +46,13 @@ def family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -
     log_lo, log_hi = sample.log_c_range
     box = (log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR))
     seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *box))
-    ridge_M = _ridge(sample, family, noise, seek_M)
+    plain = noise.only(len(noise.phi_P) // 2)  # the ridge hardly moves with the correlation
+    ridge_M = _ridge(sample, family, plain, seek_M)
     level_M = _level(sample, family, noise, ridge_M[:, None], seek_M).max(axis=(0, 2))
     level_M = level_M + _log_volume(sample, family, ridge_M, seek_M)
     low, high = _extent(seek_M, level_M)
     log_mid_M = np.linspace(low, high, _ROWS)
-    centre_M = _ridge(sample, family, noise, log_mid_M)
+    centre_M = _ridge(sample, family, plain, log_mid_M)
     log_b_MK = np.sort(np.clip(centre_M[:, None] + _offsets(0.006, 10), *LOG_B), axis=1)
     level_PMK = _level(sample, family, noise, log_b_MK, log_mid_M)
     low_PM, high_PM = _extent(log_b_MK, level_PMK)

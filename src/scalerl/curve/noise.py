@@ -9,7 +9,7 @@ Shapes: P values of phi, J of sd, N points, T entries of a table over the sum of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,6 +37,11 @@ class Noise:
     log_rss_T: np.ndarray
     log_weight_T: np.ndarray
     sd_given_TJ: np.ndarray
+
+    def only(self, p: int) -> Noise:
+        """The same given one correlation, P = 1."""
+        phi_P, log_prior_P = self.phi_P[p : p + 1], self.log_prior_P[p : p + 1]
+        return replace(self, phi_P=phi_P, precision=self.precision.only(p), log_prior_P=log_prior_P)
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""

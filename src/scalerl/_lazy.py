@@ -1,0 +1,38 @@
+"""Packages that import their public names when they are first asked for: no command waits for all."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _LazyPackage(ModuleType):
+    """A package that knows the module of each of its public names."""
+
+    _homes: dict[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._homes:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(self._homes[name]), name)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing a submodule binds it to its package; `curve.fit` is the function all the same.
+        if not (isinstance(value, ModuleType) and name in self.__dict__.get("_homes", {})):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._homes})
+
+
+def lazy(package: str, homes: dict[str, str]) -> None:
+    """Let `package` import names on demand; `homes` lists those of each submodule, apart by spaces."""
+    module = sys.modules[package]
+    module.__class__ = _LazyPackage
+    module.__dict__["_homes"] = {
+        name: f"{package}.{home}" for home, names in homes.items() for name in names.split()
+    }
