@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -76,3 +78,51 @@ def test_replicates_weigh_as_many_points():
     best = least_squares(make_sample(Points.from_arrays(compute_N, y_N), None), LOG_LOGISTIC)
     residual_N = y_N - best.curve(compute_N)
     assert best.rss == pytest.approx(float(residual_N @ residual_N), rel=1e-9)
+
+
+# Valleys that are bent, end on the bound A = 1 or B = 20, or are narrower than the grid; the least sum of
+# squares by scipy.optimize.least_squares (trf, tolerances 1e-15) from 80 starts each.
+HARD = {
+    "A on its bound": (
+        [15.5784, 30.0771, 58.0698, 112.115, 216.461, 417.92, 806.877],
+        [0.218729, 0.218458, 0.217466, 0.219002, 0.218704, 0.224504, 0.369976],
+        1.345225209538e-06,
+    ),
+    "A on its bound, shallow": (
+        [7.14732, 17.9533, 45.0965, 113.277, 284.54, 714.732],
+        [0.168843, 0.17015, 0.170479, 0.172331, 0.177416, 0.229983],
+        3.479473476421e-06,
+    ),
+    "B on its bound": (
+        [39.403, 98.9758, 248.616, 624.495, 1568.66],
+        [0.04594, 0.06176, 0.048563, 0.137438, 0.280532],
+        1.437711222720e-04,
+    ),
+    "B on its bound, bent": (
+        [55.1271, 138.473, 347.828, 873.705, 2194.65, 5512.71],
+        [0.569567, 0.551402, 0.546441, 0.693992, 0.983098, 0.98677],
+        3.032053376561e-04,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_valleys_are_followed_to_their_end(name):
+    compute_N, y_N, rss = HARD[name]
+    best = least_squares(make_sample(Points.from_arrays(compute_N, y_N), None), LOG_LOGISTIC)
+    assert best.rss == pytest.approx(rss, rel=1e-9)
+    assert best.at_bounds
+
+
+def test_a_valley_narrower_than_the_grid_is_found():
+    # Nothing but noise and a rise of half its size, as steep as it may be: no grid of C_mid has a node there.
+    compute_N = 25.846 * np.arange(14)
+    y_N = [0.599743, 0.598635, 0.597634, 0.597831, 0.599229, 0.597636, 0.60037]
+    y_N = np.array([*y_N, 0.602164, 0.60169, 0.600232, 0.603805, 0.602126, 0.601809, 0.604804])
+    best = least_squares(make_sample(Points.from_arrays(compute_N, y_N), None), LOG_LOGISTIC)
+    least = math.inf
+    for C_mid in np.geomspace(20, 400, 4000):
+        share_N = Curve(LOG_LOGISTIC, 1.0, 20.0, C_mid, 0.0)(compute_N)
+        least = min(least, np.linalg.lstsq(np.column_stack([1 - share_N, share_N]), y_N)[1][0])
+    assert best.rss <= least
+    assert pytest.approx(20) == best.curve.B
