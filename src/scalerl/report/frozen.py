@@ -137,10 +137,11 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
 
 
 def _band(curve: Any) -> Band | None:
-    names = ("compute", "median", "lo", "hi")
-    if not isinstance(curve, Mapping) or not all(curve.get(name) for name in names):
-        return None
-    columns = [np.array([as_float(value) for value in curve[name]]) for name in names]
-    if len({column.size for column in columns}) != 1:
-        return None
-    return Band(*columns)
+    columns = [_column(as_mapping(curve).get(name)) for name in ("compute", "median", "lo", "hi")]
+    return Band(*columns) if columns[0].size and len({column.size for column in columns}) == 1 else None
+
+
+def _column(values: Any) -> np.ndarray:
+    """Numbers as read from a line, or as `freeze` gave them; empty where there is no list of them."""
+    listed = values if isinstance(values, list | np.ndarray) else ()
+    return np.array([as_float(value) for value in listed])
