@@ -111,8 +111,9 @@ def summary(found: Sequence[Result], ceiling: float) -> str:
     stated = [fit["intervals"]["A"] for fit in fits if fit["intervals"]["A"]]
     holds = sum(low <= ceiling <= high for low, high in stated)
     identified = sum(bool(fit["identified"]) for fit in fits)
+    rms = np.sqrt(np.mean(error**2))
     return (
-        f"{len(found)} | {sum(inside)} | {width:.3f} | {np.sqrt(np.mean(error**2)):.4f} | {error.mean():+.4f} | "
+        f"{len(found)} | {sum(inside)} | {width:.3f} | {rms:.4f} | {error.mean():+.4f} | "
         f"{reruns(fits, [result.measured for result in found])} | {len(stated)} | {holds} | {identified}"
     )
 
