@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
-    from scalerl.curve import Points
+    from scalerl.curve import Fit, Points
 
 STANDARD_INPUT = "-"
 
@@ -45,3 +46,28 @@ def _is_folder(path: str | Path) -> bool:
         return Path(path).is_dir()
     except OSError as error:  # a folder on the way that may not be entered, a name too long
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def read_siblings(paths: Sequence[str], own: str, axis: str, y: str, price: float | None) -> list[Fit]:
+    """Fits of sibling runs, to learn a prior from: of the same evaluation prompts, as far as is on record.
+
+    Raises:
+        InputError: a sibling cannot be read, or was evaluated on other prompts.
+    """
+    if not paths:
+        return []
+    from scalerl.curve import fit
+    from scalerl.curve.campaign import check_siblings
+    from scalerl.errors import CannotAnswerError
+    from scalerl.record import RunRecord
+
+    check_siblings(
+        [RunRecord.read(path) for path in (own, *paths) if path != STANDARD_INPUT and _is_folder(path)]
+    )
+    fits = []
+    for path in paths:
+        try:
+            fits.append(fit(read_points(path, axis, y, price)))
+        except CannotAnswerError as error:
+            print(f"warning: left out of the siblings: {error}", file=sys.stderr)
+    return fits

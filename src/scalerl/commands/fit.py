@@ -6,14 +6,14 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import read_points
+from scalerl.commands._data import read_points, read_siblings
 from scalerl.commands._text import compute, computes, positive, print_rows, share, span
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit
+    from scalerl.curve import Fit, Points
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -27,62 +27,165 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
     fit.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known")
-    fit.add_argument(
-        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
-    )
+    fit.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute under C")
+    fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
     fit.add_argument("--at", type=computes, default=(), metavar="C1,C2", help="forecast at these computes")
     fit.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
     fit.add_argument("--budget", type=compute, metavar="C", help="compute at which --target is asked")
     fit.add_argument("--level", type=_level, default=0.95, metavar="P", help="of the intervals (0.95)")
-    fit.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars")
+    fit.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour: compute in dollars")
+    fit.add_argument(
+        "--worth", type=positive, metavar="G", help="say where a further unit of compute gains less than G"
+    )
+    fit.add_argument(
+        "--prior-from", nargs="+", metavar="RUN", help="five or more sibling runs, for a prior of B and A"
+    )
+    fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
+    fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
+    fit.add_argument("--paper", action="store_true", help="the paper's own procedure, and nothing else")
     fit.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     fit.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
+    if (args.target is None) != (args.budget is None):
+        raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
+    axis = args.x or ("dollars" if args.price else None)
+    points = read_points(args.run_or_file, axis, args.y, args.price)
+    if args.paper:
+        _paper(args, points)
+        return
     from scalerl.curve import fit
     from scalerl.jsonl import dumps
 
-    if (args.target is None) != (args.budget is None):
-        raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    points = read_points(args.run_or_file, args.x, args.y, args.price)
-    result = fit(points, r0=args.r0, min_compute=args.min_compute, level=args.level, price=args.price)
+    options: dict[str, Any] = {
+        "r0": args.r0,
+        "max_compute": math.inf if args.max_compute is None else args.max_compute,
+        "level": args.level,
+    }
+    siblings = read_siblings(args.prior_from or (), args.run_or_file, points.axis, args.y, args.price)
+    result = fit(points, min_compute=args.min_compute or 0.0, prior_from=siblings, **options)
+    more = _more(args, points, result, options)
     if args.json:
-        print(dumps(result.to_json(args.at, args.target, args.budget), indent=2))
+        answer = result.to_json(args.at, args.target, args.budget)
+        print(dumps(answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result)))
         return
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    print_rows(_rows(result, args.at, args.target, args.budget))
+    print_rows(_rows(result, args))
+    for value in more.values():
+        print(f"\n{value}")
 
 
-def _rows(
-    result: Fit, at: Sequence[float], target: float | None, budget: float | None
-) -> list[tuple[str, str]]:
+def _paper(args: argparse.Namespace, points: Points) -> None:
+    """The paper's procedure alone, so that published numbers can be matched."""
+    from scalerl.curve.paper import paper_fit
+    from scalerl.jsonl import dumps
+
+    if args.r0 == "free":
+        raise InputError("--paper takes R_0 as given: --r0 R, or an evaluation at compute 0")
+    if args.max_compute is not None:
+        points = points.select(points.compute_N <= args.max_compute)
+    result = paper_fit(points, args.r0, min_compute=args.min_compute)
+    at = [{"compute": c, "paper_point": float(result.curve(c))} for c in args.at]
+    if args.json:
+        print(dumps({"paper": result.to_json() | {"forecast": at}}))
+        return
+    print(result)
+    for row in at:
+        print(f"at {row['compute']:g}: {row['paper_point']:.3f}")
+
+
+def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for beside the fit: each prints itself, and has a to_json."""
+    more: dict[str, Any] = {}
+    if args.sensitivity:
+        from scalerl.curve.sensitivity import sensitivity
+
+        more["sensitivity"] = sensitivity(points, at=args.at[0] if args.at else args.budget, **options)
+    if args.cross_check:
+        from scalerl.curve.crosscheck import cross_check
+
+        more["cross_check"] = cross_check(result)
+    return more
+
+
+def _worth(args: argparse.Namespace, result: Fit) -> dict[str, Any]:
+    """The JSON of `--worth`: where to stop, and the expected gain per unit now."""
+    if args.worth is None:
+        return {}
+    now = float(result.points.compute_N[-1])
+    stop = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": result.gain_per_unit(now)}
+    return {"stop": stop}
+
+
+def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
     """The rows of the table for people: a label and what stands beside it."""
     median, intervals = result.median, result.intervals
-    left_out = f", {len(result.excluded)} left out" if len(result.excluded) else ""
+    cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
+    ceiling = "withheld" if result.misfit else f"{median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
     rows = [
-        ("points", f"{result.n_points} on {result.axis}{left_out}"),
-        ("ceiling A", f"{median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"),
+        ("points", f"{result.n_points} on {result.axis}{cut}"),
+        ("ceiling A", ceiling),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
         ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')}"),
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
-        ("noise sd", f"{result.noise.sd:.4f}{known}"),
+        ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
         ("families", "  ".join(f"{name} {weight:.2f}" for name, weight in result.families.items())),
         ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
     ]
+    if len(result.basins) > 1:
+        rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
+    if not result.identified and not result.misfit:
+        tell = result.compute_to_tell()
+        place = f"{tell:.4g} {result.axis}, expected" if tell else "more than 8 times the compute so far"
+        rows.append(("would be told at", place))
+    rows += _answers(result, args.at, args.target, args.budget)
+    if result.campaign:
+        informed = result.campaign
+        ceiling = f"{informed.median.A:.3f}   {intervals.level:.0%} {span(informed.intervals.A)}"
+        rows += [("", ""), ("prior", informed.prior), ("ceiling A", ceiling)]
+        rows += _answers(informed, args.at, args.target, args.budget)
+    return rows + _worth_rows(result, args.worth)
+
+
+def _answers(
+    result: Fit, at: Sequence[float], target: float | None, budget: float | None
+) -> list[tuple[str, str]]:
+    """Forecasts and the verdict."""
+    rows = []
     for amount in at:
-        forecast = result.forecast(amount)
-        spans = f"curve {span(forecast.interval)}   evaluation {span(forecast.prediction)}"
-        rows.append((f"at {amount:g}", f"{forecast.mean:.3f}   {spans}"))
+        f = result.forecast(amount)
+        spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
+        rows.append((f"at {amount:g}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
-        probability = result.probability(target, budget)
-        verdict = result.verdict(target, budget)
-        rows.append((f"{target:g} at {budget:g}", f"{verdict.upper()}, probability {probability:.2f}"))
+        chance, again = result.probability(target, budget), result.probability_rerun(target, budget)
+        asked = f"{target:g} at {budget:g}"
+        rows.append((asked, f"{result.verdict(target, budget).upper()}, probability {chance:.2f}"))
+        verdict = result.verdict(target, budget, rerun=True).upper()
+        rows.append((f"{asked}, rerun", f"{verdict}, probability {again:.2f}"))
+        rows.append(("because", result.reasons(target, budget)))
     return rows
+
+
+def _worth_rows(result: Fit, worth: float | None) -> list[tuple[str, str]]:
+    """Where to stop, given what a unit of compute has to gain."""
+    if worth is None:
+        return []
+    now = float(result.points.compute_N[-1])
+    gain, stop = result.gain_per_unit(now), result.stop_at(worth)
+    place = (
+        "now"
+        if stop <= now
+        else (f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute")
+    )
+    return [
+        (f"gain per {result.axis}", f"{gain:.3g} of pass rate now"),
+        ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
+    ]
 
 
 def _r0(text: str) -> float | str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
+from scalerl.curve.campaign import learn
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.identify import identify, intervals_of, medians_of
 from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
@@ -44,7 +46,7 @@ def fit(
         data: a run, or points, whose axis is then theirs.
         x: the compute axis of a run, one of `record.AXES`; by default that of its budget.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
-            "free" says the same where there are none.
+            "free" leaves those out, and fits R_0 to the rest.
         min_compute: positive compute below this is left out (the paper leaves out the first epoch).
         max_compute: compute above this is left out (what came after a peak or a change).
         level: of the intervals.
@@ -59,7 +61,7 @@ def fit(
     _check(r0, min_compute, max_compute, level)
     points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
     given = None if r0 is None or r0 == "free" else float(r0)
-    points, excluded = _choose(points, given, min_compute, max_compute)
+    points, excluded = _choose(points, r0 is not None, min_compute, max_compute)
     sample = make_sample(points, given)
     found = [least_squares(sample, family) for family in FAMILIES]
     best = found[FAMILIES.index(LOG_LOGISTIC)]
@@ -105,15 +107,15 @@ def _check(r0: object, min_compute: float, max_compute: float, level: float) -> 
 
 
 def _choose(
-    points: Points, given: float | None, min_compute: float, max_compute: float
+    points: Points, without_start: bool, min_compute: float, max_compute: float
 ) -> tuple[Points, Points]:
-    """Points to fit, by compute, and those that the cuts leave out; `min_compute` never leaves out step 0."""
+    """Points to fit, by compute, and those that the cuts leave out; `min_compute` alone keeps step 0."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = (points.compute_N == 0) | (points.compute_N >= min_compute)
     keep_N &= points.compute_N <= max_compute
     chosen, excluded = points.select(keep_N), points.select(~keep_N)
-    if given is not None:
-        # A given R_0 takes the place of the evaluation at compute 0, where the curve is R_0 whatever it is.
+    if without_start:
+        # A given R_0 takes the place of the evaluation at compute 0; a free one is said not to be that.
         chosen = chosen.select(chosen.compute_N > 0)
     _check_enough(chosen)
     return chosen, excluded
@@ -188,13 +190,27 @@ def _misfit(misfit: Misfit | None) -> tuple[str, ...]:
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
-        offer = f"what can be fitted: --min-compute {low:.6g} --max-compute {high:.6g}"
+        start = f"--r0 free --min-compute {low:.6g} " if low > 0 else ""
+        offer = f"fit the part that holds with {start}--max-compute {high:.6g}"
     return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
 
 
 def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
-    """The same, with the answer under the siblings' prior beside it."""
-    return result
+    """The same, with the answer under the siblings' prior beside it, or a warning why there is none."""
+    prior, said = learn(siblings, result)
+    if prior is None:
+        return replace(result, warnings=(*result.warnings, said))
+    post = prior.apply(result.posterior)
+    informed = replace(
+        result,
+        prior=f"campaign ({prior.n_siblings} siblings)",
+        median=medians_of(post),
+        intervals=intervals_of(post, result.intervals.level),
+        families=post.family_weights(),
+        identification=identify(post, result.sample),
+        posterior=post,
+    )
+    return replace(result, campaign=informed)
 
 
 def _noise_floor(points: Points) -> float:

@@ -1,0 +1,204 @@
+"""A prior from sibling runs: what runs of one base model and evaluation set have shown of B and of A.
+
+    p(log B, A) = .8 t(log B) N(A) + .2 flat                          for each family; k siblings
+    t: k - 1 degrees about the siblings' mean, scale^2 = s^2 (1 + 1/k)     N: mean and twice the sd of their A
+
+The t is the predictive distribution of the next sibling's log B if theirs are normal with unknown mean and
+variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2). The siblings' own errors are not taken
+out of their variance s^2, and it is not taken to be less than their mean squared error, nor than
+`LOG_B_FLOOR`^2: siblings that hardly know their B, or that agree by luck, give a wide prior. The prior of A
+is wide as well: it says about where the ceilings of a campaign lie, and leaves to the run by how much its own
+differs. The flat part lets the data overrule the siblings, should the run be none of theirs (a robust
+meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as C_mid
+moves with the batch and the learning rate.
+
+All this multiplies the prior of the posterior. It is learnt from the siblings alone, family by family, as B
+means something else in each; the families stay alike before the run is seen.
+
+Shapes: k siblings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalerl.curve.nodes import LOG_B
+from scalerl.curve.points import Points
+from scalerl.curve.posterior import Posterior
+from scalerl.curve.result import Fit
+from scalerl.errors import InputError
+from scalerl.record import RunRecord
+
+MIN_SIBLINGS = 5
+"""Fewer say too little of their spread."""
+LOG_B_FLOOR = 0.08
+"""Least spread of log B between siblings: that of the paper's nine leave-one-out arms."""
+A_FLOOR = 0.05
+"""Least standard deviation of the prior of A."""
+A_WIDER = 2.0
+"""The prior of A is so many times wider than the siblings are spread."""
+STRANGER = 0.2
+"""Probability, before its data, that a run is unlike its siblings."""
+
+
+@dataclass(frozen=True)
+class FamilyPrior:
+    """The prior of (log B, A) given one family: a t of `scale` at `log_b`, and a normal at `A`."""
+
+    family: str
+    log_b: float
+    scale: float
+    A: float
+    A_sd: float
+
+    def log_density(self, log_b_cells: np.ndarray, A: np.ndarray, degrees: int) -> np.ndarray:
+        """Log-density of nodes (log B, A), the flat part included, in the shape of `A` (cells, a)."""
+        t_cells = (log_b_cells - self.log_b) / self.scale
+        log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - 0.5 * math.log(degrees * math.pi)
+        log_t_cells += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
+        z = (A - self.A) / self.A_sd
+        inside = _below((1.0 - self.A) / self.A_sd) - _below(-self.A / self.A_sd)
+        log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
+        flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
+        return np.logaddexp(math.log(1 - STRANGER) + log_t_cells[:, None] + log_normal, flat)
+
+
+def _below(z: float) -> float:
+    """The standard normal distribution function."""
+    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+
+
+@dataclass(frozen=True)
+class CampaignPrior:
+    """What `n_siblings` other runs say of B and A, for each family. Made by `learn`."""
+
+    axis: str
+    n_siblings: int
+    families: tuple[FamilyPrior, ...]
+    dropped: tuple[str, ...] = ()
+    """Runs given as siblings and left out: the run itself, one given twice, one that no family describes."""
+
+    @property
+    def degrees(self) -> int:
+        """Degrees of freedom of the t."""
+        return self.n_siblings - 1
+
+    def apply(self, post: Posterior) -> Posterior:
+        """The posterior with this prior beside its own: the same nodes, weighed anew.
+
+        The posterior of the noise's size is left as it is. Nodes lie where the posterior had mass, so that
+        the siblings choose among what the run's own data allow.
+        """
+        by_name = {prior.family: prior for prior in self.families}
+        log_weight = post.log_weight.copy()
+        for index, family in enumerate(post.families):
+            mine = post.family_cells == index
+            prior = by_name[family.name]
+            density = prior.log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
+            log_weight[mine] += density[:, :, None]
+        log_weight -= log_weight.max()
+        log_weight -= math.log(float(np.exp(log_weight).sum()))
+        return replace(post, log_weight=log_weight, weight=np.exp(log_weight))
+
+    def __str__(self) -> str:
+        own = self.families[0]
+        without = f", without {', '.join(self.dropped)}" if self.dropped else ""
+        return (
+            f"campaign ({self.n_siblings} siblings): {own.family} B {math.exp(own.log_b):.3g} x/ "
+            f"{math.exp(own.scale):.3g} (t, {self.degrees} degrees), A {own.A:.3f} +- {own.A_sd:.3f}{without}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
+    """The prior that the siblings of a run give it, and a sentence: what it is, or why there is none.
+
+    The run itself, whole or cut short, is no sibling of its own, a sibling given twice counts once, and one
+    that no family describes (`Fit.misfit`) does not count.
+
+    Raises:
+        InputError: a sibling is on another compute axis, where B is another.
+    """
+    for sibling in siblings:
+        if sibling.axis != own.axis:
+            raise InputError(
+                f"{sibling.points.source}: a sibling on the axis '{sibling.axis}', and the run is on "
+                f"'{own.axis}': B differs between axes, so fit both on one"
+            )
+    kept, dropped = _others(siblings, own)
+    if len(kept) < MIN_SIBLINGS:
+        why = "as the run itself, given twice, or described by no family"
+        without = f" (left out, {why}: {', '.join(dropped)})" if dropped else ""
+        said = f"{len(kept)} sibling run{'' if len(kept) == 1 else 's'}{without}"
+        return None, f"no campaign prior: {said} say too little of the spread, {MIN_SIBLINGS} are needed"
+    names = [family.name for family in own.posterior.families]
+    families = tuple(_family_prior(kept, index, name) for index, name in enumerate(names))
+    prior = CampaignPrior(own.axis, len(kept), families, dropped)
+    return prior, str(prior)
+
+
+def check_siblings(records: Sequence[RunRecord]) -> None:
+    """Refuse runs that were evaluated on other prompts, as far as they are on record; the run comes first.
+
+    Raises:
+        InputError: the prompts of a run's evaluations are not those of the first run that has any on record.
+    """
+    first: tuple[RunRecord, set[str]] | None = None
+    for record in records:
+        prompts = {str(row["prompt_set"]) for row in record.eval_prompts() if row.get("prompt_set")}
+        if not prompts:
+            continue
+        if first is None:
+            first = record, prompts
+        elif prompts != first[1]:
+            raise InputError(
+                f"{record.path / 'eval_prompts.jsonl'}: prompt set {', '.join(sorted(prompts))}, but "
+                f"{first[0].path} has {', '.join(sorted(first[1]))}: siblings need the same held-out prompts"
+            )
+
+
+def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ...]]:
+    """Siblings that are neither the run nor one another, nor a misfit; and the sources of the rest."""
+    kept: list[Fit] = []
+    dropped = []
+    for sibling in siblings:
+        if sibling.misfit or any(_same_run(sibling.points, other.points) for other in (own, *kept)):
+            dropped.append(sibling.points.source)
+        else:
+            kept.append(sibling)
+    return kept, tuple(dropped)
+
+
+def _same_run(one: Points, other: Points) -> bool:
+    """Whether they come from one file, or one has all of the other's evaluations (as at an earlier stage)."""
+    if one.source == other.source != Points.source:
+        return True
+    seen, also = (
+        {(c, y) for c, y in zip(p.compute_N.tolist(), p.pass_rate_N.tolist(), strict=True) if c > 0}
+        for p in (one, other)
+    )
+    return seen <= also or also <= seen
+
+
+def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior:
+    posts = [sibling.posterior.only(index) for sibling in siblings]
+    log_b, spread = _mean_and_spread([(post.log_b_cells, post.weight_cells) for post in posts])
+    A, A_spread = _mean_and_spread([(post.A, post.weight.sum(axis=2)) for post in posts])
+    scale = max(spread, LOG_B_FLOOR) * math.sqrt(1.0 + 1.0 / len(posts))
+    return FamilyPrior(name, log_b, scale, A, max(A_WIDER * A_spread, A_FLOOR))
+
+
+def _mean_and_spread(posteriors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
+    """Mean over siblings of weighed values; their sd, or the root mean square of their errors if larger."""
+    mean_k = np.array([float(np.sum(value * weight)) for value, weight in posteriors])
+    square_k = np.array([float(np.sum(value**2 * weight)) for value, weight in posteriors])
+    error = math.sqrt(max(float(np.mean(square_k - mean_k**2)), 0.0))
+    return float(mean_k.mean()), max(float(mean_k.std(ddof=1)), error)
