@@ -92,7 +92,11 @@ def test_a_forecast_frozen_after_a_jump_withholds_its_ceiling_on_page_and_termin
     text = words(report_html(run))
     assert "No saturating curve described the run then: the pass rate jumps." in text
     assert "A withheld, B" in text  # the least-squares curve
-    view = curve_view(run, fit(run, x="flops"), main_forecast(frozen_forecasts(run)))
+    whole = fit(run, x="flops")
+    part = part_that_holds(whole)
+    assert part is not None
+    assert part.points.compute_N.tolist() == run.compute("flops")[17:].tolist()  # the jump is at step 136
+    view = curve_view(run, whole, main_forecast(frozen_forecasts(run)))
     assert [ceiling.data for ceiling in view.ceilings] == ["part fitted"]
 
 

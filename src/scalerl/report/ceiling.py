@@ -105,12 +105,13 @@ def part_that_holds(fit: Fit) -> Fit | None:
     if fit.misfit is None or fit.misfit.keep is None:
         return None
     low, high = fit.misfit.keep[0] * (1 - _ROUNDING), fit.misfit.keep[1] * (1 + _ROUNDING)
+    # Not by min_compute, which keeps step 0: after a jump that was evaluated otherwise.
+    part = fit.points.select((fit.points.compute_N >= low) & (fit.points.compute_N <= high))
     r0 = fit.r0_value if fit.r0_source == "given" else None
-    level = fit.intervals.level
     try:
-        return fit_curve(fit.points, r0=r0, min_compute=low, max_compute=high, level=level)
+        return fit_curve(part, r0=r0, level=fit.intervals.level)
     except CannotAnswerError:
-        return None  # that part does not rise
+        return None  # it is too short, or does not rise
 
 
 def _sentence(text: str) -> str:
