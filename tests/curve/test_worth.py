@@ -52,7 +52,7 @@ def test_the_expected_width_is_that_of_runs_that_went_on():
 
 def test_compute_to_tell():
     early, late = run_to(5000.0, n=26, sd=0.004), run_to(15_000.0)
-    tell = early.compute_to_tell()
+    tell = early.compute_to_tell
     assert tell is not None
     assert 5000 < tell < 15_000
-    assert late.compute_to_tell() == 15_000.0
+    assert late.compute_to_tell == 15_000.0

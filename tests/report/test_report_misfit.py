@@ -118,7 +118,7 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
 def test_too_early_says_how_much_compute_would_tell(make_run):
     run = make_run(steps=False, truth=late)
     whole = fit(run, x="flops")
-    needed = whole.compute_to_tell()
+    needed = whole.compute_to_tell
     assert not whole.identified
     assert needed is not None
     assert needed > END

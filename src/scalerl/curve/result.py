@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -254,6 +255,7 @@ class Fit:
         noise, level = self.noise, self.intervals.level
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
 
+    @functools.cached_property
     def compute_to_tell(self) -> float | None:
         """Compute at which A's interval is expected to be narrow enough to be called identified.
 

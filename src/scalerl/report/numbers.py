@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.curve.families import FAMILIES
+
 DASH = "–"
 MINUS = "−"
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
-_FAMILIES = {
-    "log_logistic": "log-logistic",
-    "weibull": "Weibull",
-    "frechet": "Fréchet",
-    "power_law": "power law",
-}
+_FAMILIES = {family.name: family.label for family in FAMILIES}
 _NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
 
 
