@@ -32,7 +32,7 @@ from scalerl.curve.sample import Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
-THRESHOLD = 5.0
+THRESHOLD = 3.0
 """Bayes factor against the healthy run from which a misfit is reported."""
 WANDER_SD, WAVES_SD = 0.003, 0.02
 """Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""
@@ -226,7 +226,7 @@ def _look_again(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
     tries = []
     for end, found in zip(ends, least_squares_many(parts, null.curve.family), strict=True):
         residual_N = _without_outliers(sample.y_N - found.curve(compute_N))
-        hinge_N = np.maximum(compute_N - compute_N[end - 1], 0.0)
+        hinge_N = np.maximum(compute_N - compute_N[end - 1], 0.0) / compute_N[-1]
         left_N = residual_N - hinge_N * (hinge_N @ residual_N) / (hinge_N @ hinge_N)
         tries.append((float(left_N @ left_N), found.curve, left_N))
     _, curve, left_N = min(tries, key=lambda t: t[0])
