@@ -43,7 +43,7 @@ def paths(value, path=""):
     """The path of every value that holds no further keys; the names of recipes, methods, families aside."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            name = re.sub(r"RECIPE-\d", "RECIPE", NAMES.get(key, key))
+            name = re.sub(r"RECIPE-\d", "RECIPE", NAMES[key] if key in NAMES else key)
             yield from paths(item, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for item in value:
