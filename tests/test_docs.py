@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +41,15 @@ def printed(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+def renamed(key: str) -> str:
+    return NAMES.get(key, key)
+
+
 def paths(value, path=""):
     """The path of every value that holds no further keys; the names of recipes, methods, families aside."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            name = re.sub(r"RECIPE-\d", "RECIPE", NAMES[key] if key in NAMES else key)
+            name = re.sub(r"RECIPE-\d", "RECIPE", renamed(key))
             yield from paths(item, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for item in value:
@@ -74,6 +80,14 @@ def check(section, answer):
     parents = [path for path in found if below[path]]
     astray = {path for path in said - found if not any(path.startswith(f"{parent}.") for parent in parents)}
     assert astray == set()
+
+
+def check_alike(output, shown):
+    """The same words, and numbers that agree but for the last digits of the numerics."""
+    number = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+    assert re.sub(number, "#", output) == re.sub(number, "#", shown)
+    found, said = ([float(text) for text in re.findall(number, page)] for page in (output, shown))
+    np.testing.assert_allclose(found, said, rtol=0.05, atol=0.005)
 
 
 def test_every_key_of_fit(tables, capsys):
@@ -108,4 +122,11 @@ def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):
     (tmp_path / "log.csv").write_text("\n".join(["gpu_hours,pass_rate", *map(",".join, rows)]))
     monkeypatch.chdir(tmp_path)
     assert main(command.split()) == 0
-    assert capsys.readouterr().out == output
+    check_alike(capsys.readouterr().out, output)
+
+
+def test_the_comparison_shown_is_that_of_the_example():
+    shown = re.findall(r"```\n(.*?)```", (DOCS / "compare.md").read_text(), flags=re.S)[0]
+    example = DOCS.parent / "examples" / "compare_recipes.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    check_alike(done.stdout, shown)
