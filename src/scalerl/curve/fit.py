@@ -78,7 +78,7 @@ def fit(
         r0_value=r0_value,
         r0_source=r0_source,
         curve=best.curve,
-        rmse=math.sqrt(best.rss / len(points)),
+        rmse=float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2))),
         median=medians_of(post),
         intervals=intervals_of(post, level),
         families=families,
