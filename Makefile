@@ -8,7 +8,7 @@ VENV_FLAGS ?=
 TORCH_VERSION ?= 2.13.0
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs setup clean
 
 demo: setup
 	$(BIN)/scalerl demo
@@ -20,6 +20,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: setup
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/python scripts/api_reference.py build/api
 
 setup: $(VENV)/ready
 

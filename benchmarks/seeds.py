@@ -1,10 +1,12 @@
 """Does the demonstration's forecast hold? Its recipe over many seeds, each forecast at half of its compute.
 
     python benchmarks/seeds.py --seeds 20 --jobs 2 --runs runs/seeds
+    python benchmarks/seeds.py --refit runs/seeds/seed*
 
-Prints one line per seed and the coverage of the 95 % interval: frozen at half of the compute, held against
-the evaluation at the end. The base model is the same for all; the seed draws prompts and completions. Runs
-that are complete are not run again.
+Prints one line per seed and how often the 95 % intervals held: frozen at a quarter, half and three quarters
+of the compute, and set against the evaluation at the end. The base model is the same for all; the seed draws
+prompts and completions. Runs that are complete are not run again. `--refit` trains nothing: it forecasts
+existing runs anew, from the evaluations that each share of their compute had, with the present fit.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,8 +25,21 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.freeze import freeze
+from scalerl.errors import CannotAnswerError
 from scalerl.record import RunRecord
 from scalerl.report import FrozenForecast, frozen_forecasts, judge
+
+SHARES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One forecast, and what was measured at its target."""
+
+    run: str
+    share: float
+    forecast: FrozenForecast
+    measured: float
 
 
 def run_seed(seed: int, folder: Path, model: str, about: dict[str, Any]) -> None:
@@ -38,45 +55,78 @@ def complete(folder: Path) -> bool:
     return (folder / "checkpoints" / "final").is_dir()
 
 
-def at_share(run: RunRecord, share: float) -> FrozenForecast | None:
-    close = [f for f in frozen_forecasts(run) if abs(f.share - share) < 0.05]
-    return close[0] if close else None
-
-
-def report(folders: dict[int, Path], ceiling: float) -> None:
-    print("| seed | share | forecast | 95 % interval | measured | inside | width |")
-    print("|---|---|---|---|---|---|---|")
-    outcomes: dict[float, list[tuple[bool, float, float, bool]]] = {0.25: [], 0.5: [], 0.75: []}
-    for seed, folder in sorted(folders.items()):
-        run = RunRecord.read(folder)
-        for share, found in outcomes.items():
-            forecast = at_share(run, share)
-            if forecast is None:
-                continue
+def results(run: RunRecord, forecasts: Sequence[FrozenForecast]) -> Iterator[Result]:
+    """Of every share, the forecast made there, where its end was measured."""
+    for share in SHARES:
+        for forecast in [f for f in forecasts if abs(f.share - share) < 0.05][:1]:
             outcome = judge(run, forecast)
-            if outcome.measured is None:
-                continue
-            low, high = forecast.prediction
-            error = forecast.mean - outcome.measured.pass_rate
-            low_A, high_A = forecast.fit["intervals"]["A"]
-            found.append((bool(outcome.inside), forecast.width, error, low_A <= ceiling <= high_A))
-            if share == 0.5:
-                print(
-                    f"| {seed} | {share} | {forecast.mean:.3f} | [{low:.3f}, {high:.3f}] | "
-                    f"{outcome.measured.pass_rate:.3f} | {outcome.word} | {forecast.width:.3f} |"
-                )
-    print(
-        f"\n| share | forecasts | inside | median width | rms error | mean error | A's holds {ceiling:.2f} |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for share, found in outcomes.items():
-        if not found:
+            if outcome.measured is not None:
+                yield Result(run.path.name, share, forecast, outcome.measured.pass_rate)
+
+
+def refit(run: RunRecord) -> Iterator[FrozenForecast]:
+    """Forecasts as training would freeze them now: at the first evaluation at each share of the budget."""
+    axis, compute_N = run.default_axis, run.compute(run.default_axis)
+    budget = run.config.get("budget") or {}
+    target = float(budget["amount"]) if budget.get("kind") == axis else float(compute_N[-1])
+    for share in SHARES:
+        n = int(np.argmax(compute_N >= share * target)) + 1
+        try:
+            row = freeze(replace(run, evals=run.evals[:n], lines=run.lines[:n]), axis, target)
+        except CannotAnswerError as error:
+            print(f"{run.path.name} at {share}: {error}", file=sys.stderr)
             continue
-        inside, width, error, holds = (np.array(column, dtype=float) for column in zip(*found, strict=True))
-        print(
-            f"| {share} | {len(found)} | {int(inside.sum())} | {np.median(width):.3f} | "
-            f"{np.sqrt(np.mean(error**2)):.4f} | {error.mean():+.4f} | {int(holds.sum())} |"
-        )
+        yield FrozenForecast.from_row(row)
+
+
+def report(found: Sequence[Result], ceiling: float) -> None:
+    """Print every forecast made at half, then a summary of each share."""
+    print("| run | share | forecast | 95 % interval | measured | inside | width |")
+    print("|---|---|---|---|---|---|---|")
+    for result in found:
+        if result.share == 0.5:
+            (low, high), width = result.forecast.prediction, result.forecast.width
+            inside = "inside" if result.forecast.covers(result.measured) else "outside"
+            print(
+                f"| {result.run} | {result.share} | {result.forecast.mean:.3f} | [{low:.3f}, {high:.3f}] | "
+                f"{result.measured:.3f} | {inside} | {width:.3f} |"
+            )
+    print(
+        "\n| share | forecasts | inside | median width | rms error | mean error | rerun holds | rerun width |"
+        f" A stated | A's holds {ceiling:.2f} | identified |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for share in SHARES:
+        chosen = [result for result in found if result.share == share]
+        if chosen:
+            print(f"| {share} | {summary(chosen, ceiling)} |")
+
+
+def summary(found: Sequence[Result], ceiling: float) -> str:
+    """The cells of one share. `rerun holds`: of all ends of the other runs, each in each rerun interval."""
+    inside = [result.forecast.covers(result.measured) for result in found]
+    error = np.array([result.forecast.mean - result.measured for result in found])
+    width = np.median([result.forecast.width for result in found])
+    fits = [result.forecast.fit for result in found]
+    stated = [fit["intervals"]["A"] for fit in fits if fit["intervals"]["A"]]
+    holds = sum(low <= ceiling <= high for low, high in stated)
+    identified = sum(bool(fit["identified"]) for fit in fits)
+    rms = np.sqrt(np.mean(error**2))
+    return (
+        f"{len(found)} | {sum(inside)} | {width:.3f} | {rms:.4f} | {error.mean():+.4f} | "
+        f"{reruns(fits, [result.measured for result in found])} | {len(stated)} | {holds} | {identified}"
+    )
+
+
+def reruns(fits: Sequence[Mapping[str, Any]], measured: Sequence[float]) -> str:
+    """Share of the other runs' ends in the rerun intervals, and their median width; a dash without any."""
+    spans = [fit["forecast"][0].get("rerun") for fit in fits]
+    if None in spans or len(spans) < 2:
+        return "- | -"
+    low_N, high_N = np.array(spans).T
+    held_NM = (low_N[:, None] <= measured) & (measured <= high_N[:, None])
+    others = held_NM[~np.eye(len(measured), dtype=bool)]
+    return f"{others.mean():.2f} | {np.median(high_N - low_N):.3f}"
 
 
 def main() -> None:
@@ -84,22 +134,38 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one core each")
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
+    parser.add_argument("--refit", type=Path, nargs="+", metavar="RUN", help="forecast these runs anew")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-    from scalerl.rl.base import find_model
     from scalerl.rl.recipe import load_recipe
 
     recipe = load_recipe("demo")
-    model, about = find_model(recipe)
-    folders = {seed: args.runs / f"seed{seed}" for seed in range(args.seeds)}
-    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        left = {seed: folder for seed, folder in folders.items() if not complete(folder)}
-        jobs = {pool.submit(run_seed, seed, folder, model, about): seed for seed, folder in left.items()}
-        for job in as_completed(jobs):
+    folders = args.refit or train_all([args.runs / f"seed{seed}" for seed in range(args.seeds)], args.jobs)
+    records = [RunRecord.read(folder) for folder in sorted(folders, key=number)]
+    forecasts = [list(refit(run)) if args.refit else frozen_forecasts(run) for run in records]
+    found = [result for pair in zip(records, forecasts, strict=True) for result in results(*pair)]
+    report(found, recipe.task.ceiling(recipe.context.thinking))
+
+
+def train_all(folders: list[Path], jobs: int) -> list[Path]:
+    """Train the runs that are not complete; the seed of a run is its place in the list."""
+    from scalerl.rl.base import find_model
+    from scalerl.rl.recipe import load_recipe
+
+    model, about = find_model(load_recipe("demo"))
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        left = {seed: folder for seed, folder in enumerate(folders) if not complete(folder)}
+        started = {pool.submit(run_seed, seed, folder, model, about): seed for seed, folder in left.items()}
+        for job in as_completed(started):
             job.result()
-            print(f"seed {jobs[job]} done", file=sys.stderr, flush=True)
-    report(folders, recipe.task.ceiling(recipe.context.thinking))
+            print(f"seed {started[job]} done", file=sys.stderr, flush=True)
+    return folders
+
+
+def number(folder: Path) -> tuple[int, str]:
+    """seed9 before seed10."""
+    return int("".join(filter(str.isdigit, folder.name)) or 0), folder.name
 
 
 if __name__ == "__main__":

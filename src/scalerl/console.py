@@ -68,7 +68,9 @@ def forecast_text(forecast: Mapping[str, Any] | None) -> str:
     if forecast is None:
         return ""
     low, high = forecast["prediction"]
-    return f"  end {forecast['mean']:.3f} [{low:.3f}, {high:.3f}]"
+    kind = forecast["fit_json"]["lack_of_fit"]
+    doubt = f"  no curve describes the run: {kind}" if kind else ""
+    return f"  end {forecast['mean']:.3f} [{low:.3f}, {high:.3f}]{doubt}"
 
 
 def _rate(value: float) -> str:

@@ -219,7 +219,7 @@ def test_a_run_of_another_shape_is_warned_of():
     result = fit(frechet_points())
     assert result.families["log_logistic"] < 0.05
     (warning,) = result.warnings
-    assert "the frechet curve describes the run better" in warning
+    assert "the Fréchet curve describes the run better" in warning
     assert "B and C_mid" in warning
     assert fit(noisy_points()).warnings == ()
 

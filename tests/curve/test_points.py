@@ -3,6 +3,7 @@ import pytest
 
 from scalerl import EvalPoint, InputError, RunRecord
 from scalerl.curve import Points
+from scalerl.curve.sample import make_sample
 from scalerl.record import DeviceSeconds
 
 
@@ -71,3 +72,25 @@ def test_a_run_becomes_points(tmp_path):
     assert points.step_N is not None
     np.testing.assert_allclose(points.step_N, [0, 100])
     assert points.source.endswith("evals.jsonl")
+
+
+def test_evaluations_of_one_step_are_pooled_by_their_samples():
+    points = Points.from_arrays(
+        [0, 1, 1, 2], [0.1, 0.2, 0.5, 0.6], samples=[100, 100, 200, 100], step=[0, 1, 1, 2]
+    )
+    pooled = make_sample(points, None)
+    np.testing.assert_allclose(pooled.y_N, [0.1, 0.4, 0.6])
+    assert pooled.n_points == 3  # the same weights again are no further observation of the curve
+    assert pooled.within == 0.0
+    apart = make_sample(Points.from_arrays([0, 1, 1, 2], [0.1, 0.2, 0.5, 0.6]), None)
+    np.testing.assert_allclose(apart.y_N, [0.1, 0.35, 0.6])
+    assert apart.n_points == 4
+    assert apart.within == pytest.approx(2 * 0.15**2)
+    np.testing.assert_allclose(apart.weight_N, [1, 2, 1])
+
+
+def test_the_evaluation_before_training_counts_by_its_own_noise():
+    precise = Points.from_arrays([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], noise_sd=[0.002, 0.004, 0.004, 0.004])
+    sample = make_sample(precise, None)
+    np.testing.assert_allclose(sample.weight_N, [4, 1, 1, 1])
+    assert sample.gap_N[1] == np.inf  # nothing that training adds is shared with it

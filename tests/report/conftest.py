@@ -118,15 +118,21 @@ def step_row(step: int, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def write_run(path: Path, config: dict[str, Any], n_evals: int = N_EVALS, steps: bool = True) -> RunWriter:
-    """Write the synthetic run under `path`; the caller adds the forecasts."""
+def write_run(
+    path: Path,
+    config: dict[str, Any],
+    n_evals: int = N_EVALS,
+    steps: bool = True,
+    truth: Callable[[np.ndarray], np.ndarray] = curve,
+) -> RunWriter:
+    """Write the synthetic run under `path`, along `truth` in flops; the caller adds the forecasts."""
     rng = np.random.default_rng(7)
     writer = RunWriter(path, config)
     lengths = np.arange(1, 11).repeat(30)
     ids = [f"chain/{length}/{number}" for number, length in enumerate(lengths)]
     difficulty = rng.normal(size=lengths.size) * 0.6 + 0.45 * (lengths - 5.5) + 3.0 * (lengths > 8)
     for step in range(0, n_evals * EVERY, EVERY):
-        rate = float(curve(np.array(step * FLOPS_PER_STEP)))
+        rate = float(truth(np.array(step * FLOPS_PER_STEP)))
         p = _with_mean(difficulty, rate)
         correct = rng.binomial(N_SAMPLES, p)
         point = EvalPoint(
@@ -173,10 +179,14 @@ def make_run(tmp_path: Path) -> MakeRun:
     """
 
     def make(
-        n_evals: int = N_EVALS, steps: bool = True, forecasts: Sequence[dict[str, Any]] = (), **config: Any
+        n_evals: int = N_EVALS,
+        steps: bool = True,
+        forecasts: Sequence[dict[str, Any]] = (),
+        truth: Callable[[np.ndarray], np.ndarray] = curve,
+        **config: Any,
     ) -> RunRecord:
         merged = {key: value for key, value in {**CONFIG, **config}.items() if value is not None}
-        writer = write_run(tmp_path / "run", merged, n_evals, steps)
+        writer = write_run(tmp_path / "run", merged, n_evals, steps, truth)
         for changes in forecasts:
             writer.forecast(frozen_row(**changes))
         return RunRecord.read(writer.path)

@@ -94,3 +94,21 @@ def test_the_stored_curve_is_read_as_it_stands():
     assert band is not None
     assert band.median_M.tolist() == [0.2, 0.3]
     assert math.isnan(band.lo_M[1])
+
+
+def test_the_interval_of_a_rerun_is_read_where_it_was_stored():
+    row = {"mean": 0.8, "prediction": [0.77, 0.83], "compute": 500, "target_compute": 1000, "axis": "flops"}
+    fit = {"forecast": [{"compute": 1000.0, "rerun": [0.74, 0.86]}]}
+    forecast = FrozenForecast.from_row({**row, "fit_json": fit})
+    assert forecast.rerun == (0.74, 0.86)
+    assert sentence(forecast, judge(RUN, forecast)).endswith("Width .060. Another seed: [.740, .860].")
+    for older in (None, {}, {"forecast": []}, {"forecast": [{"rerun": None}]}, {"forecast": 3}):
+        forecast = FrozenForecast.from_row({**row, "fit_json": older})
+        assert math.isnan(sum(forecast.rerun))
+        assert sentence(forecast, judge(RUN, forecast)).endswith("Width .060.")
+
+
+def test_a_forecast_made_where_no_curve_fitted_says_so():
+    doubtful = dataclasses.replace(HALF, fit={"lack_of_fit": "jump", "intervals": {"A": None}})
+    text = sentence(doubtful, judge(RUN, doubtful))
+    assert text.endswith("Width .060. No saturating curve described the run then: the pass rate jumps.")

@@ -4,7 +4,18 @@ import math
 
 import pytest
 
-from scalerl.report.numbers import duration, percent, plain, plain_interval, rate, rate_interval, unit_for
+from scalerl.curve import FAMILIES
+from scalerl.report.numbers import (
+    duration,
+    family_name,
+    family_weights,
+    percent,
+    plain,
+    plain_interval,
+    rate,
+    rate_interval,
+    unit_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +83,12 @@ def test_shares_and_durations():
         "7.5 h",
         "–",
     )
+
+
+def test_families_have_the_names_that_people_use():
+    names = [family_name(family.name) for family in FAMILIES]
+    assert sorted(names) == ["Fréchet", "Weibull", "log-logistic", "power law"]
+    assert family_name("gompertz") == "gompertz"
+    assert family_weights({"frechet": 0.31, "log_logistic": 0.69}) == "log-logistic 0.69, Fréchet 0.31"
+    assert family_weights({"weibull": 1.0, "power_law": None}) == "Weibull 1.00"  # as older fits stored it
+    assert family_weights(None) == "–"

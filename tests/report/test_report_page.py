@@ -162,7 +162,7 @@ def test_a_forecast_stored_without_medians_gives_its_intervals_alone(make_run):
     ):
         assert stated in text, stated
     assert ".761 [" not in text
-    assert dict(closing_rows(run))["ceiling A"] == "[.768, .879]; known beforehand .820: inside"
+    assert dict(closing_rows(run))["ceiling A at 50 %"] == "[.768, .879]; known beforehand .820: inside"
     (ceiling,) = curve_view(run, None, main_forecast(frozen_forecasts(run))).ceilings
     assert math.isnan(ceiling.A)
     assert ceiling.interval == (0.768, 0.879)
@@ -171,8 +171,8 @@ def test_a_forecast_stored_without_medians_gives_its_intervals_alone(make_run):
 def test_the_forecast_at_half_leads(html):
     bodies = re.findall(r'<tbody class="(\w*)"><tr class="\w+"><td>(\d+)</td>', html)
     assert bodies == [("", "60"), ("lead", "120")]
-    headings = re.findall(r"<th>([^<]+)</th>", html)[:8]
-    assert headings[3:] == ["forecast", "prediction interval", "measured", "outcome", "width"]
+    headings = re.findall(r"<th>([^<]+)</th>", html)[:9]
+    assert headings[3:] == ["forecast", "prediction interval", "measured", "outcome", "width", "another seed"]
 
 
 def test_two_fits_that_warn_alike_warn_once(make_run):

@@ -16,13 +16,13 @@ def test_closing_rows(run, tmp_path):
     assert rows["forecast"] == ".753 [.722, .781], at half of the compute"
     assert rows["measured"] == f"{run.evals[-1].pass_rate:.3f}: inside".removeprefix("0")
     assert rows["width"] == ".059"
-    assert rows["ceiling A"] == ".811 [.768, .879]; known beforehand .820: inside"
+    assert rows["ceiling A at 50 %"] == ".811 [.768, .879]; known beforehand .820: inside"
     assert rows["report"] == str(tmp_path / "report.html")
 
 
 def test_a_ceiling_that_the_interval_misses(run):
     missed = dataclasses.replace(run, config={**run.config, "ceiling": {"value": 0.9}})
-    assert dict(closing_rows(missed))["ceiling A"].endswith("known beforehand .900: outside")
+    assert dict(closing_rows(missed))["ceiling A at 50 %"].endswith("known beforehand .900: outside")
 
 
 def test_without_forecasts(run):
@@ -37,7 +37,7 @@ def test_plain_text_away_from_a_terminal(run):
     print_closing(run, file=out)
     lines = out.getvalue().splitlines()
     assert lines[0] == "scalerl-chain"
-    assert lines[1] == "  forecast   .753 [.722, .781], at half of the compute"
+    assert lines[1] == "  forecast           .753 [.722, .781], at half of the compute"
     assert "\x1b" not in out.getvalue()
 
 

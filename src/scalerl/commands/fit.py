@@ -122,6 +122,8 @@ def _worth(args: argparse.Namespace, result: Fit) -> dict[str, Any]:
 
 def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
     """The rows of the table for people: a label and what stands beside it."""
+    from scalerl.report.numbers import family_weights
+
     median, intervals = result.median, result.intervals
     cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
@@ -134,13 +136,13 @@ def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
-        ("families", "  ".join(f"{name} {weight:.2f}" for name, weight in result.families.items())),
+        ("families", family_weights(result.families)),
         ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
     ]
     if len(result.basins) > 1:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     if not result.identified and not result.misfit:
-        tell = result.compute_to_tell()
+        tell = result.compute_to_tell
         place = f"{tell:.4g} {result.axis}, expected" if tell else "more than 8 times the compute so far"
         rows.append(("would be told at", place))
     rows += _answers(result, args.at, args.target, args.budget)

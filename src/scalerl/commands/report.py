@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from scalerl.errors import InputError
+from scalerl.errors import CannotAnswerError, InputError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -32,5 +32,8 @@ def run(args: argparse.Namespace) -> None:
         return
     record = RunRecord.read(args.run_folder)
     frozen = main_forecast(frozen_forecasts(record))
-    whole = fit(record, x=axis_for(record, frozen=frozen))
+    try:
+        whole = fit(record, x=axis_for(record, frozen=frozen))
+    except CannotAnswerError:  # the evaluations can be drawn all the same
+        whole = None
     print(curve_figure(record, whole, frozen=frozen, out=args.figure))

@@ -26,6 +26,11 @@ class Family(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
 
+    @property
+    def label(self) -> str:
+        """The name for people."""
+        ...
+
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Share of the gain reached, in [0, 1], rising in x."""
         ...
@@ -48,6 +53,7 @@ class LogLogistic:
     """share = 1 / (1 + e^-u): the paper's curve (arXiv 2510.13786, equation 1); its gap closes as C^-B."""
 
     name: str = "log_logistic"
+    label: str = "log-logistic"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """1 / (1 + (C_mid / C)^B)."""
@@ -70,6 +76,7 @@ class Weibull:
     """share = 1 - 2^(-e^u): the gap closes exponentially, sooner than the paper's curve."""
 
     name: str = "weibull"
+    label: str = "Weibull"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """1 - 2^(-(C / C_mid)^B)."""
@@ -92,6 +99,7 @@ class Frechet:
     """share = 2^(-e^-u): starts abruptly, and its gap closes as C^-B."""
 
     name: str = "frechet"
+    label: str = "Fréchet"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """2^(-(C_mid / C)^B)."""
@@ -119,6 +127,7 @@ class PowerLaw:
     """
 
     name: str = "power_law"
+    label: str = "power law"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """max(0, 1 - (C_mid / C)^B / 2)."""
@@ -144,6 +153,7 @@ class Gompertz:
     """
 
     name: str = "gompertz"
+    label: str = "Gompertz"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """2^(-exp(-B (C / C_mid - 1)))."""

@@ -78,7 +78,7 @@ def fit(
         r0_value=r0_value,
         r0_source=r0_source,
         curve=best.curve,
-        rmse=math.sqrt(best.rss / len(points)),
+        rmse=float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2))),
         median=medians_of(post),
         intervals=intervals_of(post, level),
         families=families,
@@ -86,7 +86,7 @@ def fit(
         identification=identify(post, sample),
         misfit=misfit,
         basins=_basins(best, len(sample)),
-        warnings=(*points.warnings, *_bounds(best), *_other_shape(families), *_misfit(misfit)),
+        warnings=(*points.warnings, *_bounds(best), *(_misfit(misfit) or _other_shape(families))),
         points=points,
         excluded=excluded,
         sample=sample,
@@ -176,9 +176,9 @@ def _other_shape(families: dict[str, float]) -> tuple[str, ...]:
     own = families[LOG_LOGISTIC.name]
     if own >= LITTLE_WEIGHT:
         return ()
-    best = max(families, key=lambda name: families[name])
+    best = max(FAMILIES, key=lambda family: families[family.name])
     return (
-        f"the {best} curve describes the run better (weight {families[best]:.2f}, {LOG_LOGISTIC.name} "
+        f"the {best.label} curve describes the run better (weight {families[best.name]:.2f}, log-logistic "
         f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
     )
 
@@ -190,8 +190,8 @@ def _misfit(misfit: Misfit | None) -> tuple[str, ...]:
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
-        start = f"--r0 free --min-compute {low:.6g} " if low > 0 else ""
-        offer = f"fit the part that holds with {start}--max-compute {high:.6g}"
+        start = f"--r0 free --min-compute {low * (1 - 1e-9):.10g} " if low > 0 else ""
+        offer = f"fit the part that holds with {start}--max-compute {high * (1 + 1e-9):.10g}"
     return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
 
 

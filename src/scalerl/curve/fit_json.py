@@ -43,7 +43,7 @@ def fit_json(fit: Fit, at: Sequence[float], target: float | None, budget: float 
         "c_max_over_c_mid": fit.c_max_over_c_mid,
         "c_max_over_c_mid_interval": list(fit.identification.ratio_interval),
         "at_bounds": dict(fit.identification.at_bounds),
-        "compute_to_tell": None if fit.misfit else fit.compute_to_tell(),
+        "compute_to_tell": None if fit.misfit else fit.compute_to_tell,
         "lack_of_fit": fit.lack_of_fit,
         "part_that_holds": list(fit.misfit.keep) if fit.misfit and fit.misfit.keep else None,
         "forecast": [fit.forecast(compute).to_json() for compute in at],

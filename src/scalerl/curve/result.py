@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -253,18 +255,22 @@ class Fit:
         noise, level = self.noise, self.intervals.level
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
 
+    @functools.cached_property
     def compute_to_tell(self) -> float | None:
         """Compute at which A's interval is expected to be narrow enough to be called identified.
 
-        None if not within 8 times the compute so far, infinite never; the compute so far if it is already.
+        None if not within 8 times the compute so far; the compute so far if it is already.
         """
         now = float(self.points.compute_N[-1])
         if self.identified:
             return now
         compute_M = now * np.geomspace(1.1, 8.0, 16)
-        median = self.median.A - self.r0_value
-        enough_M = self.expected_width(compute_M) <= min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * median)
-        return float(compute_M[np.argmax(enough_M)]) if enough_M.any() else None
+        enough = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * (self.median.A - self.r0_value))
+        # The width falls with compute, so that four of the sixteen are enough to find the first.
+        place = bisect.bisect_left(
+            compute_M, -enough, key=lambda c: -float(self.expected_width(np.array([c]))[0])
+        )
+        return float(compute_M[place]) if place < len(compute_M) else None
 
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None

@@ -47,26 +47,53 @@ class Sample:
 def make_sample(points: Points, r0: float | None) -> Sample:
     """Sort, pool, and measure the gaps between consecutive evaluations; thin what is very long.
 
-    Evaluations at one compute are replicates, and are averaged: with equal weight, and as many observations,
-    as their noise is otherwise unknown. Above `MAX_ROWS` rows consecutive ones are averaged; the noise of
-    such means is then estimated from their scatter about the curve, so that correlation inside is not lost.
+    Evaluations at one compute are pooled by their samples, where these are known. Of one step (the same
+    weights, evaluated again) they make one observation; where steps are not known, each is one. The row at
+    compute 0 has the noise of sampling alone: it counts by its own, if that is known.
+    Above `MAX_ROWS` rows consecutive ones are averaged; the noise of such means is then estimated from their
+    scatter about the curve, so that correlation inside is not lost.
     """
     order_N = np.argsort(points.compute_N, kind="stable")
     compute_N, y_N = points.compute_N[order_N], points.pass_rate_N[order_N]
     step_N = None if points.step_N is None else points.step_N[order_N]
-    weight_N, within = np.ones(len(y_N)), 0.0
+    weight_N, within, n_points = np.ones(len(y_N)), 0.0, len(points)
     first_N = np.flatnonzero(np.diff(compute_N, prepend=-1.0))
     if len(first_N) < len(compute_N):
-        weight_N = np.diff(first_N, append=len(y_N)).astype(float)
-        mean_N = np.add.reduceat(y_N, first_N) / weight_N
-        within = float(np.sum((y_N - np.repeat(mean_N, weight_N.astype(int))) ** 2))
-        step_N = None if step_N is None else np.add.reduceat(step_N, first_N) / weight_N
+        count_N = np.diff(first_N, append=len(y_N))
+        mean_N = _pool(y_N, points.samples_N[order_N], first_N, count_N)
+        if step_N is None:
+            weight_N = count_N.astype(float)
+            within = float(np.sum((y_N - np.repeat(mean_N, count_N)) ** 2))
+        else:
+            step_N, n_points = step_N[first_N], len(first_N)
+            weight_N = np.ones(len(first_N))
         compute_N, y_N = compute_N[first_N], mean_N
-    n_points = len(points)
+    if compute_N[0] == 0:
+        weight_N[0] *= _start_weight(points)
     if len(y_N) > MAX_ROWS:
         compute_N, y_N, weight_N, step_N = _thin(compute_N, y_N, weight_N, step_N)
         within, n_points = 0.0, len(y_N)
     return Sample(log_compute(compute_N), y_N, weight_N, _gaps(compute_N, step_N), within, n_points, r0)
+
+
+def _pool(y_N: np.ndarray, samples_N: np.ndarray, first_M: np.ndarray, count_M: np.ndarray) -> np.ndarray:
+    """Means of consecutive rows by their samples; by equal weights where a sample size is not known, (M,)."""
+    known_M = np.isfinite(np.add.reduceat(samples_N, first_M))
+    weight_N = np.where(np.repeat(known_M, count_M), samples_N, 1.0)
+    return np.add.reduceat(y_N * weight_N, first_M) / np.add.reduceat(weight_N, first_M)
+
+
+def _start_weight(points: Points) -> float:
+    """How many usual evaluations the one before training is worth, by its sampling noise; 1 if not known.
+
+    Usual evaluations also have what training adds to their noise, so that it is worth this much at least.
+    """
+    zero_N, known_N = points.compute_N == 0, np.isfinite(points.noise_sd_N) & (points.noise_sd_N > 0)
+    if not (known_N & zero_N).any() or not (known_N & ~zero_N).any():
+        return 1.0
+    usual = float(np.median(points.noise_sd_N[known_N & ~zero_N]))
+    own = float(np.mean(points.noise_sd_N[known_N & zero_N]))
+    return float(np.clip((usual / own) ** 2, 1 / 16, 16))
 
 
 def _gaps(compute_N: np.ndarray, step_N: np.ndarray | None) -> np.ndarray:

@@ -10,7 +10,7 @@ from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
 
-_DRAWS = 400
+_DRAWS = 256
 _FURTHEST = 32.0  # times the compute so far, beyond which nothing is searched
 
 
@@ -51,7 +51,7 @@ def expected_width(
 ) -> np.ndarray:
     """Expected width of A's interval if the run goes on to computes (M,), evaluated as often as so far.
 
-    Every one of 400 draws in turn is taken for the truth, and the others are weighed by how well the further
+    Every one of 256 draws in turn is taken for the truth, and the others are weighed by how well the further
     evaluations would tell them from it: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
     inflated by (1 + phi) / (1 - phi) for the correlation of neighbours.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record import RunRecord
-from scalerl.report.curve_view import CurveView, curve_view
+from scalerl.report.curve_view import Change, CurveView, curve_view
 from scalerl.report.frozen import FrozenForecast
 from scalerl.report.numbers import rate
 from scalerl.report.style import (
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
     from scalerl.curve import Fit
+
+_DASHES = (0, (4, 2))  # of the line where a run leaves every curve
 
 
 def curve_svg(run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None) -> str:
@@ -74,6 +76,8 @@ def _draw(view: CurveView) -> Figure:
             _curve(axes, view)
             _evaluations(axes, view, size)
             _levels(axes, view)
+            if view.change:
+                _mark(axes, view.change)
         _finish_linear(panels[0], view)
         _finish_log(panels[1], view)
         if view.ceilings:
@@ -102,6 +106,17 @@ def _curve(axes: Axes, view: CurveView) -> None:
             capthick=1.6,
             zorder=4,
         )
+
+
+def _mark(axes: Axes, change: Change) -> None:
+    """Where the run leaves every curve, and the part that holds: a bar along the axis, and its own curve."""
+    if math.isfinite(change.at):
+        axes.axvline(change.at, color=LATER, lw=1.2, ls=_DASHES, zorder=1)
+    if change.band:
+        band = change.band
+        axes.axvspan(*change.keep, ymax=0.014, color=CEILING, lw=0)
+        axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=CEILING, alpha=0.15, lw=0)
+        axes.plot(band.compute_M, band.median_M, color=CEILING, lw=1.4)
 
 
 def _evaluations(axes: Axes, view: CurveView, size: float) -> None:
@@ -175,7 +190,8 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
     levels = [(view.known_ceiling, f"ceiling known beforehand {rate(view.known_ceiling)}", MUTED)]
     if view.ceilings:
         last = view.ceilings[-1]
-        levels.append((last.A, f"ceiling A {rate(last.A)} ({last.data})", CEILING))
+        doubt = "" if last.identified else ", not identified"
+        levels.append((last.A, f"ceiling A {rate(last.A)}{doubt} ({last.data})", CEILING))
     known = sorted((level for level in levels if math.isfinite(level[0])), reverse=True)
     for (height, text, colour), (offset, align) in zip(known, ((3, "bottom"), (-3, "top")), strict=False):
         axes.annotate(
@@ -189,8 +205,8 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
         )
 
 
-def _key(axes: Axes, view: CurveView) -> None:
-    """Name points and bands in their own colours, in the corner that the curve leaves empty."""
+def _entries(view: CurveView) -> list[tuple[Line2D, str]]:
+    """What the key names: points and bands in their own colours; nothing where only evaluations are drawn."""
     used = "evaluation that the forecast used" if view.frozen else "evaluation"
     noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
     entries = [(_sign(INK, marker="o", mfc=INK), used + noise)]
@@ -205,13 +221,30 @@ def _key(axes: Axes, view: CurveView) -> None:
             entries.append((bar, "interval, one evaluation at the target"))
     elif view.band:
         entries.append((_sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
-    if len(entries) == 1 and not noise:
+    if view.change:
+        placed = math.isfinite(view.change.at)
+        entries.append((_sign(LATER, lw=1.2, ls=_DASHES if placed else ""), view.change.text))
+        if view.change.band:
+            entries.append((_sign(CEILING, lw=6, alpha=0.4), "curve of the part that holds (bar)"))
+    return entries if len(entries) > 1 or noise else []
+
+
+def _key(axes: Axes, view: CurveView) -> None:
+    """The key, in the corner that the curve leaves empty; it covers what marks a change."""
+    entries = _entries(view)
+    if not entries:
         return
-    falls = view.pass_rate_N[-1] < view.pass_rate_N[0]
-    corner = "upper right" if falls else "lower right"
-    legend = axes.legend(*zip(*entries, strict=True), loc=corner, frameon=False, handlelength=1.2)
+    corner = "upper right" if _falls(view) else "lower right"
+    legend = axes.legend(
+        *zip(*entries, strict=True), loc=corner, frameon=view.change is not None, handlelength=1.2
+    )
+    legend.get_frame().set(facecolor=PAPER, edgecolor="none", alpha=0.85)
     for (sign, _), text in zip(entries, legend.get_texts(), strict=True):
         text.set_color(sign.get_color())
+
+
+def _falls(view: CurveView) -> bool:
+    return bool(view.pass_rate_N[-1] < view.pass_rate_N[0])
 
 
 def _sign(colour: str, **look: Any) -> Line2D:
@@ -231,8 +264,15 @@ def _limits(view: CurveView) -> tuple[float, float]:
     drawn += [[ceiling.A, *ceiling.interval] for ceiling in view.ceilings]
     if view.frozen:
         drawn.append(view.frozen.prediction)
-    if view.band:
-        drawn += [view.band.lo_M, view.band.hi_M]
+    for band in (view.band, view.change.band if view.change else None):
+        if band:
+            drawn += [band.lo_M, band.hi_M]
     lowest, highest = (float(bound(np.concatenate(drawn))) for bound in (np.nanmin, np.nanmax))
     margin = 0.08 * max(highest - lowest, 0.05)
-    return max(lowest - margin, -0.03), min(highest + margin, 1.04)
+    low, high = lowest - margin, min(highest + margin, 1.04)
+    # Room for the key in the lower right corner: from a fifth of the width on, nothing lies as low.
+    beside = view.pass_rate_N[view.compute_N > 0.2 * _largest(view)]
+    if len(beside) and not _falls(view):
+        height = 0.03 + 0.055 * len(_entries(view))
+        low = min(low, (beside.min() - height * high) / (1 - height))
+    return max(low, -0.03), high

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record import RunRecord
+from scalerl.report.ceiling import misfit_in_words, part_that_holds
 from scalerl.report.frozen import Band, FrozenForecast
 from scalerl.report.numbers import Unit, as_float, as_mapping, pair, percent, unit_for
 
@@ -27,6 +28,20 @@ class Ceiling:
     data: str
     A: float
     interval: tuple[float, float]
+    identified: bool = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """Where a run leaves every saturating curve, and the part of it that one describes alone."""
+
+    at: float
+    """Compute of the change; NaN where there is no one place."""
+    text: str
+    keep: tuple[float, float]
+    """Range of the part that holds; NaN without one."""
+    band: Band | None
+    """The curve of that part, from its start to the last evaluation."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ class CurveView:
     window: float
     """Compute up to which evaluations were used; NaN where nothing is fitted."""
     band: Band | None
+    """The forecast's curve, else that of the fit on all evaluations, where one describes them."""
+    change: Change | None
     frozen: FrozenForecast | None
     target: float
     """Compute that the forecast is for; NaN without one."""
@@ -73,6 +90,7 @@ def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -
     target = frozen.target_compute if frozen else math.nan
     unit = unit_for(axis, max(largest, target if math.isfinite(target) else 0.0))
     window = frozen.compute if frozen else (largest if fit is not None else math.nan)
+    part = part_that_holds(fit) if fit is not None else None
     return CurveView(
         unit=unit,
         compute_N=compute_N / unit.size,
@@ -80,10 +98,11 @@ def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -
         noise_sd_N=np.nan_to_num([point.noise_sd for point in run.evals]),
         later_N=compute_N > window,
         window=window / unit.size,
-        band=_in_unit(frozen.band if frozen else _fitted_band(fit, compute_N), unit),
+        band=_in_unit(frozen.band if frozen else _fitted_band(fit), unit),
+        change=_change(fit, part, unit),
         frozen=frozen,
         target=target / unit.size,
-        ceilings=_ceilings(fit, frozen),
+        ceilings=_ceilings(fit, frozen, part),
         known_ceiling=known_ceiling(run),
     )
 
@@ -98,25 +117,46 @@ def ceiling_why(run: RunRecord) -> str:
     return str(as_mapping(run.config.get("ceiling")).get("why") or "")
 
 
-def _ceilings(fit: Fit | None, frozen: FrozenForecast | None) -> tuple[Ceiling, ...]:
+def _ceilings(fit: Fit | None, frozen: FrozenForecast | None, part: Fit | None) -> tuple[Ceiling, ...]:
     found = [_ceiling(f"first {percent(frozen.share)}", frozen.fit)] if frozen else []
     if fit is not None:
         found.append(_ceiling("all data", fit.to_json()))
+    if part is not None:
+        found.append(_ceiling("part fitted", part.to_json()))
     return tuple(ceiling for ceiling in found if ceiling)
 
 
 def _ceiling(data: str, fit_json: Mapping[str, Any]) -> Ceiling | None:
     A = as_float(as_mapping(fit_json.get("median")).get("A"))
     interval = pair(as_mapping(fit_json.get("intervals")).get("A"))
-    return Ceiling(data, A, interval) if np.isfinite([A, sum(interval)]).any() else None
+    identified = bool(fit_json.get("identified", True))
+    return Ceiling(data, A, interval, identified) if np.isfinite([A, sum(interval)]).any() else None
 
 
-def _fitted_band(fit: Fit | None, compute_N: np.ndarray) -> Band | None:
-    if fit is None:
+def _fitted_band(fit: Fit | None) -> Band | None:
+    if fit is None or fit.misfit is not None:
         return None
-    positive_N = compute_N[compute_N > 0]
-    compute_M = np.geomspace(positive_N.min() / 2, positive_N.max(), 120)
+    compute_N = fit.points.compute_N[fit.points.compute_N > 0]
+    return _band(fit, compute_N.min() / 2, compute_N.max())
+
+
+def _band(fit: Fit, first: float, last: float) -> Band:
+    compute_M = np.geomspace(first, last, 120)
     return Band(compute_M, *fit.band(compute_M))
+
+
+def _change(fit: Fit | None, part: Fit | None, unit: Unit) -> Change | None:
+    if fit is None or fit.misfit is None:
+        return None
+    at = math.nan if fit.misfit.at is None else fit.misfit.at / unit.size
+    keep, band = (math.nan, math.nan), None
+    if part is not None and fit.misfit.keep is not None:
+        low, high = fit.misfit.keep
+        keep = low / unit.size, high / unit.size
+        positive_N = part.points.compute_N[part.points.compute_N > 0]
+        band = _band(part, max(low, positive_N.min() / 2), float(fit.points.compute_N[-1]))
+    place = "" if fit.misfit.at is None else f" at {unit.show(fit.misfit.at)}"
+    return Change(at, f"{misfit_in_words(fit.to_json())}{place}", keep, _in_unit(band, unit))
 
 
 def _in_unit(band: Band | None, unit: Unit) -> Band | None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.record import EvalPoint, RunRecord
+from scalerl.report.ceiling import misfit_in_words
 from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
@@ -41,6 +42,8 @@ class FrozenForecast:
     mean: float
     prediction: tuple[float, float]
     """Interval of one evaluation at `target_compute`, its noise included."""
+    rerun: tuple[float, float] = (math.nan, math.nan)
+    """Interval of the mean curve there of another run of the recipe; older forecasts have none."""
     band: Band | None = None
     fit: Mapping[str, Any] = field(default_factory=dict)
     """The fit behind it, as `Fit.to_json` gives it."""
@@ -48,6 +51,7 @@ class FrozenForecast:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> FrozenForecast:
         """Read one parsed line of forecasts.jsonl."""
+        fit = as_mapping(row.get("fit_json"))
         return cls(
             made_at_step=as_float(row.get("made_at_step")),
             axis=str(row.get("axis", "gpu_hours")),
@@ -55,8 +59,9 @@ class FrozenForecast:
             target_compute=as_float(row.get("target_compute")),
             mean=as_float(row.get("mean")),
             prediction=pair(row.get("prediction")),
+            rerun=_rerun(fit.get("forecast")),
             band=_band(row.get("curve")),
-            fit=as_mapping(row.get("fit_json")),
+            fit=fit,
         )
 
     @property
@@ -133,14 +138,26 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
         result = f"not measured yet: the run stands at {percent(outcome.progress)} of the target"
     else:
         result = f"measured {rate(outcome.measured.pass_rate)}: {outcome.word}"
-    return f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
+    text = f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
+    if math.isfinite(sum(forecast.rerun)):
+        text += f" Another seed: {rate_interval(forecast.rerun)}."
+    if misfit := misfit_in_words(forecast.fit):
+        text += f" No saturating curve described the run then: {misfit}."
+    return text
+
+
+def _rerun(forecasts: Any) -> tuple[float, float]:
+    """Of the first entry of `forecast` in the fit's JSON, which is the one for the target."""
+    first = forecasts[0] if isinstance(forecasts, list) and forecasts else None
+    return pair(as_mapping(first).get("rerun"))
 
 
 def _band(curve: Any) -> Band | None:
-    names = ("compute", "median", "lo", "hi")
-    if not isinstance(curve, Mapping) or not all(curve.get(name) for name in names):
-        return None
-    columns = [np.array([as_float(value) for value in curve[name]]) for name in names]
-    if len({column.size for column in columns}) != 1:
-        return None
-    return Band(*columns)
+    columns = [_column(as_mapping(curve).get(name)) for name in ("compute", "median", "lo", "hi")]
+    return Band(*columns) if columns[0].size and len({column.size for column in columns}) == 1 else None
+
+
+def _column(values: Any) -> np.ndarray:
+    """Numbers as read from a line, or as `freeze` gave them; empty where there is no list of them."""
+    listed = values if isinstance(values, list | np.ndarray) else ()
+    return np.array([as_float(value) for value in listed])

@@ -1,4 +1,4 @@
-"""Numbers as a reader meets them: rates without a leading zero, compute with a prefix, a dash for NaN."""
+"""Numbers and names as a reader meets them: `.803`, `14.6 TFLOP`, `Fréchet`, and a dash for NaN."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.curve.families import FAMILIES
+
 DASH = "–"
 MINUS = "−"
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
+_FAMILIES = {family.name: family.label for family in FAMILIES}
 _NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
 
 
@@ -37,6 +40,18 @@ def unit_for(axis: str, largest: float) -> Unit:
     scales = _SI if axis == "flops" else _WORDS if largest >= 1e4 else ()
     size, prefix = next(((size, prefix) for size, prefix in scales if largest >= size), (1.0, ""))
     return Unit(size, f"{prefix}FLOP" if axis == "flops" else f"{prefix}{_NOUN.get(axis, axis)}")
+
+
+def family_name(name: str) -> str:
+    """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
+    return _FAMILIES.get(name, name)
+
+
+def family_weights(weights: Any) -> str:
+    """The families by falling weight: `log-logistic .55, Fréchet .31`; a dash where none are known."""
+    shown = {name: as_float(weight) for name, weight in as_mapping(weights).items() if weight is not None}
+    ranked = sorted(shown.items(), key=lambda item: -item[1])
+    return ", ".join(f"{family_name(name)} {weight:.2f}" for name, weight in ranked) or DASH
 
 
 def as_float(value: Any) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord, write_atomically
+from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
 from scalerl.report.curve_view import axis_for, ceiling_why
 from scalerl.report.facts import apart, counted, environment, head, recipe_sections
@@ -17,7 +18,6 @@ from scalerl.report.in_flight import in_flight_rows
 from scalerl.report.numbers import DASH, percent, rate, rate_interval, unit_for
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.strata import strata, strata_svg
-from scalerl.report.terminal import ceiling_text
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -72,15 +72,19 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         fit, no_fit = _fit_or_reason(run, axis_for(run, None, frozen))
     steps = run.steps()
     groups = strata(run.eval_prompts())
-    fits = _fits(fit, frozen)
+    part = part_that_holds(fit) if fit is not None else None
+    fits = _fits(frozen, fit, part)
     return {
         "name": str(run.config.get("name") or run.path.name),
         "facts": head(run, axis_for(run, fit, frozen)),
         "sentence": _result(frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
+        "notices": notices(fit, part) if fit is not None else [],
         "no_fit": no_fit,
         "curve": curve_svg(run, fit, frozen=frozen),
         "frozen": frozen,
+        "misfit": fit is not None and fit.misfit is not None,
+        "part": part,
         "forecast_rows": [_forecast_row(f, o, f is frozen) for f, o in zip(forecasts, outcomes, strict=True)],
         "ceiling_why": ceiling_why(run),
         "fits": [name for name, _ in fits],
@@ -96,7 +100,7 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "counted": counted(run),
         "apart": apart(run),
         "environment": environment(run.config),
-        "warnings": _warnings(run, fits),
+        "warnings": _warnings(run, fits, fit.misfit.why if fit and fit.misfit else None),
     }
 
 
@@ -110,13 +114,15 @@ def _fit_or_reason(run: RunRecord, axis: str) -> tuple[Fit | None, str]:
         return None, f"{_without_path(run, str(error))}."
 
 
-def _fits(fit: Fit | None, frozen: FrozenForecast | None) -> list[NamedFit]:
+def _fits(frozen: FrozenForecast | None, fit: Fit | None, part: Fit | None) -> list[NamedFit]:
     """The fits that the table of parameters compares, each in the form of `Fit.to_json`."""
     found: list[NamedFit] = []
     if frozen and frozen.fit:
         found.append((f"frozen at {frozen.share_in_words}", frozen.fit))
     if fit is not None:
         found.append(("fitted on all data", fit.to_json()))
+    if part is not None:
+        found.append(("fitted on the part that holds", part.to_json()))
     return found
 
 
@@ -126,7 +132,8 @@ def _result(frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | N
     start = "No forecast was frozen during this run."
     if fit is None:
         return f"{start} No curve is fitted: {no_fit}"
-    return f"{start} Fitted on all evaluations: ceiling A {ceiling_text(fit.to_json(), float('nan'))}."
+    ceiling = ceiling_text(fit.to_json(), float("nan"))
+    return f"{start} {'The ceiling is' if fit.misfit else 'Fitted on all evaluations: ceiling A'} {ceiling}."
 
 
 def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> dict[str, str]:
@@ -139,6 +146,8 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
         "mean": rate(forecast.mean),
         "interval": rate_interval(forecast.prediction),
         "width": rate(forecast.width),
+        "rerun": rate_interval(forecast.rerun),
+        "misfit": misfit_in_words(forecast.fit),
         "measured": rate(measured.pass_rate) if measured else DASH,
         "noise": f"± {rate(measured.noise_sd)}" if measured and measured.noise_sd > 0 else "",
         "verdict": outcome.word,
@@ -146,13 +155,17 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
     }
 
 
-def _warnings(run: RunRecord, fits: list[NamedFit]) -> list[str]:
+def _warnings(run: RunRecord, fits: list[NamedFit], noticed: str | None) -> list[str]:
+    """The warnings of the record and of the fits, each once; `noticed` is said above them already."""
     found = [_without_path(run, warning) for warning in run.warnings]
     about: dict[str, list[str]] = {}
     for name, fit in fits:
         for warning in fit.get("warnings") or ():
-            about.setdefault(str(warning), []).append(name)
-    return found + [f"{', and '.join(names)}: {warning}" for warning, names in about.items()]
+            if noticed is None or noticed not in str(warning):
+                about.setdefault(_without_path(run, str(warning)), []).append(name)
+    return found + [
+        f"{', and '.join(names)}: {warning}" for warning, names in about.items() if warning not in found
+    ]
 
 
 def _without_path(run: RunRecord, message: str) -> str:

@@ -6,29 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl.record import RunRecord
+from scalerl.report.ceiling import ceiling_text, to_tell_text
 from scalerl.report.curve_view import known_ceiling
 from scalerl.report.numbers import (
     DASH,
     Unit,
     as_float,
     as_mapping,
+    family_weights,
     percent,
     plain,
     plain_interval,
     rate,
     unit_for,
 )
-from scalerl.report.terminal import ceiling_text
 
 NamedFit = tuple[str, Mapping[str, Any]]
 """What a fit rests on, in words, and the fit as `Fit.to_json` gives it."""
-
-_FAMILIES = {
-    "log_logistic": "log-logistic",
-    "weibull": "Weibull",
-    "frechet": "Fréchet",
-    "power_law": "power law",
-}
 
 
 def parameter_rows(run: RunRecord, fits: list[NamedFit], axis: str) -> list[tuple[str, str, list[str]]]:
@@ -44,13 +38,10 @@ def parameter_rows(run: RunRecord, fits: list[NamedFit], axis: str) -> list[tupl
         ("", "least squares (paper)", [_least_squares(fit, _unit(run, fit, axis)) for _, fit in fits]),
         ("", "level of the intervals", [_level(fit) for _, fit in fits]),
         ("", "evaluations used", [plain(fit.get("points")) for _, fit in fits]),
-        (
-            "",
-            "last compute over C_mid (least squares)",
-            [plain(fit.get("c_max_over_c_mid")) for _, fit in fits],
-        ),
+        ("", "last compute over C_mid", [_ratio(fit) for _, fit in fits]),
         ("", "ceiling identified", [_identified(fit) for _, fit in fits]),
-        ("", "weights of the families", [_families(fit.get("families")) for _, fit in fits]),
+        ("", "compute to tell it", [to_tell_text(fit, _unit(run, fit, axis)) or DASH for _, fit in fits]),
+        ("", "weights of the families", [family_weights(fit.get("families")) for _, fit in fits]),
         ("", "noise of one evaluation", [_noise(as_mapping(fit.get("noise"))) for _, fit in fits]),
     ]
 
@@ -76,7 +67,8 @@ def _least_squares(fit: Mapping[str, Any], unit: Unit) -> str:
     curve = as_mapping(fit.get("fit"))
     if not curve:
         return DASH
-    shown = f"A {rate(curve.get('A'))}, B {plain(curve.get('B'))}, C_mid {unit.show(curve.get('C_mid'))}"
+    ceiling = "withheld" if fit.get("lack_of_fit") else rate(curve.get("A"))
+    shown = f"A {ceiling}, B {plain(curve.get('B'))}, C_mid {unit.show(curve.get('C_mid'))}"
     return shown if curve.get("rmse") is None else f"{shown}, rmse {_fine(curve['rmse'])}"
 
 
@@ -84,6 +76,12 @@ def _unit(run: RunRecord, fit: Mapping[str, Any], axis: str) -> Unit:
     """The unit in which the page shows the run's compute."""
     own = str(fit.get("axis") or axis)
     return unit_for(own, float(run.compute(own).max(initial=0.0)))
+
+
+def _ratio(fit: Mapping[str, Any]) -> str:
+    """C_max / C_mid with its interval; older forecasts stored the least-squares value alone."""
+    interval = plain_interval(fit.get("c_max_over_c_mid_interval"))
+    return f"{plain(fit.get('c_max_over_c_mid'))} {interval}".removesuffix(f" {DASH}")
 
 
 def _level(fit: Mapping[str, Any]) -> str:
@@ -99,14 +97,6 @@ def _identified(fit: Mapping[str, Any]) -> str:
     known = fit.get("identified")
     word = DASH if known is None else "yes" if known else "no"
     return f"{word}: {fit['why']}" if fit.get("why") else word
-
-
-def _families(weights: Any) -> str:
-    if not isinstance(weights, Mapping):
-        return DASH
-    shown = {name: as_float(weight) for name, weight in weights.items() if weight is not None}
-    ranked = sorted(shown.items(), key=lambda item: -item[1])
-    return ", ".join(f"{_FAMILIES.get(name, name)} {weight:.2f}" for name, weight in ranked) or DASH
 
 
 def _noise(noise: Mapping[str, Any]) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.record import RunRecord
-from scalerl.report.curve_view import known_ceiling
+from scalerl.report.ceiling import ceiling_text, to_tell_text
+from scalerl.report.curve_view import axis_for, known_ceiling
 from scalerl.report.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
-from scalerl.report.numbers import DASH, as_float, as_mapping, pair, percent, rate, rate_interval
+from scalerl.report.numbers import percent, rate, rate_interval, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -20,12 +21,17 @@ if TYPE_CHECKING:
 def closing_rows(run: RunRecord, fit: Fit | None = None, report: Path | None = None) -> list[tuple[str, str]]:
     """The rows (label, value) of the closing table.
 
-    `fit` is a fit on the whole run: its ceiling takes the place of the forecast's. `report` is the page.
+    `fit` is a fit on the whole run: its ceiling takes the place of that which the forecast stated, and
+    whose label says when. `report` is the page.
     """
     frozen = main_forecast(frozen_forecasts(run))
     rows = _forecast_rows(run, frozen) if frozen else _measured_rows(run)
     fit_json = fit.to_json() if fit is not None else (frozen.fit if frozen else {})
-    rows.append(("ceiling A", ceiling_text(fit_json, known_ceiling(run))))
+    when = f" at {percent(frozen.share)}" if fit is None and frozen else ""
+    rows.append((f"ceiling A{when}", ceiling_text(fit_json, known_ceiling(run))))
+    if fit_json.get("lack_of_fit"):
+        rows.append(("why withheld", str(fit_json.get("why"))))
+    rows += _to_tell_rows(run, fit_json, axis_for(run, fit, frozen))
     if report is not None:
         rows.append(("report", str(report)))
     return rows
@@ -42,31 +48,20 @@ def _forecast_rows(run: RunRecord, frozen: FrozenForecast) -> list[tuple[str, st
         ("forecast", f"{stated}, at {frozen.share_in_words}"),
         ("measured", measured),
         ("width", rate(frozen.width)),
+        *([("another seed", rate_interval(frozen.rerun))] if math.isfinite(sum(frozen.rerun)) else []),
     ]
+
+
+def _to_tell_rows(run: RunRecord, fit_json: Mapping[str, Any], axis: str) -> list[tuple[str, str]]:
+    spent = float(run.compute(axis).max(initial=0.0))
+    text = to_tell_text(fit_json, unit_for(axis, spent))
+    return [("to tell it", text)] if text else []
 
 
 def _measured_rows(run: RunRecord) -> list[tuple[str, str]]:
     last = run.evals[-1] if run.evals else None
     measured = f"{rate(last.pass_rate)} at step {last.step}" if last else "no evaluation yet"
     return [("forecast", "none was frozen during the run"), ("measured", measured)]
-
-
-def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
-    """The median of A with its interval, against the ceiling known beforehand where there is one (else NaN).
-
-    A forecast that was stored without medians gives its interval alone.
-    """
-    A = as_float(as_mapping(fit_json.get("median")).get("A"))
-    lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
-    text = "not fitted"
-    if math.isfinite(lo + hi):
-        text = f"{rate(A)} {rate_interval((lo, hi))}".removeprefix(f"{DASH} ")
-        text += "" if fit_json.get("identified", True) else ", not identified"
-    if math.isfinite(known):
-        text += f"; known beforehand {rate(known)}"
-        if math.isfinite(lo + hi):
-            text += ": inside" if lo <= known <= hi else ": outside"
-    return text
 
 
 def print_closing(

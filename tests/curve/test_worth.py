@@ -1,0 +1,58 @@
+"""What more compute would bring."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.errors import InputError
+
+TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 3000.0, 0.4)
+
+
+def run_to(top, n=30, sd=0.001, seed=0):
+    compute_N = np.linspace(0, top, n)
+    return fit(Points.from_arrays(compute_N, TRUTH(compute_N) + np.random.default_rng(seed).normal(0, sd, n)))
+
+
+def test_gain_per_unit_is_the_derivative_of_the_curve():
+    late = run_to(15_000.0)
+    for compute in (2000.0, 15_000.0):
+        assert late.gain_per_unit(compute) == pytest.approx(float(TRUTH.derivative(compute)), rel=0.15)
+    assert late.gain_per_unit(0.0) == 0.0
+
+
+def test_stop_where_a_further_unit_gains_less_than_its_worth():
+    late = run_to(15_000.0)
+    worth = float(TRUTH.derivative(20_000.0))
+    assert late.stop_at(worth) == pytest.approx(20_000.0, rel=0.15)
+    assert late.gain_per_unit(late.stop_at(worth)) == pytest.approx(worth, rel=1e-3)
+    assert late.stop_at(1.0) == 15_000.0
+    assert late.stop_at(1e-12) == math.inf
+    with pytest.raises(InputError, match="above 0"):
+        late.stop_at(0.0)
+
+
+def test_the_expected_width_is_that_of_runs_that_went_on():
+    """Held against fits of runs that follow draws of the posterior, evaluated at the same spacing."""
+    early = run_to(5000.0, n=26, sd=0.004)
+    assert not early.identified
+    widths = early.expected_width(np.array([5200.0, 9000.0, 15_000.0]))
+    assert np.all(np.diff(widths) < 0)
+    assert widths[0] == pytest.approx(early.intervals.A[1] - early.intervals.A[0], rel=0.2)
+    compute_N, found = np.arange(0, 15_001, 200.0), []
+    draws, rng = early.posterior.draws(8), np.random.default_rng(1)
+    for curve_N in draws.curves_at(compute_N[26:]):
+        further_N = np.clip(curve_N + rng.normal(0, early.noise.sd, len(curve_N)), 0, 1)
+        low, high = fit(Points.from_arrays(compute_N, [*early.points.pass_rate_N, *further_N])).intervals.A
+        found.append(high - low)
+    assert widths[2] == pytest.approx(np.mean(found), rel=0.6)
+
+
+def test_compute_to_tell():
+    early, late = run_to(5000.0, n=26, sd=0.004), run_to(15_000.0)
+    tell = early.compute_to_tell
+    assert tell is not None
+    assert 5000 < tell < 15_000
+    assert late.compute_to_tell == 15_000.0

@@ -1,0 +1,173 @@
+"""Runs that no saturating curve describes, or too short for one to be known: what the report says."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from scalerl.curve import fit
+from scalerl.curve.freeze import freeze
+from scalerl.record import RunRecord
+from scalerl.report import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
+from scalerl.report.ceiling import ceiling_text, part_that_holds, to_tell_text
+from scalerl.report.curve_figure import _draw
+from scalerl.report.curve_view import curve_view
+from scalerl.report.numbers import unit_for
+
+TERA = 1e12
+END, MID = 240 * 0.061 * TERA, 55 * 0.061 * TERA  # of the run, and C_mid of its curve, in flops
+
+
+def rise(compute):
+    ratio = np.divide(MID, compute, out=np.full(np.shape(compute), np.inf), where=compute > 0)
+    return 0.23 + 0.59 / (1 + ratio**1.6)
+
+
+def peaked(compute):
+    return rise(compute) - 0.1 * np.maximum(compute / MID - 2.6, 0)
+
+
+def jumped(compute):
+    return rise(compute) + 0.07 * (compute > 2.4 * MID)
+
+
+def waves(compute):
+    return rise(compute) + 0.03 * np.sin(4 * compute / MID)
+
+
+def late(compute):
+    return rise(compute / 4)
+
+
+def words(html: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html.split("</style>", 1)[1]))
+
+
+def test_a_run_that_has_peaked_is_said_marked_and_fitted_up_to_there(make_run):
+    run = make_run(steps=False, truth=peaked)
+    whole = fit(run, x="flops")
+    assert whole.misfit is not None
+    assert whole.misfit.kind == "peaked"
+    part = part_that_holds(whole)
+    assert part is not None
+    assert whole.misfit.keep == (0.0, whole.misfit.at)
+    assert part.points.compute_N[-1] == pytest.approx(whole.misfit.at)
+    assert part.n_points == np.argmin(np.abs(whole.points.compute_N - whole.misfit.at)) + 1
+    view = curve_view(run, whole, None)
+    assert view.change is not None
+    assert view.change.at * TERA == pytest.approx(whole.misfit.at)
+    assert view.change.keep == (0.0, view.change.at)
+    assert view.band is None  # the curve of the whole describes nothing
+    assert [ceiling.A for ceiling in view.ceilings] == [part.median.A]
+
+    html = report_html(run, whole)
+    text = words(html)
+    assert '<p class="notice" role="note"><b>No saturating curve describes this run.</b>' in html
+    assert f"{whole.misfit.why[1:]}. The ceiling of the whole run is withheld." in text
+    assert f"is fitted alone: ceiling A {ceiling_text(part.to_json(), math.nan)}." in text
+    assert "A ceiling withheld: the run has peaked; known beforehand .820" in text
+    assert "fitted on the part that holds" in text
+    assert f"the run has peaked at {view.change.at:.2f} TFLOP" in text
+    assert text.count(whole.misfit.why[10:]) == 2  # in the notice and in the table: not as a warning too
+    assert not re.search(r"\b(nan|None)\b", text)
+
+
+def test_a_forecast_frozen_after_a_jump_withholds_its_ceiling_on_page_and_terminal(make_run):
+    path = make_run(steps=False, truth=jumped).path
+    run = RunRecord.read(path)
+    row = freeze(dataclasses.replace(run, evals=run.evals[:24], lines=run.lines[:24]), "flops", END)
+    assert row["fit_json"]["lack_of_fit"] == "jump"
+    stored = json.loads(json.dumps(row, default=lambda array: array.tolist()))
+    (frozen,) = frozen_forecasts(dataclasses.replace(run, forecasts=(stored,)))
+    assert frozen.rerun == tuple(row["fit_json"]["forecast"][0]["rerun"])
+    run = dataclasses.replace(run, forecasts=(stored,))
+    closing = dict(closing_rows(run))
+    assert closing["ceiling A at 77 %"] == "withheld: the pass rate jumps; known beforehand .820"
+    assert closing["why withheld"] == row["fit_json"]["why"]
+    text = words(report_html(run))
+    assert "No saturating curve described the run then: the pass rate jumps." in text
+    assert "A withheld, B" in text  # the least-squares curve
+    whole = fit(run, x="flops")
+    part = part_that_holds(whole)
+    assert part is not None
+    assert part.points.compute_N.tolist() == run.compute("flops")[17:].tolist()  # the jump is at step 136
+    view = curve_view(run, whole, main_forecast(frozen_forecasts(run)))
+    assert [ceiling.data for ceiling in view.ceilings] == ["part fitted"]
+
+
+def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
+    run = make_run(steps=False, truth=waves)
+    whole = fit(run, x="flops")
+    assert whole.lack_of_fit == "residuals"
+    assert part_that_holds(whole) is None
+    view = curve_view(run, whole, None)
+    assert (view.band, view.ceilings) == (None, ())
+    assert view.change is not None
+    assert math.isnan(view.change.at)
+    text = words(report_html(run, whole))
+    assert "The ceiling is withheld: slow waves around every curve." in text
+    assert "No curve is fitted to all evaluations, as none describes them" in text
+    assert curve_figure(run, whole, out=tmp_path / "waves.png").stat().st_size > 10_000
+
+
+def test_too_early_says_how_much_compute_would_tell(make_run):
+    run = make_run(steps=False, truth=late)
+    whole = fit(run, x="flops")
+    needed = whole.compute_to_tell
+    assert not whole.identified
+    assert needed is not None
+    assert needed > END
+    told = f"about {needed / TERA:.1f} TFLOP in all ({needed / END:.2f} times the compute so far)"
+    html = report_html(run, whole)
+    assert f"<b>Too early to tell the ceiling.</b> T{whole.why[1:]}. To tell it: {told}." in html
+    assert f"ceiling A {whole.median.A:.3f}, not identified (all data)".replace("0.", ".") in words(html)
+    assert dict(closing_rows(run, whole))["to tell it"] == f"about {needed / TERA:.1f} TFLOP in all"
+
+
+def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():
+    unit = unit_for("flops", TERA)
+    early = {"identified": False, "compute_to_tell": 2 * TERA}
+    assert to_tell_text(early, unit) == "about 2 TFLOP in all"
+    assert to_tell_text(early, unit, TERA) == "about 2 TFLOP in all (2 times the compute so far)"
+    never = {**early, "compute_to_tell": None}
+    assert to_tell_text(never, unit) == "not expected within 8 times the compute so far"
+    for told in (
+        {"identified": False},
+        {**early, "identified": True},
+        {**never, "lack_of_fit": "peaked"},
+        {},
+    ):
+        assert to_tell_text(told, unit) == ""
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.04], ids=["flat", "falling"])
+def test_a_run_that_cannot_be_fitted_has_its_page_and_its_reason(make_run, factor):
+    run = make_run(steps=False, truth=lambda compute: 0.5 + factor * compute / MID)
+    text = words(report_html(run))
+    assert "No curve is fitted: the pass rate " + ("falls" if factor else "does not rise") in text
+    assert "there is no saturating curve to fit" in text
+
+
+def test_five_evaluations_are_fitted_and_are_too_early(make_run):
+    run = make_run(n_evals=5, steps=False)
+    text = words(report_html(run))
+    assert "Too early to tell the ceiling." in text
+    assert "evaluations used 5" in text
+
+
+def test_the_key_lies_below_a_curve_that_has_hardly_risen(make_run):
+    run = make_run(steps=False, truth=late)
+    figure = _draw(curve_view(run, fit(run, x="flops"), None))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    legend = axes.get_legend()
+    assert legend is not None
+    corner = axes.transData.inverted().transform(legend.get_window_extent())
+    compute_N = run.compute("flops") / TERA
+    beside = np.array([point.pass_rate for point in run.evals])[compute_N > corner[0, 0]]
+    assert corner[1, 1] < beside.min()

@@ -1,0 +1,132 @@
+"""docs/json.md lists every key that the commands print and no other; the guide shows what `fit` prints."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scalerl.cli import main
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
+from scalerl.curve.backtest import OURS, RIVALS
+
+DOCS = Path(__file__).parent.parent / "docs"
+SECTIONS = dict(
+    re.findall(r"^## (scalerl .*?)\n(.*?)(?=^## |\Z)", (DOCS / "json.md").read_text(), re.S | re.M)
+)
+NAMES: dict[str, str] = {family.name: "FAMILY" for family in FAMILIES} | dict.fromkeys(
+    (OURS, *RIVALS), "METHOD"
+)
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Eight runs of one recipe as CSV: the first to 4 C_mid."""
+    curve, rng = Curve(LOG_LOGISTIC, 0.61, 1.9, 2500.0, 0.3), np.random.default_rng(0)
+    compute_N = np.linspace(0, 10_000, 26)
+    paths = []
+    for i in range(8):
+        paths.append(tmp_path / f"RECIPE-{i}.csv")
+        y_N = curve(compute_N) + rng.normal(0, 0.006, len(compute_N))
+        rows = [f"{c:g},{y:.4f}" for c, y in zip(compute_N, y_N, strict=True)]
+        paths[-1].write_text("\n".join(["gpu_hours,pass_rate", *rows]))
+    return [str(path) for path in paths]
+
+
+def printed(capsys, *words):
+    assert main(words) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def renamed(key: str) -> str:
+    return NAMES.get(key, key)
+
+
+def paths(value, path=""):
+    """The path of every value that holds no further keys; the names of recipes, methods, families aside."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            name = re.sub(r"RECIPE-\d", "RECIPE", renamed(key))
+            yield from paths(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for item in value:
+            yield from paths(item, f"{path}[]")
+    else:
+        yield path
+
+
+def expanded(text):
+    """`a.{b, c}` as a.b and a.c."""
+    head, brace, rest = text.partition("{")
+    if not brace:
+        return [text]
+    inside, _, tail = rest.partition("}")
+    return [end for part in inside.split(",") for end in expanded(head + part.strip() + tail)]
+
+
+def listed(section):
+    cells = re.findall(r"^\| (`.*?) \|", SECTIONS[section], flags=re.M)
+    return {path for cell in cells for text in re.findall(r"`([^`]+)`", cell) for path in expanded(text)}
+
+
+def check(section, answer):
+    """The same keys on both sides; what is null may be listed with the keys it has where it is not."""
+    found, said = set(paths(answer)), listed(section)
+    below = {path: [other for other in found | said if other.startswith(f"{path}.")] for path in found}
+    assert {path for path in found - said if not below[path]} == set()
+    parents = [path for path in found if below[path]]
+    astray = {path for path in said - found if not any(path.startswith(f"{parent}.") for parent in parents)}
+    assert astray == set()
+
+
+def check_alike(output, shown):
+    """The same words, and numbers that agree but for the last digits of the numerics."""
+    number = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+    assert re.sub(number, "#", output) == re.sub(number, "#", shown)
+    found, said = ([float(text) for text in re.findall(number, page)] for page in (output, shown))
+    np.testing.assert_allclose(found, said, rtol=0.05, atol=0.005)
+
+
+def test_every_key_of_fit(tables, capsys):
+    asked = ["--at", "20000", "--target", ".58", "--budget", "20000", "--worth", "1e-6"]
+    more = ["--sensitivity", "--cross-check", "--prior-from", *tables[1:]]
+    answer = printed(capsys, "fit", tables[0], *asked, *more, "--json")
+    plain = printed(capsys, "fit", tables[0], *asked[:6], "--json")
+    campaign = answer.pop("campaign")
+    assert campaign.keys() == plain.keys()
+    check("scalerl fit", answer | {"campaign": None})
+
+
+def test_every_key_of_paper_mode(tables, capsys):
+    check("scalerl fit --paper", printed(capsys, "fit", tables[0], "--paper", "--at", "20000", "--json"))
+
+
+def test_every_key_of_compare(tables, capsys):
+    asked = ["--budget", "20000", "--target", ".58", "--json"]
+    check("scalerl compare", printed(capsys, "compare", *tables[:2], *asked))
+
+
+def test_every_key_of_backtest(tables, capsys):
+    check("scalerl backtest", printed(capsys, "backtest", tables[0], "--at", "1/4,1/2", "--json"))
+
+
+def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):
+    guide, readme = (DOCS / "forecast.md").read_text(), (DOCS.parent / "README.md").read_text()
+    shown = r"    scalerl (fit log.csv [^\n]*)\n\n```\n(.*?)```"
+    command, output = re.findall(shown, guide, flags=re.S)[0]
+    arrays = re.findall(r"^(?:gpu_hours|pass_rate) = np.array\(\s*\[(.*?)\]", readme, flags=re.S | re.M)
+    rows = zip(*(array.split(", ") for array in arrays), strict=True)
+    (tmp_path / "log.csv").write_text("\n".join(["gpu_hours,pass_rate", *map(",".join, rows)]))
+    monkeypatch.chdir(tmp_path)
+    assert main(command.split()) == 0
+    check_alike(capsys.readouterr().out, output)
+
+
+def test_the_comparison_shown_is_that_of_the_example():
+    shown = re.findall(r"```\n(.*?)```", (DOCS / "compare.md").read_text(), flags=re.S)[0]
+    example = DOCS.parent / "examples" / "compare_recipes.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    check_alike(done.stdout, shown)
