@@ -243,3 +243,43 @@ def test_prediction_intervals_hold_whatever_the_shape(family):
             widths.append(forecast.prediction[1] - forecast.prediction[0])
     assert hits >= 17
     assert np.median(widths) < 0.11
+
+
+@pytest.mark.parametrize("known", [None, 0.01])
+def test_a_long_run_forecasts_an_evaluation_and_not_a_mean_of_several(known):
+    """Rows above 400 are averaged, and an evaluation still has the noise of one."""
+    rng = np.random.default_rng(8)
+    compute_N = np.linspace(25.0, 10_000.0, 4000)
+    pass_rate_N = TRUTH(compute_N) + rng.normal(0, 0.01, 4000)
+    result = fit(Points.from_arrays(compute_N, pass_rate_N, noise_sd=known))
+    assert result.noise.sd == pytest.approx(0.01, rel=0.1)
+    assert result.noise.phi < 0.3
+    low, high = result.intervals.A
+    assert high - low < 0.03
+    forecast = result.forecast(15_000.0)
+    new_N = float(TRUTH(15_000.0)) + rng.normal(0, 0.01, 1000)
+    held = np.mean((new_N >= forecast.prediction[0]) & (new_N <= forecast.prediction[1]))
+    assert 0.92 < held < 0.99
+
+
+def test_an_uneven_clock_is_no_misfit_of_the_run():
+    """Even in its steps; in hours it stands still for as long as it has run, and goes on."""
+    rng = np.random.default_rng(9)
+    step_N = np.arange(0.0, 4000.0, 100.0)
+    curve = Curve(LOG_LOGISTIC, 0.61, 1.9, 900.0, 0.3)
+    pass_rate_N = curve(step_N) + rng.normal(0, 0.003, len(step_N))
+    hours_N = np.where(step_N < 1500, step_N, step_N + 4000)
+    hours_N[15:20] = 1500 + 1000 * np.arange(5)
+    hours_N[20:] = 5600 + (step_N[20:] - 2000)
+    without = fit(Points.from_arrays(hours_N, pass_rate_N))
+    assert without.lack_of_fit is not None
+    assert without.ceiling is None
+    known = fit(Points.from_arrays(hours_N, pass_rate_N, step=step_N))
+    assert known.lack_of_fit is None
+    assert any("clock ran unevenly" in warning for warning in known.warnings)
+
+
+def test_a_given_r_0_that_is_not_this_runs_is_warned_of():
+    points = noisy_points()
+    assert not any("R_0 is given" in w for w in fit(points, r0=0.40).warnings)
+    assert any("R_0 is given as 0.5" in w for w in fit(points, r0=0.5).warnings)

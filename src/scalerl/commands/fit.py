@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
+    if args.price and args.x not in (None, "dollars"):
+        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {args.x}, or the price")
     axis = args.x or ("dollars" if args.price else None)
     points = read_points(args.run_or_file, axis, args.y, args.price)
     if args.paper:
@@ -83,6 +85,10 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     from scalerl.curve.paper import paper_fit
     from scalerl.jsonl import dumps
 
+    others = ("target", "worth", "prior_from", "sensitivity", "cross_check")
+    unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
+    if unanswered:
+        raise InputError(f"--paper has no answer to {', '.join(unanswered)}: ask without it")
     if args.r0 == "free":
         raise InputError("--paper takes R_0 as given: --r0 R, or an evaluation at compute 0")
     if args.max_compute is not None:
@@ -103,6 +109,8 @@ def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[s
     if args.sensitivity:
         from scalerl.curve.sensitivity import sensitivity
 
+        if args.min_compute:
+            points = points.select((points.compute_N == 0) | (points.compute_N >= args.min_compute))
         more["sensitivity"] = sensitivity(points, at=args.at[0] if args.at else args.budget, **options)
     if args.cross_check:
         from scalerl.curve.crosscheck import cross_check

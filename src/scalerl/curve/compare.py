@@ -133,7 +133,8 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
     counts = [len(fits) for fits in side.fits]
     variance = counts[0] * float(base_n.var()) + counts[1] * float(recipe_n.var())
     doubts = [_doubt(name, fits) for name, fits in zip(side.names, side.fits, strict=True)]
-    why = "; ".join(filter(None, doubts)) if question.of_ceiling else ""
+    misfit = any(fit.misfit for fits in side.fits for fit in fits)
+    why = "; ".join(filter(None, doubts)) if question.of_ceiling or misfit else ""
     verdict = question.more if difference > 0 else question.less
     if why:
         verdict = "no claim"
@@ -150,7 +151,10 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
 
 
 def _doubt(name: str, fits: Sequence[Fit]) -> str:
-    """Why nothing is claimed of a recipe's ceiling; empty where nothing is in the way."""
+    """Why nothing is claimed of a recipe; empty where nothing is in the way."""
+    unfit = [fit for fit in fits if fit.misfit]
+    if unfit:  # one is enough: its curve is no curve of the recipe
+        return f"no saturating curve describes a run of {name}: {unfit[0].why}"
     vague = [fit for fit in fits if not fit.identified]
     if 2 * len(vague) > len(fits):  # one seed that was cut short is outvoted
         return f"the ceiling of {name} is not identified: {vague[0].why}"

@@ -178,7 +178,7 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
     A_M, rss_M = _refined(sample, precision, np.unique(A_M))
     best = int(np.argmin(rss_M))
-    floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor
+    floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor / math.sqrt(sample.each)
     variance = max((rss_M[best] + sample.within) / degrees, floor**2)
     limit = float(rss_M[best] + variance * _t_squared(level, degrees))
     inside = np.flatnonzero(rss_M <= limit)

@@ -18,7 +18,7 @@ from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate
-from scalerl.curve.sample import make_sample
+from scalerl.curve.sample import Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
@@ -66,9 +66,10 @@ def fit(
     found = [least_squares(sample, family) for family in FAMILIES]
     best = found[FAMILIES.index(LOG_LOGISTIC)]
     floor = _noise_floor(points)
-    _check_rise(points, given, math.sqrt(best.rss / max(len(points) - 2, 1)), floor)
-    post = posterior(sample, SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0]), found)
-    misfit = find_misfit(points, found)
+    rmse = float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2)))
+    _check_rise(points, given, rmse * math.sqrt(len(points) / max(len(points) - 2, 1)), floor)
+    post = _posterior(sample, floor, found)
+    misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
     families = post.family_weights()
     result = Fit(
@@ -78,7 +79,7 @@ def fit(
         r0_value=r0_value,
         r0_source=r0_source,
         curve=best.curve,
-        rmse=float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2))),
+        rmse=rmse,
         median=medians_of(post),
         intervals=intervals_of(post, level),
         families=families,
@@ -86,13 +87,58 @@ def fit(
         identification=identify(post, sample),
         misfit=misfit,
         basins=_basins(best, len(sample)),
-        warnings=(*points.warnings, *_bounds(best), *(_misfit(misfit) or _other_shape(families))),
+        warnings=(
+            *points.warnings,
+            *_start(points, given),
+            *_bounds(best),
+            *clock,
+            *(_misfit(misfit) or _other_shape(families)),
+        ),
         points=points,
         excluded=excluded,
         sample=sample,
         posterior=post,
     )
     return _with_campaign(result, prior_from) if prior_from else result
+
+
+def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> Posterior:
+    """The posterior, its noise that of one evaluation also where rows are means of several."""
+    least = SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0])
+    post = posterior(sample, least / math.sqrt(sample.each), found)
+    if sample.each == 1.0:
+        return post
+    sd_mean = float(post.sd_J @ post.sd_weight_J)
+    return replace(post, sd_J=post.sd_J * math.hypot(sd_mean, sample.scatter) / sd_mean)
+
+
+def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | None, tuple[str, ...]]:
+    """The misfit; or a warning where the run has none in its steps: then the clock is uneven."""
+    misfit = find_misfit(points, found)
+    step_N = points.step_N
+    if misfit is None or step_N is None or points.axis == "steps" or not (np.diff(step_N) > 0).all():
+        return misfit, ()
+    by_step = replace(points, compute_N=np.where(points.compute_N == 0, 0.0, step_N))
+    if (by_step.compute_N[1:] <= 0).any():
+        return misfit, ()
+    sample = make_sample(by_step, None)
+    if find_misfit(by_step, [least_squares(sample, family) for family in FAMILIES]) is not None:
+        return misfit, ()
+    what = f"the run is uneven on {points.axis} ({misfit.kind}) and even in its steps"
+    return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
+
+
+def _start(points: Points, given: float | None) -> tuple[str, ...]:
+    """A warning where a given R_0 is not what the run shows before training or at its start."""
+    if given is None:
+        return ()
+    early_N = points.pass_rate_N[: max(len(points) // 5, 2)]
+    low = float(early_N.mean())
+    if given <= low + 3 * float(np.abs(np.diff(points.pass_rate_N)).mean()):
+        return ()
+    return (
+        f"R_0 is given as {given:g}, and the first evaluations are at {low:.3f}: is it of another model?",
+    )
 
 
 def _check(r0: object, min_compute: float, max_compute: float, level: float) -> None:

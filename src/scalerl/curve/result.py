@@ -16,6 +16,8 @@ from scalerl.curve.fit_json import fit_json
 from scalerl.curve.identify import (
     MAX_WIDTH_A,
     MAX_WIDTH_OF_GAIN,
+    MIN_RATIO,
+    MIN_RATIO_LOW,
     Identification,
     Interval,
     Intervals,
@@ -33,6 +35,7 @@ from scalerl.errors import InputError
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
 _DRAWS = 2000
+_FURTHEST = 8.0  # times the compute so far, beyond which nothing is looked for
 
 Verdict = Literal["go", "no-go", "too close", "too early"]
 
@@ -264,12 +267,21 @@ class Fit:
         now = float(self.points.compute_N[-1])
         if self.identified:
             return now
-        compute_M = now * np.geomspace(1.1, 8.0, 16)
+        seen = self.identification
+        # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
+        factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)
+        if factor > _FURTHEST:
+            return None
+        compute_M = now * np.geomspace(factor, _FURTHEST, 16)
         enough = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * (self.median.A - self.r0_value))
+
+        def narrow(compute: float) -> float:
+            noise = self.noise
+            at = np.array([compute])
+            return -float(expected_width(self.posterior, self.sample, noise.sd, noise.phi, at)[0])
+
         # The width falls with compute, so that four of the sixteen are enough to find the first.
-        place = bisect.bisect_left(
-            compute_M, -enough, key=lambda c: -float(self.expected_width(np.array([c]))[0])
-        )
+        place = bisect.bisect_left(compute_M, -enough, key=narrow)
         return float(compute_M[place]) if place < len(compute_M) else None
 
     def to_json(

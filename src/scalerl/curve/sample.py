@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,10 @@ class Sample:
     within: float
     n_points: int
     r0: float | None
+    each: float = 1.0
+    """Evaluations averaged in a usual row of a long run."""
+    scatter: float = 0.0
+    """Standard deviation of the evaluations of a long run about the means of their rows."""
 
     def __len__(self) -> int:
         return len(self.y_N)
@@ -70,10 +75,16 @@ def make_sample(points: Points, r0: float | None) -> Sample:
         compute_N, y_N = compute_N[first_N], mean_N
     if compute_N[0] == 0:
         weight_N[0] *= _start_weight(points)
+    each, scatter = 1.0, 0.0
     if len(y_N) > MAX_ROWS:
+        each = len(y_N) / MAX_ROWS
+        before = float(weight_N @ y_N**2), float(weight_N.sum())
         compute_N, y_N, weight_N, step_N = _thin(compute_N, y_N, weight_N, step_N)
+        after = float(weight_N @ y_N**2) / float(weight_N.sum())
+        scatter = math.sqrt(max((before[0] + within) / before[1] - after, 0.0))
         within, n_points = 0.0, len(y_N)
-    return Sample(log_compute(compute_N), y_N, weight_N, _gaps(compute_N, step_N), within, n_points, r0)
+    log_c_N, gap_N = log_compute(compute_N), _gaps(compute_N, step_N)
+    return Sample(log_c_N, y_N, weight_N, gap_N, within, n_points, r0, each, scatter)
 
 
 def _pool(y_N: np.ndarray, samples_N: np.ndarray, first_M: np.ndarray, count_M: np.ndarray) -> np.ndarray:

@@ -57,7 +57,8 @@ def expected_width(
     """
     draws = post.draws(_DRAWS)
     now = math.exp(sample.log_c_range[1])
-    each = (now - math.exp(sample.log_c_range[0])) / max(len(sample) - 1, 1)
+    rows = int(np.isfinite(sample.log_c_N).sum())
+    each = (now - math.exp(sample.log_c_range[0])) / max(rows - 1, 1) / sample.each
     most = float(np.max(compute_M))
     evaluations = (most - now) / max(each, 1e-6 * now)
     points = int(np.clip(evaluations, 1, 128))

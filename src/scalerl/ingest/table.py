@@ -121,6 +121,8 @@ def parse_table(
     data: bytes, source: str, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
 ) -> Points:
     """`read_table` of the bytes of a file; `source` names it in errors."""
+    if x == y:
+        raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
     table = _read(data, source, (x, y, *_HELPFUL))
     if (
         y == "pass_rate"
