@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
-from scalerl.curve.least_squares import least_squares
+from scalerl.curve.least_squares import least_squares, least_squares_many
 from scalerl.curve.sample import make_sample
 
 # C_mid, B, A of the published fits (arXiv 2510.13786), R_0 about .40.
@@ -126,3 +126,17 @@ def test_a_valley_narrower_than_the_grid_is_found():
         least = min(least, np.linalg.lstsq(np.column_stack([1 - share_N, share_N]), y_N)[1][0])
     assert best.rss <= least
     assert pytest.approx(20) == best.curve.B
+
+
+def test_the_company_of_other_runs_changes_no_answer():
+    rng = np.random.default_rng(8)
+    truth = Curve(LOG_LOGISTIC, 0.7, 1.6, 300.0, 0.2)
+    samples = []
+    for n in rng.permutation(np.arange(6, 130, 2)):
+        compute_N = np.linspace(0, rng.uniform(200, 2000), n)
+        samples.append(
+            make_sample(Points.from_arrays(compute_N, truth(compute_N) + rng.normal(0, 0.03, n)), None)
+        )
+    together = least_squares_many(samples, LOG_LOGISTIC)
+    alone = [least_squares(sample, LOG_LOGISTIC) for sample in samples]
+    np.testing.assert_allclose([f.rss for f in together], [f.rss for f in alone], rtol=1e-10)

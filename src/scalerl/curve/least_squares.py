@@ -9,6 +9,7 @@ Shapes: S runs, N rows (shorter runs are padded with weight 0), M searches under
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy as np
 
 from scalerl.curve.descent import TOLERANCE, descend, on_bound
 from scalerl.curve.families import Curve, Family
-from scalerl.curve.linear import Rows, best_linear
+from scalerl.curve.linear import Rows, best_linear, rows_averaged
 from scalerl.curve.sample import Sample
 from scalerl.curve.starts import C_MID_FACTOR, starts
 
@@ -62,13 +63,15 @@ def least_squares_many(
     """`least_squares` of every run; R_0 must be free in all of them, or given in all of them."""
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
     found: list[LeastSquares] = [None] * len(samples)  # pyright: ignore[reportAssignmentType]
-    for first in range(0, len(order), _CHUNK):
-        mine = order[first : first + _CHUNK]
-        chunk = [samples[i] for i in mine]
-        for i, result in zip(
-            mine, _search(chunk, Rows.stack(chunk, bounds), family, log_b_range), strict=True
-        ):
-            found[i] = result
+    # Together go runs that the grid averages alike, so that the company of others changes no answer.
+    for _, alike in itertools.groupby(order, key=lambda i: rows_averaged(len(samples[i]))):
+        mine = list(alike)
+        for first in range(0, len(mine), _CHUNK):
+            chunk = mine[first : first + _CHUNK]
+            together = [samples[i] for i in chunk]
+            results = _search(together, Rows.stack(together, bounds), family, log_b_range)
+            for i, result in zip(chunk, results, strict=True):
+                found[i] = result
     return found
 
 

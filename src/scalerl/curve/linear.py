@@ -19,6 +19,11 @@ GRID_ROWS = 24
 """The grid sees the rows averaged to so many, or fewer."""
 
 
+def rows_averaged(n: int) -> int:
+    """How many consecutive ones of n rows the grid averages to one."""
+    return -(-n // GRID_ROWS)
+
+
 class Rows(NamedTuple):
     """Runs side by side; `y` is measured from `base`, the mean of the run or its given R_0."""
 
@@ -38,7 +43,7 @@ class Rows(NamedTuple):
     def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> Rows:
         """Runs with `bounds` of (R_0, A), either of which may be infinite."""
         n = max(len(s) for s in samples)
-        n = -(-n // (-(-n // GRID_ROWS))) * -(-n // GRID_ROWS)  # a multiple of what the grid averages over
+        n += -n % rows_averaged(n)
         log_c, y, w = np.zeros((3, len(samples), n))
         for i, s in enumerate(samples):
             log_c[i, : len(s)], y[i, : len(s)], w[i, : len(s)] = s.log_c_N, s.y_N, s.weight_N
@@ -59,7 +64,7 @@ class Rows(NamedTuple):
     def coarse(self) -> Rows:
         """Consecutive rows averaged to `GRID_ROWS` or fewer, for the grid."""
         s, n = self.y.shape
-        each = -(-n // GRID_ROWS)
+        each = rows_averaged(n)
         if each == 1:
             return self
         w, wx, wy = (

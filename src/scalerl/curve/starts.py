@@ -40,7 +40,7 @@ def starts(
     low = np.minimum(np.minimum(low[:, :, :-2], low[:, :, 2:]), low[:, :, 1:-1])
     depth = np.where(inner <= low, inner, np.inf).reshape(s, -1)
     each = np.arange(s)[:, None]
-    cells = np.argsort(depth, axis=1)[:, :_STARTS]
+    cells = np.argsort(depth, axis=1, kind="stable")[:, :_STARTS]
     run, rank = np.nonzero(depth[each, cells] < np.inf)
     cell = cells[run, rank]
     theta = np.array([log_b[cell // nm], log_mid[run, cell % nm]])
