@@ -150,7 +150,7 @@ class Points:
             step_N,
             str(record.evals_file),
             axis,
-            np.array(record.lines) if record.lines else None,
+            np.array(record.lines) if len(record.lines) == len(record.evals) else None,
             (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ())),
         )
         return warn_of_repeats(points)
