@@ -271,7 +271,9 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
     toml.write_text(to_toml(endless.to_dict(), model))
     command = [sys.executable, "-m", "scalerl.cli", "train", str(toml), "-o", str(folder)]
     command += ["--set", "evaluation.count=50000"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=_as_in_the_foreground
+    )
     try:
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and process.poll() is None:
@@ -279,7 +281,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
                 break
             time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
-        _, stderr = process.communicate(timeout=180)
+        _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130, stderr
@@ -291,6 +293,11 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
     assert len(record.evals) > 8
     assert fit(record, x="flops").n_points == len(record.evals)
     assert (folder / "checkpoints" / "interrupted" / "model.safetensors").is_file()
+
+
+def _as_in_the_foreground():
+    """A shell starts background jobs with Ctrl-C ignored, which children inherit; the tests may be in one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def to_toml(values, model):
