@@ -56,7 +56,7 @@ def test_the_light_half_loads_nothing_heavy():
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    _run_afresh(code)
 
 
 def test_a_submodule_never_takes_the_place_of_its_function():
@@ -66,13 +66,13 @@ def test_a_submodule_never_takes_the_place_of_its_function():
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
         "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    _run_afresh(code)
 
 
 @pytest.mark.parametrize("package", ["scalerl", "scalerl.curve"])
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    _run_afresh(code)
 
 
 def test_a_fit_waits_for_no_other_command():
@@ -81,4 +81,8 @@ def test_a_fit_waits_for_no_other_command():
         "late = {f'scalerl.curve.{name}' for name in ('backtest', 'compare', 'online')}\n"
         "assert not late & set(sys.modules), late & set(sys.modules)"
     )
+    _run_afresh(code)
+
+
+def _run_afresh(code):
     subprocess.run([sys.executable, "-c", code], check=True)
