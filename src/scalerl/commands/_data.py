@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError
 
@@ -48,8 +48,13 @@ def _is_folder(path: str | Path) -> bool:
         raise InputError(f"{path}: {error.strerror or error}") from error
 
 
-def read_siblings(paths: Sequence[str], own: str, axis: str, y: str, price: float | None) -> list[Fit]:
+def read_siblings(
+    paths: Sequence[str], own: str, axis: str, y: str, price: float | None, **options: Any
+) -> list[Fit]:
     """Fits of sibling runs, to learn a prior from: of the same evaluation prompts, as far as is on record.
+
+    `options` are those with which the run itself is fitted: B and A mean something else for a curve that
+    starts elsewhere.
 
     Raises:
         InputError: a sibling cannot be read, or was evaluated on other prompts.
@@ -67,7 +72,7 @@ def read_siblings(paths: Sequence[str], own: str, axis: str, y: str, price: floa
     fits = []
     for path in paths:
         try:
-            fits.append(fit(read_points(path, axis, y, price)))
+            fits.append(fit(read_points(path, axis, y, price), **options))
         except CannotAnswerError as error:
             print(f"warning: left out of the siblings: {error}", file=sys.stderr)
     return fits

@@ -66,8 +66,11 @@ def run(args: argparse.Namespace) -> None:
         "max_compute": math.inf if args.max_compute is None else args.max_compute,
         "level": args.level,
     }
-    siblings = read_siblings(args.prior_from or (), args.run_or_file, points.axis, args.y, args.price)
-    result = fit(points, min_compute=args.min_compute or 0.0, prior_from=siblings, **options)
+    start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
+    # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
+    paths, own = args.prior_from or (), args.run_or_file
+    siblings = read_siblings(paths, own, points.axis, args.y, args.price, **start)
+    result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)

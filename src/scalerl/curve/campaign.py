@@ -121,6 +121,8 @@ class CampaignPrior:
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
     """The prior that the siblings of a run give it, and a sentence: what it is, or why there is none.
 
+    The siblings are to be fitted with the `r0` and `min_compute` of the run, so that B and A are the same
+    quantities in all of them; they may go on for longer.
     The run itself, whole or cut short, is no sibling of its own, a sibling given twice counts once, and one
     that no family describes (`Fit.misfit`) does not count.
 

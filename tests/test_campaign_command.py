@@ -1,0 +1,56 @@
+"""`fit --prior-from`: what the prior is learnt from, and what is printed under it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from scalerl.cli import main
+from scalerl.curve import LOG_LOGISTIC, Curve, fit
+from scalerl.ingest.table import read_table
+
+
+def write(path, seed, A=0.61, B=1.9, spoilt=0.0, n=26, top=10_000.0):
+    """A run whose first 1,500 GPU-hours lie `spoilt` too high."""
+    compute_N = np.linspace(0, top, n)
+    y_N = Curve(LOG_LOGISTIC, A, B, 2500.0, 0.3)(compute_N) + np.random.default_rng(seed).normal(0, 0.005, n)
+    y_N += np.where(compute_N < 1500, spoilt, 0.0)
+    rows = [f"{c:g},{y:.4f}" for c, y in zip(compute_N, y_N, strict=True)]
+    path.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
+    return str(path)
+
+
+def campaign(folder, spoilt):
+    """A run, and six siblings of it, the start of them all spoilt."""
+    return [write(folder / f"run-{i}.csv", i, B=1.7 + 0.06 * i, spoilt=spoilt) for i in range(7)]
+
+
+def printed(capsys, *words):
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words", "options"),
+    [
+        (0.05, ["--min-compute", "1500", "--r0", "free"], {"min_compute": 1500.0, "r0": "free"}),
+        (0.0, ["--r0", ".31"], {"r0": 0.31}),
+    ],
+)
+def test_siblings_are_fitted_as_the_run_is(tmp_path, capsys, spoilt, words, options):
+    own, *siblings = campaign(tmp_path, spoilt)
+    answer = json.loads(printed(capsys, "fit", own, *words, "--json", "--prior-from", *siblings))
+    alike = [fit(read_table(path), **options) for path in siblings]
+    expected = fit(read_table(own), prior_from=alike, **options).campaign
+    assert expected is not None
+    assert answer["campaign"]["median"] == json.loads(json.dumps(expected.to_json()))["median"]
+
+
+def test_siblings_keep_their_end(tmp_path, capsys):
+    own, *siblings = campaign(tmp_path, spoilt=0.02)
+    words = ["--max-compute", "4000", "--min-compute", "1500"]
+    answer = json.loads(printed(capsys, "fit", own, *words, "--json", "--prior-from", *siblings))
+    whole = [fit(read_table(path), min_compute=1500) for path in siblings]
+    expected = fit(read_table(own), min_compute=1500, max_compute=4000, prior_from=whole).campaign
+    assert expected is not None
+    assert answer["campaign"]["median"]["A"] == pytest.approx(expected.median.A, rel=1e-12)
