@@ -61,7 +61,7 @@ def test_the_prior_is_the_siblings_mean_and_spread(siblings, own):
         assert found.A_sd >= max(A_FLOOR, 1.9 * np.std([d.mean() for d in draws], ddof=1))
     assert prior.families[0].log_b == pytest.approx(math.log(1.9), abs=0.25)
     assert said == str(prior)
-    assert said.startswith("campaign (6 siblings): log_logistic B ")
+    assert said.startswith("campaign (6 siblings): log-logistic B ")
 
 
 def test_density_of_the_prior_integrates_to_one_and_has_the_tails_of_t():

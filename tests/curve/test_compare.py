@@ -142,6 +142,7 @@ def test_the_same_answer_twice_and_as_text(base, higher):
     assert "higher against base" in text
     assert "again against base" in text
     assert "NOT DISTINGUISHABLE" in text
+    assert "gpu_hours   log-logistic " in text
     assert f"sd {SEED_PRIOR.A:g} in A" in text
 
 

@@ -69,6 +69,7 @@ def test_ends_are_open_where_the_likelihood_never_falls():
     assert found.interval == (pytest.approx(0.5, abs=0.08), None)
     check = cross_check(early)
     assert "open]" in str(check)
+    assert str(check).startswith("given log-logistic, 95%")
     assert check.to_json()["profile"]["interval"][1] is None
     assert check.bootstrap.A[1] == pytest.approx(1.0)
     assert f"{check.bootstrap.at_bound:.0%} of the bootstrap's ceilings are 1" in str(check)

@@ -69,3 +69,7 @@ def test_log_logistic_equals_the_papers_formula():
     R_0, A, B, C_mid = 0.40, 0.610, 1.92, 2542.0
     expected = R_0 + (A - R_0) / (1 + (C_mid / C) ** B)
     np.testing.assert_allclose(Curve(LOG_LOGISTIC, A, B, C_mid, R_0)(C), expected, rtol=1e-13)
+
+
+def test_a_curve_prints_the_name_for_people():
+    assert str(Curve(ALL[0], 0.61, 1.92, 2542.0, 0.40)) == "log-logistic: A 0.61  B 1.92  C_mid 2542  R_0 0.4"

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.curve.families import LABELS
 from scalerl.curve.nodes import LOG_B
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior
@@ -109,7 +110,7 @@ class CampaignPrior:
         own = self.families[0]
         without = f", without {', '.join(self.dropped)}" if self.dropped else ""
         return (
-            f"campaign ({self.n_siblings} siblings): {own.family} B {math.exp(own.log_b):.3g} x/ "
+            f"campaign ({self.n_siblings} siblings): {LABELS[own.family]} B {math.exp(own.log_b):.3g} x/ "
             f"{math.exp(own.scale):.3g} (t, {self.degrees} degrees), A {own.A:.3f} +- {own.A_sd:.3f}{without}"
         )
 

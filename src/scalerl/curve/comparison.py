@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from scalerl.curve.crossing import Crossing
+from scalerl.curve.families import LABELS
 from scalerl.curve.seeds import SeedPrior
 
 Interval = tuple[float, float]
@@ -118,7 +119,7 @@ class Comparison:
     def rows(self, pair: Pair) -> list[tuple[str, str]]:
         """One pair as a table for people: a label and what stands beside it."""
         counts = f"{self.runs[pair.recipe]} and {self.runs[pair.base]} seeds"
-        weights = "  ".join(f"{name} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
+        weights = ", ".join(f"{LABELS[name]} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
         labels = {
             "A": "ceiling A",
             "B": "efficiency B",

@@ -78,7 +78,7 @@ class CrossCheck:
     def __str__(self) -> str:
         boot = self.bootstrap
         rows = [
-            (f"given log_logistic, {self.level:.0%}", "A", "B", "C_mid"),
+            (f"given {LOG_LOGISTIC.label}, {self.level:.0%}", "A", "B", "C_mid"),
             ("posterior", _span(self.A), _span(self.B), _span(self.C_mid, ".4g")),
             (f"AR(1) bootstrap, {boot.n}", _span(boot.A), _span(boot.B), _span(boot.C_mid, ".4g")),
             ("profile likelihood", _span(self.profile.interval), "", ""),

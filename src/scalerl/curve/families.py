@@ -182,6 +182,8 @@ LOG_LOGISTIC = LogLogistic()
 POWER_LAW = PowerLaw()
 FAMILIES: tuple[Family, ...] = (LOG_LOGISTIC, Weibull(), Frechet(), POWER_LAW)
 """The families that are averaged, the paper's first."""
+LABELS: dict[str, str] = {family.name: family.label for family in FAMILIES}
+"""How people write them, by the name that they have in JSON."""
 
 
 def log_compute(compute_N: np.ndarray) -> np.ndarray:
@@ -225,5 +227,5 @@ class Curve:
 
     def __str__(self) -> str:
         return (
-            f"{self.family.name}: A {self.A:.4g}  B {self.B:.4g}  C_mid {self.C_mid:.5g}  R_0 {self.R_0:.4g}"
+            f"{self.family.label}: A {self.A:.4g}  B {self.B:.4g}  C_mid {self.C_mid:.5g}  R_0 {self.R_0:.4g}"
         )

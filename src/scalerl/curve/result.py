@@ -301,7 +301,7 @@ class Fit:
         return (
             f"A {span}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {_span(intervals.B, '.3g')}   "
-            f"C_mid {median.C_mid:.4g}  {_span(intervals.C_mid, '.4g')}   given log_logistic\n"
+            f"C_mid {median.C_mid:.4g}  {_span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
 

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.curve.families import FAMILIES
+from scalerl.curve.families import LABELS
 
 DASH = "–"
 MINUS = "−"
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
-_FAMILIES = {family.name: family.label for family in FAMILIES}
 _NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
 
 
@@ -44,7 +43,7 @@ def unit_for(axis: str, largest: float) -> Unit:
 
 def family_name(name: str) -> str:
     """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
-    return _FAMILIES.get(name, name)
+    return LABELS.get(name, name)
 
 
 def family_weights(weights: Any) -> str:
