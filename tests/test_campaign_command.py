@@ -54,3 +54,26 @@ def test_siblings_keep_their_end(tmp_path, capsys):
     expected = fit(read_table(own), min_compute=1500, max_compute=4000, prior_from=whole).campaign
     assert expected is not None
     assert answer["campaign"]["median"]["A"] == pytest.approx(expected.median.A, rel=1e-12)
+
+
+def test_the_answer_under_the_prior_says_whether_its_ceiling_is_identified(tmp_path, capsys):
+    """A run to 1.5 C_mid: too early by itself, and with siblings that all know their ceiling."""
+    own, *siblings = campaign(tmp_path, spoilt=0.0)
+    words = ["fit", own, "--max-compute", "3600", "--prior-from", *siblings]
+    answer = json.loads(printed(capsys, *words, "--json"))
+    informed = answer["campaign"]
+    assert informed["why"] != answer["why"]
+    flat, _, block = printed(capsys, *words).partition("prior  ")
+    rows = [line.split("  ", 1) for line in block.splitlines()]
+    shown = {label: text.strip() for label, text in rows[1:]}
+    low, high = informed["intervals"]["A"]
+    assert shown["ceiling A"] == f"{informed['median']['A']:.3f}   95% [{low:.3f}, {high:.3f}]"
+    assert shown["ceiling identified"] == f"{'yes' if informed['identified'] else 'no'}: {informed['why']}"
+    assert f"no: {answer['why']}" in flat
+
+
+def test_the_ceiling_of_a_misfit_is_withheld_under_the_prior_too(tmp_path, capsys):
+    own, *siblings = campaign(tmp_path, spoilt=0.0)
+    jump = write(tmp_path / "jump.csv", 9, spoilt=0.15)
+    block = printed(capsys, "fit", jump, "--prior-from", own, *siblings).partition("prior  ")[2]
+    assert [line.split()[-1] for line in block.splitlines() if line.startswith("ceiling A")] == ["withheld"]

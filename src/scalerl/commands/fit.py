@@ -138,31 +138,42 @@ def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
     median, intervals = result.median, result.intervals
     cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
-    ceiling = "withheld" if result.misfit else f"{median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
     rows = [
         ("points", f"{result.n_points} on {result.axis}{cut}"),
-        ("ceiling A", ceiling),
+        _ceiling(result),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
         ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')}"),
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
         ("families", family_weights(result.families)),
-        ("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}"),
+        *_identified(result),
     ]
     if len(result.basins) > 1:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
+    rows += _answers(result, args.at, args.target, args.budget)
+    if result.campaign:
+        informed = result.campaign
+        rows += [("", ""), ("prior", informed.prior), _ceiling(informed), *_identified(informed)]
+        rows += _answers(informed, args.at, args.target, args.budget)
+    return rows + _worth_rows(result, args.worth)
+
+
+def _ceiling(result: Fit) -> tuple[str, str]:
+    """The ceiling with its interval."""
+    intervals = result.intervals
+    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
+    return "ceiling A", "withheld" if result.misfit else shown
+
+
+def _identified(result: Fit) -> list[tuple[str, str]]:
+    """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
+    rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
     if not result.identified and not result.misfit:
         tell = result.compute_to_tell
         place = f"{tell:.4g} {result.axis}, expected" if tell else "more than 8 times the compute so far"
         rows.append(("would be told at", place))
-    rows += _answers(result, args.at, args.target, args.budget)
-    if result.campaign:
-        informed = result.campaign
-        ceiling = f"{informed.median.A:.3f}   {intervals.level:.0%} {span(informed.intervals.A)}"
-        rows += [("", ""), ("prior", informed.prior), ("ceiling A", ceiling)]
-        rows += _answers(informed, args.at, args.target, args.budget)
-    return rows + _worth_rows(result, args.worth)
+    return rows
 
 
 def _answers(
