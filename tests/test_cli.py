@@ -132,6 +132,16 @@ def test_usage_errors_are_one_line(capsys, arguments, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("axis", "label"),
+    [("gpu_hours", "gain per GPU-hour"), ("flops", "gain per FLOP"), ("hours", "gain per unit of hours")],
+)
+def test_the_gain_is_per_unit_of_the_axis(log, capsys, axis, label):
+    log.write_text(log.read_text().replace("gpu_hours", axis))
+    assert main(["fit", str(log), "--x", axis, "--worth", "1e-6"]) == 0
+    assert f"\n{label} " in capsys.readouterr().out
+
+
 def test_standard_input(log, capsys, monkeypatch):
     assert main(["fit", str(log), "--json"]) == 0
     from_file = json.loads(capsys.readouterr().out)

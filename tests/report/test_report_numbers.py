@@ -5,10 +5,12 @@ import math
 import pytest
 
 from scalerl.curve import FAMILIES
+from scalerl.record import AXES
 from scalerl.report.numbers import (
     duration,
     family_name,
     family_weights,
+    one_unit,
     percent,
     plain,
     plain_interval,
@@ -92,3 +94,8 @@ def test_families_have_the_names_that_people_use():
     assert family_weights({"frechet": 0.31, "log_logistic": 0.69}) == "log-logistic 0.69, Fréchet 0.31"
     assert family_weights({"weibull": 1.0, "power_law": None}) == "Weibull 1.00"  # as older fits stored it
     assert family_weights(None) == "–"
+
+
+def test_every_axis_has_a_word_for_one_unit():
+    assert [one_unit(axis) for axis in AXES] == ["GPU-hour", "FLOP", "token", "completion", "step", "dollar"]
+    assert one_unit("hours") == "unit of hours"

@@ -197,6 +197,8 @@ def _answers(
 
 def _worth_rows(result: Fit, worth: float | None) -> list[tuple[str, str]]:
     """Where to stop, given what a unit of compute has to gain."""
+    from scalerl.report.numbers import one_unit
+
     if worth is None:
         return []
     now = float(result.points.compute_N[-1])
@@ -207,7 +209,7 @@ def _worth_rows(result: Fit, worth: float | None) -> list[tuple[str, str]]:
         else (f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute")
     )
     return [
-        (f"gain per {result.axis}", f"{gain:.3g} of pass rate now"),
+        (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
         ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
     ]
 

@@ -14,7 +14,14 @@ MINUS = "−"
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
-_NOUN = {"tokens": "tokens", "samples": "completions", "steps": "steps", "dollars": "dollars"}
+_ONE = {
+    "gpu_hours": "GPU-hour",
+    "flops": "FLOP",
+    "tokens": "token",
+    "samples": "completion",
+    "steps": "step",
+    "dollars": "dollar",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,14 @@ def unit_for(axis: str, largest: float) -> Unit:
         return Unit(1 / 60, "GPU-minutes") if largest < 2 else Unit(1.0, "GPU-hours")
     scales = _SI if axis == "flops" else _WORDS if largest >= 1e4 else ()
     size, prefix = next(((size, prefix) for size, prefix in scales if largest >= size), (1.0, ""))
-    return Unit(size, f"{prefix}FLOP" if axis == "flops" else f"{prefix}{_NOUN.get(axis, axis)}")
+    if axis == "flops":
+        return Unit(size, f"{prefix}FLOP")
+    return Unit(size, f"{prefix}{_ONE[axis]}s" if axis in _ONE else f"{prefix}{axis}")
+
+
+def one_unit(axis: str) -> str:
+    """One unit of an axis (one of `record.AXES`, or the name of a column), as in "gain per GPU-hour"."""
+    return _ONE.get(axis, f"unit of {axis}")
 
 
 def family_name(name: str) -> str:
