@@ -124,11 +124,15 @@ def study(
     return found
 
 
+def _at_most(p: float | None, alpha: float) -> bool:
+    return p is not None and p <= alpha
+
+
 def line(title: str, claims: list[Claims], group_P: np.ndarray) -> str:
     """One line of the table: shares of the pairs, with a standard error over groups."""
     made = np.array([[c.verdict not in ("not distinguishable", "no claim") for c in pair] for pair in claims])
-    raw = np.array([[c.p <= 0.05 for c in pair] for pair in claims])
-    runs_only = np.array([min(c.p_runs_only for c in pair) <= 0.025 for pair in claims])
+    raw = np.array([[_at_most(c.p, 0.05) for c in pair] for pair in claims])
+    runs_only = np.array([any(_at_most(c.p_runs_only, 0.025) for c in pair) for pair in claims])
     anything: np.ndarray = np.any(made, axis=1)
     by_group = [anything[group_P == g].mean() for g in np.unique(group_P)]
     error = np.std(by_group, ddof=1) / np.sqrt(len(by_group))

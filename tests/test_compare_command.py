@@ -103,3 +103,29 @@ def test_a_group_needs_a_name_and_runs(capsys):
         main(["compare", "--group", "runs/a,runs/b"])
     assert exit_info.value.code == 2
     assert "expected NAME=RUN,RUN" in capsys.readouterr().err
+
+
+def test_of_a_misfit_no_ceiling_is_shown(tmp_path, capsys):
+    """A run whose pass rate jumps against one that rises as it should: no A, no p, no crossing, and why."""
+    even, jump = write_table(tmp_path / "even.csv", 0), tmp_path / "jump.csv"
+    compute_N = np.linspace(0, 12_000, 24)
+    y_N = Curve(LOG_LOGISTIC, 0.61, 1.92, 2500.0, 0.40)(compute_N) + np.where(compute_N > 6000, -0.1, 0.0)
+    y_N += np.random.default_rng(1).normal(0, 0.003, 24)
+    jump.write_text("\n".join(["hours,accuracy", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]))
+    columns = ["--x", "hours", "--y", "accuracy", "--r0", ".4", "--budget", "12000"]
+    assert main(["compare", even, str(jump), *columns, "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["differences"]["A"] is None
+    assert pair["crossing"] is None
+    assert pair["paper"] is None
+    assert pair["differences"]["pass_rate"]["median"] is not None
+    for claim in (pair["ceiling"], pair["efficiency"]):
+        assert claim["verdict"] == "no claim"
+        assert claim["why"].startswith("no saturating curve describes a run of jump: the pass rate jumps")
+        assert [claim[name] for name in ("p", "p_adjusted", "p_runs_only", "seeds")] == [None] * 4
+    assert main(["compare", even, str(jump), *columns]) == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert rows["ceiling A"].strip() == "withheld"
+    assert rows["crossing"].strip() == "withheld"
+    assert rows["ceiling"].strip() == f"NO CLAIM   {pair['ceiling']['why']}"
+    assert rows["the paper's rule would say"].strip().startswith("nothing: no saturating curve describes")

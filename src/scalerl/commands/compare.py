@@ -136,7 +136,10 @@ def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Besid
     whole = len(sides[0]) == len(base) and len(sides[1]) == len(recipe)
     prompts = paired_prompts(sides[0], sides[1], base[0].fit.axis, price) if whole else None
     fits = base[0].fit, recipe[0].fit
+    unfit = [run.path for run in (*base, *recipe) if run.fit.misfit]
     try:
+        if unfit:  # its ceilings are as little worth as those withheld
+            raise CannotAnswerError(f"no saturating curve describes {unfit[0]}")
         paper = paper_compare(*(paper_fit(fit.points, fit.r0_value) for fit in fits))
     except (InputError, CannotAnswerError) as error:
         paper = f"nothing: {error}"

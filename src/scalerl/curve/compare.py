@@ -19,9 +19,8 @@ from typing import Literal
 import numpy as np
 
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair, Verdict
-from scalerl.curve.crossing import find_crossing
+from scalerl.curve.crossing import Crossing, find_crossing
 from scalerl.curve.quantiles import tails
-from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import (
     Quantity,
@@ -83,7 +82,8 @@ def compare(
     base = _checked(recipes, base, budget, target, level)
     sides = [draw_sides(recipes, base, name, seed_prior) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
-    p = [side.p(question.quantity) for side, question in asked]
+    # What is withheld is still asked: leaving it out would correct the others for less.
+    p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
     claims = [
         _claim(side, question, raw, adjusted, level, tests=len(p))
         for (side, question), raw, adjusted in zip(asked, p, holm(p), strict=True)
@@ -96,7 +96,7 @@ def compare(
             ceiling=claims[2 * i],
             efficiency=claims[2 * i + 1],
             differences=_differences(side, budget, target, level),
-            crossing=find_crossing(*side.thinned(_CROSSING_DRAWS), side.names, _range(side), level),
+            crossing=_crossing(side, level),
         )
         for i, side in enumerate(sides)
     ]
@@ -127,14 +127,14 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
 
 def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: float, tests: int) -> Claim:
     """The verdict on one question, and how many seeds would tell if it is none."""
+    if side.misfit:
+        return Claim("no claim", None, None, None, None, side.misfit)
     base_n, recipe_n = map(question.quantity, side.recipes)
     difference = float(np.median(recipe_n - base_n))
     # A further run is taken to be worth what these are.
     counts = [len(fits) for fits in side.fits]
     variance = counts[0] * float(base_n.var()) + counts[1] * float(recipe_n.var())
-    doubts = [_doubt(name, fits) for name, fits in zip(side.names, side.fits, strict=True)]
-    misfit = any(fit.misfit for fits in side.fits for fit in fits)
-    why = "; ".join(filter(None, doubts)) if question.of_ceiling or misfit else ""
+    why = _vague(side) if question.of_ceiling else ""
     verdict = question.more if difference > 0 else question.less
     if why:
         verdict = "no claim"
@@ -150,23 +150,29 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
     )
 
 
-def _doubt(name: str, fits: Sequence[Fit]) -> str:
-    """Why nothing is claimed of a recipe; empty where nothing is in the way."""
-    unfit = [fit for fit in fits if fit.misfit]
-    if unfit:  # one is enough: its curve is no curve of the recipe
-        return f"no saturating curve describes a run of {name}: {unfit[0].why}"
-    vague = [fit for fit in fits if not fit.identified]
-    if 2 * len(vague) > len(fits):  # one seed that was cut short is outvoted
-        return f"the ceiling of {name} is not identified: {vague[0].why}"
-    return ""
+def _vague(side: Sides) -> str:
+    """Which recipes have a ceiling that most of their runs leave open: one that was cut short is outvoted."""
+    doubts = []
+    for name, fits in zip(side.names, side.fits, strict=True):
+        vague = [fit for fit in fits if not fit.identified]
+        if 2 * len(vague) > len(fits):
+            doubts.append(f"the ceiling of {name} is not identified: {vague[0].why}")
+    return "; ".join(doubts)
+
+
+def _crossing(side: Sides, level: float) -> Crossing | None:
+    """Where the lead changes; None where no curve describes a run."""
+    if side.misfit:
+        return None
+    return find_crossing(*side.thinned(_CROSSING_DRAWS), side.names, _range(side), level)
 
 
 def _differences(
     side: Sides, budget: float | None, target: float | None, level: float
 ) -> dict[str, Difference]:
-    """Every quantity of the pair; logarithms become ratios."""
-    found = {
-        "A": _difference(side, ceiling, "difference", level),
+    """Every quantity of the pair, A only where it is not withheld; logarithms become ratios."""
+    found = {} if side.misfit else {"A": _difference(side, ceiling, "difference", level)}
+    found |= {
         "B": _difference(side, log_b, "ratio", level),
         "C_mid": _difference(side, log_mid, "ratio", level),
         "compute_to_own": _difference(side, efficiency, "ratio", level),

@@ -50,19 +50,22 @@ class Claim:
 
     `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
     over all questions of the comparison; `p_runs_only` without the seed variance, for these very runs.
-    `seeds` is how many of each recipe would tell the observed difference with power .8; None above 100.
+    `seeds` is how many of each recipe would tell the observed difference with power .8; None above 100. All
+    are None where no saturating curve describes a run: there is nothing to test then.
     """
 
     verdict: Verdict
-    p: float
-    p_adjusted: float
-    p_runs_only: float
+    p: float | None
+    p_adjusted: float | None
+    p_runs_only: float | None
     seeds: int | None
     why: str
     """What stands in the way of a claim, empty where nothing does."""
 
     def __str__(self) -> str:
-        text = f"{self.verdict.upper()}   p {self.p:.3g}, adjusted {self.p_adjusted:.3g}"
+        text = self.verdict.upper()
+        if self.p is not None:
+            text += f"   p {self.p:.3g}, adjusted {self.p_adjusted:.3g}"
         if self.why:
             return f"{text}   {self.why}"
         if self.verdict != "not distinguishable":
@@ -77,7 +80,8 @@ class Pair:
 
     `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
     (to three quarters of a recipe's own gain), and, where they were asked for, `pass_rate` at the
-    budget and `compute_to_target`, infinite where the target is above the ceiling.
+    budget and `compute_to_target`, infinite where the target is above the ceiling. Where no saturating
+    curve describes a run, A is left out of them, and `crossing` is None.
     """
 
     recipe: str
@@ -86,7 +90,7 @@ class Pair:
     ceiling: Claim
     efficiency: Claim
     differences: dict[str, Difference]
-    crossing: Crossing
+    crossing: Crossing | None
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,11 @@ class Comparison:
     pairs: tuple[Pair, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `scalerl compare --json` prints; infinite ends are None."""
-        return _finite(asdict(self))
+        """The object that `scalerl compare --json` prints; infinite ends and what is withheld are None."""
+        found = _finite(asdict(self))
+        for pair in found["pairs"]:
+            pair["differences"] = {"A": None} | pair["differences"]
+        return found
 
     def priors(self) -> str:
         """What the answer takes for granted, in one sentence."""
@@ -130,6 +137,8 @@ class Comparison:
         }
         rows = [(f"{pair.recipe} against {pair.base}", f"{counts}   {self.axis}   {weights}")]
         rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
+        if "A" not in pair.differences:
+            rows.append((labels["A"], "withheld"))
         for name, difference in pair.differences.items():
             spec = ".3f" if difference.kind == "difference" else ".4g"
             values = f"{difference.base:{spec}} -> {difference.recipe:{spec}}"
@@ -145,6 +154,8 @@ class Comparison:
 
 def _crossing_text(pair: Pair) -> str:
     crossing = pair.crossing
+    if crossing is None:
+        return "withheld"
     first, last = crossing.within
     text = f"probability {crossing.probability:.2f} between {first:.3g} and {last:.3g}"
     if crossing.interval is None:

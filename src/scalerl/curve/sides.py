@@ -40,6 +40,16 @@ class Sides:
     runs: tuple[Draws, Draws]
     recipes: tuple[Draws, Draws]
 
+    @property
+    def misfit(self) -> str:
+        """Which recipes have a run that no saturating curve describes, and why; empty if there is none."""
+        unfit = [
+            (name, next(fit for fit in fits if fit.misfit))  # one is enough: it is no curve of the recipe
+            for name, fits in zip(self.names, self.fits, strict=True)
+            if any(fit.misfit for fit in fits)
+        ]
+        return "; ".join(f"no saturating curve describes a run of {name}: {fit.why}" for name, fit in unfit)
+
     def p(self, quantity: Quantity, runs_only: bool = False) -> float:
         """Two-sided tail mass at no difference, not below the resolution of the draws."""
         base_n, recipe_n = map(quantity, self.runs if runs_only else self.recipes)
