@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from dataclasses import replace
 from statistics import NormalDist
 
@@ -9,6 +10,7 @@ from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.backtest import OURS, _crps, backtest
+from scalerl.curve.paper import paper_fit
 from scalerl.curve.scores import crps_sample
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -133,6 +135,26 @@ def test_the_crps_is_that_of_the_posterior_with_its_noise():
     value = result.posterior.curve_at(10_000.0).ravel()[:, None] + noise
     exact = crps_sample(value.ravel(), np.repeat(result.posterior.weight.ravel(), 15), 0.58)
     assert _crps(result, np.array([10_000.0]), np.array([0.58]))[0] == pytest.approx(exact, rel=0.02)
+
+
+def test_a_long_run_is_forecast_at_few_computes_and_scored_at_all():
+    """5,000 later evaluations: each has the fit's own forecast, and all of them fit into little memory."""
+    run = a_run(n=10_001, sd=0.006)
+    tracemalloc.start()
+    (cut,) = backtest([run], fractions=[0.5]).cuts
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 150e6  # a curve of the posterior for every evaluation would take 330e6, some times over
+    assert cut.later is not None
+    assert len(cut.later.crps_M) == 5000
+    result = fit(run.select(run.compute_N <= 5000))
+    for i in (0, 7, 1111, 4999):
+        forecast = result.forecast(float(cut.later.compute_M[i]))
+        assert cut.later.point_M[OURS][i] == pytest.approx(forecast.mean, abs=2e-5)
+        found = cut.later.low_M[i], cut.later.high_M[i]
+        assert found == pytest.approx(forecast.prediction, abs=1e-4)
+    exact = paper_fit(result.points, min_compute=0.0).curve(cut.later.compute_M)
+    np.testing.assert_allclose(cut.later.point_M["paper's grid search"], exact, atol=0.002)
 
 
 @pytest.mark.parametrize("fractions", [[], [0.0], [1.0], [0.5, 2.0], [float("nan")]])

@@ -6,7 +6,7 @@ At every cut the rivals see what the fit sees: the least-squares log-logistic cu
 search, the bounded power law, the log-linear trend and the last value. They have no intervals, so they are
 scored by their errors alone.
 
-Shapes: M later evaluations.
+Shapes: M later evaluations, K knots of compute, C components of the predictive distribution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scalerl.curve.fit import fit
 from scalerl.curve.paper import paper_fit
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
-from scalerl.curve.scores import covered, crps_normal_mixture, interval_score
+from scalerl.curve.sample import MAX_ROWS
+from scalerl.curve.scores import covered, distance, half_spread, interval_score
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
@@ -37,9 +38,15 @@ PointForecast = Callable[[np.ndarray], np.ndarray]
 
 
 def _paper(result: Fit) -> PointForecast:
-    """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours."""
-    r0 = result.r0_value if result.r0_source == "given" else None
-    return paper_fit(result.points, r0, min_compute=0.0).curve
+    """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours.
+
+    Of a long run it is given the rows of the fit's sample, means of consecutive evaluations.
+    """
+    r0, points, sample = result.r0_value, result.points, result.sample
+    if len(points) > MAX_ROWS:
+        source, axis = points.source, points.axis
+        points = Points.from_arrays(np.exp(sample.log_c_N), sample.y_N, source=source, axis=axis)
+    return paper_fit(points, r0 if result.r0_source == "given" else None, min_compute=0.0).curve
 
 
 RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
@@ -52,6 +59,7 @@ RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
 """Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
 
 _DRAWS, _COMPONENTS = 8192, 64  # curves of the posterior, and the quantiles of them that stand for it
+_KNOTS = 128  # computes at which the fit is asked; between them, forecasts are linear in log C
 
 
 @dataclass(frozen=True)
@@ -260,27 +268,40 @@ def _cut(
 
 def _later(result: Fit, rest: Points) -> Later:
     """Forecasts of the later evaluations, by the fit and by its rivals."""
-    compute_M = rest.compute_N
-    forecasts = [result.forecast(float(compute)) for compute in compute_M]
-    point_M = {OURS: np.array([forecast.mean for forecast in forecasts])}
+    compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
+    forecasts = [result.forecast(float(compute)) for compute in knot_K]
+    asked = [(forecast.mean, *forecast.prediction) for forecast in forecasts]
+    mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(asked).T)
+    point_M = {OURS: mean_M}
     no_point = {}
     for name, rival in RIVALS.items():
         try:
             point_M[name] = rival(result)(compute_M)
         except (CannotAnswerError, InputError) as error:
             no_point[name] = str(error).removeprefix(f"{rest.source}: ")
-    low_M, high_M = np.array([forecast.prediction for forecast in forecasts]).reshape(-1, 2).T
     crps_M = _crps(result, compute_M, rest.pass_rate_N)
     return Later(compute_M, rest.pass_rate_N, point_M, no_point, low_M, high_M, crps_M)
 
 
+def _knots(compute_M: np.ndarray) -> np.ndarray:
+    """Every compute where these are few, else `_KNOTS` from the first to the last; (K,), rising."""
+    distinct = np.unique(compute_M)
+    return distinct if len(distinct) <= _KNOTS else np.geomspace(distinct[0], distinct[-1], _KNOTS)
+
+
+def _between(knot_K: np.ndarray, value_K: np.ndarray, compute_M: np.ndarray) -> np.ndarray:
+    return np.interp(np.log(compute_M), np.log(knot_K), value_K)
+
+
 def _crps(result: Fit, compute_M: np.ndarray, pass_rate_M: np.ndarray) -> np.ndarray:
     """Score of the predictive distribution: the curves of the posterior, each with the noise about it."""
-    curves_KM = np.sort(result.posterior.draws(_DRAWS).curves_at(compute_M), axis=0)
-    curves_KM = curves_KM.reshape(_COMPONENTS, -1, len(compute_M)).mean(axis=1)
-    sd_K, weight_K = np.full(_COMPONENTS, result.noise.sd), np.ones(_COMPONENTS)
-    pairs = zip(curves_KM.T, pass_rate_M, strict=True)
-    return np.array([crps_normal_mixture(mean_K, sd_K, weight_K, float(y)) for mean_K, y in pairs])
+    knot_K = _knots(compute_M)
+    curve_CK = np.sort(result.posterior.draws(_DRAWS).curves_at(knot_K), axis=0)
+    curve_CK = curve_CK.reshape(_COMPONENTS, -1, len(knot_K)).mean(axis=1)
+    sd_C, weight_C = np.full(_COMPONENTS, result.noise.sd), np.ones(_COMPONENTS)
+    curve_CM = np.array([_between(knot_K, value_K, compute_M) for value_K in curve_CK])
+    spread_K = np.array([half_spread(mean_C, sd_C, weight_C) for mean_C in curve_CK.T])
+    return distance(curve_CM, sd_C, weight_C, pass_rate_M) - _between(knot_K, spread_K, compute_M)
 
 
 def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:

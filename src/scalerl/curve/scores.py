@@ -43,16 +43,31 @@ def crps_sample(value_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> fl
 def crps_normal_mixture(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
     """Continuous ranked probability score of a mixture of normal distributions, in closed form.
 
-    sum_i w_i a(y - m_i, s_i^2) - sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2, where a(m, s^2) is the mean
-    of |N(m, s^2)| (Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5). It costs K^2; an sd
+    `distance` less `half_spread` (Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5). An sd
     may be 0. Weights need not sum to 1.
     """
+    near_M = distance(np.asarray(mean_K)[:, None], sd_K, weight_K, np.array([outcome]))
+    return float(near_M[0]) - half_spread(mean_K, sd_K, weight_K)
+
+
+def distance(
+    mean_KM: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome_M: np.ndarray
+) -> np.ndarray:
+    """E|X - y| of M mixtures of normal distributions X and their outcomes y, shape (M,).
+
+    sum_i w_i a(y - m_i, s_i^2), where a(m, s^2) is the mean of |N(m, s^2)|.
+    """
+    apart_KM = _mean_abs(outcome_M - mean_KM, np.broadcast_to(np.asarray(sd_K)[:, None], mean_KM.shape))
+    return np.asarray(weight_K) / np.sum(weight_K) @ apart_KM
+
+
+def half_spread(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray) -> float:
+    """E|X - X'| / 2 of a mixture: sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2. It costs K^2."""
     weight_K = np.asarray(weight_K) / np.sum(weight_K)
     i, j = np.triu_indices(len(weight_K))
     pairs = _mean_abs(mean_K[i] - mean_K[j], np.hypot(sd_K[i], sd_K[j]))
     twice = np.where(i == j, 1.0, 2.0)  # every pair of different components stands for two
-    spread = float(np.sum(twice * weight_K[i] * weight_K[j] * pairs)) / 2
-    return float(weight_K @ _mean_abs(outcome - mean_K, sd_K)) - spread
+    return float(np.sum(twice * weight_K[i] * weight_K[j] * pairs)) / 2
 
 
 _erf = np.vectorize(math.erf, otypes=[float])
