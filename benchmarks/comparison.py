@@ -24,6 +24,7 @@ import numpy as np
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Claim, Curve, Fit, Points, compare, fit
 from scalerl.errors import CannotAnswerError
+from simulation import ar1
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
         C_mid=curve.C_mid * float(np.exp(log_mid)),
     )
     compute_N = group.curve.C_mid * setting.ratio_N
-    noise_N = rng.normal(0, setting.sd, len(compute_N))
-    for i in range(1, len(noise_N)):
-        noise_N[i] = setting.phi * noise_N[i - 1] + np.sqrt(1 - setting.phi**2) * noise_N[i]
+    noise_N = ar1(len(compute_N), setting.sd, setting.phi, rng)
     # The sampling noise of an evaluation is known in half of the groups, and is part of the whole.
     known = 0.6 * setting.sd if setting.known else None
     try:

@@ -80,10 +80,16 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
     mean_N = curve(compute_N)
     if cell.truth.drift:
         mean_N = mean_N + _drift(compute_N / C_MID, rng)
-    noise_N = rng.normal(0, cell.sd, len(compute_N))
-    for i in range(1 + cell.step_0, len(noise_N)):
-        noise_N[i] = cell.phi * noise_N[i - 1] + math.sqrt(1 - cell.phi**2) * noise_N[i]
+    noise_N = ar1(len(compute_N), cell.sd, cell.phi, rng, first=int(cell.step_0))
     return Simulated(compute_N, mean_N, mean_N + noise_N, curve.A)
+
+
+def ar1(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
+    """Noise of n evaluations, neighbours correlated by phi from `first` on (1: not with step 0)."""
+    noise_N = rng.normal(0, sd, n)
+    for i in range(1 + first, n):
+        noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+    return noise_N
 
 
 def _drift(ratio_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:

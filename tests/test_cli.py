@@ -213,3 +213,20 @@ def test_fit_imports_nothing_heavy(log):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["forecast"]
+
+
+@pytest.mark.parametrize("command", ["fit", "compare", "backtest"])
+def test_commands_that_fit_take_the_same_options(log, capsys, command):
+    """At a price compute is in dollars, R_0 may be free, and a level of 1 is none."""
+    paths = [str(log)]
+    if command == "compare":
+        other = log.with_name("other.csv")
+        other.write_text(log.read_text())
+        paths.append(str(other))
+    assert main([command, *paths, "--price", "2", "--r0", "free", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "dollars"
+    assert main([command, *paths, "--price", "2", "--x", "steps"]) == 2
+    assert "--price turns GPU-hours into dollars" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([command, *paths, "--level", "1"])
+    assert "the level of the intervals is between 0 and 1" in capsys.readouterr().err

@@ -97,16 +97,17 @@ def check_not_utf16(data: bytes, source: str) -> None:
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """JSON text with NaN and infinities as null, as RFC 8259 knows neither."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same in what JSON has: lists for tuples and arrays, None for NaN and infinities."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,12 +1,14 @@
-"""What a command is given to fit: a run folder, a table, or a table on standard input."""
+"""What a command is given to fit: a run folder, a table, or a table on standard input; and how to fit it."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.commands._text import compute, level, positive, print_warnings, share
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,18 +17,43 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 
 
+def add_data_arguments(command: argparse.ArgumentParser) -> None:
+    """The arguments of all commands that fit: which columns, on which axis, and from where on."""
+    command.add_argument(
+        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
+    )
+    command.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
+    command.add_argument(
+        "--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known"
+    )
+    command.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute under C")
+    command.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    command.add_argument(
+        "--price", type=positive, metavar="USD", help="dollars per GPU-hour: compute in dollars"
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def _r0(text: str) -> float | str:
+    return text if text == "free" else share(text)
+
+
 def read_points(path: str | Path, x: str | None, y: str, price: float | None) -> Points:
     """The evaluations of RUN or FILE.
 
     Args:
         path: a run folder, a CSV or JSONL file, or `-` for standard input.
-        x: compute axis or column; None is the axis of a run's budget, and `gpu_hours` of a file.
+        x: compute axis or column; None is `dollars` at a price, else the axis of a run's budget, and
+            `gpu_hours` of a file.
         y: column of pass rates of a file.
         price: dollars per GPU-hour.
 
     Raises:
-        InputError: what is there cannot be read, or has no such axis.
+        InputError: what is there cannot be read, or has no such axis, or the price is not for it.
     """
+    if price and x not in (None, "dollars"):
+        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
+    x = "dollars" if price else x
     from scalerl.curve import Points
     from scalerl.ingest.table import parse_table, read_table
     from scalerl.record import RunRecord
@@ -74,5 +101,5 @@ def read_siblings(
         try:
             fits.append(fit(read_points(path, axis, y, price), **options))
         except CannotAnswerError as error:
-            print(f"warning: left out of the siblings: {error}", file=sys.stderr)
+            print_warnings([f"left out of the siblings: {error}"])
     return fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def number(text: str) -> float:
@@ -49,9 +49,18 @@ def share(text: str) -> float:
     return value
 
 
-def span(interval: tuple[float, float], spec: str = ".3f") -> str:
-    """An interval as `[low, high]`."""
-    return f"[{interval[0]:{spec}}, {interval[1]:{spec}}]"
+def level(text: str) -> float:
+    """An argument that is the level of intervals, between 0 and 1."""
+    value = share(text)
+    if value in (0.0, 1.0):
+        raise argparse.ArgumentTypeError(f"the level of the intervals is between 0 and 1, found {text!r}")
+    return value
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Warnings on standard error, each once."""
+    for warning in dict.fromkeys(warnings):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:

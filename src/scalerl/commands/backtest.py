@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import STANDARD_INPUT, read_points
-from scalerl.commands._text import compute, positive, share
+from scalerl.commands._data import STANDARD_INPUT, add_data_arguments, read_points
+from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     test.add_argument(
         "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders and tables, as for fit"
     )
-    test.add_argument(
-        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
-    )
-    test.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
+    add_data_arguments(test)
     test.add_argument(
         "--at",
         type=_fractions,
@@ -33,12 +30,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="F1,F2",
         help="fractions of the compute to cut at (1/8,1/4,1/2,3/4)",
     )
-    test.add_argument(
-        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
-    )
-    test.add_argument("--level", type=share, default=0.95, metavar="P", help="of the intervals (0.95)")
-    test.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars")
-    test.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     test.set_defaults(run=run)
 
 
@@ -52,15 +43,15 @@ def run(args: argparse.Namespace) -> None:
         points,
         fractions=args.at,
         level=args.level,
-        min_compute=args.min_compute,
+        r0=args.r0,
+        min_compute=args.min_compute or 0.0,
         watch=_progress if sys.stderr.isatty() else None,
     )
     frozen = _frozen(args.runs_or_files, test)
     if args.json:
         print(dumps({**test.to_json(), "frozen": frozen}, indent=2))
     else:
-        for warning in dict.fromkeys(warning for run in points for warning in run.warnings):
-            print(f"warning: {warning}", file=sys.stderr)
+        print_warnings(warning for run in points for warning in run.warnings)
         print(test)
         if frozen:
             print(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import read_points
-from scalerl.commands._text import compute, positive, print_rows, share
+from scalerl.commands._data import add_data_arguments, read_points
+from scalerl.commands._text import positive, print_rows, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
@@ -41,23 +40,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     compare.add_argument(
         "--base", metavar="NAME", help="compare with this recipe (the first; groups go first)"
     )
-    compare.add_argument("--x", metavar="AXIS", help="compute axis, or column of FILE (as for fit)")
-    compare.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
-    compare.add_argument("--r0", type=share, metavar="R", help="pass rate before training, of all runs")
-    compare.add_argument(
-        "--min-compute", type=compute, default=0.0, metavar="C", help="leave out compute under C"
-    )
+    add_data_arguments(compare)
     compare.add_argument(
         "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
     )
     compare.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
-    compare.add_argument(
-        "--level", type=share, default=0.95, metavar="P", help="of intervals and verdicts (0.95)"
-    )
-    compare.add_argument(
-        "--price", type=positive, metavar="USD", help="dollars per GPU-hour, for --x dollars"
-    )
-    compare.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     compare.set_defaults(run=run)
 
 
@@ -109,9 +96,8 @@ def run(args: argparse.Namespace) -> None:
         data["pairs"] = [{**pair, **more.to_json()} for pair, more in zip(data["pairs"], beside, strict=True)]
         print(dumps(data, indent=2))
         return
-    for one in (one for runs in recipes.values() for one in runs):
-        for warning in one.fit.warnings:
-            print(f"warning: {one.path}: {warning}", file=sys.stderr)
+    fitted = [one for runs in recipes.values() for one in runs]
+    print_warnings(f"{one.path}: {warning}" for one in fitted for warning in one.fit.warnings)
     for pair, more in zip(result.pairs, beside, strict=True):
         print_rows([*result.rows(pair), *more.rows()])
         print()
@@ -124,7 +110,8 @@ def _read(path: str, args: argparse.Namespace) -> _Run:
 
     points = read_points(path, args.x, args.y, args.price)
     record = RunRecord.read(path) if Path(path).is_dir() else None
-    return _Run(path, fit(points, r0=args.r0, min_compute=args.min_compute, level=args.level), record)
+    start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
+    return _Run(path, fit(points, **start, level=args.level), record)
 
 
 def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Beside:

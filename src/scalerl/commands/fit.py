@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import read_points, read_siblings
-from scalerl.commands._text import compute, computes, positive, print_rows, share, span
+from scalerl.commands._data import add_data_arguments, read_points, read_siblings
+from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,18 +21,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     fit.add_argument(
         "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or - for standard input"
     )
-    fit.add_argument(
-        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
-    )
-    fit.add_argument("--y", default="pass_rate", metavar="COLUMN", help="column of pass rates of FILE")
-    fit.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known")
-    fit.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute under C")
+    add_data_arguments(fit)
     fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
     fit.add_argument("--at", type=computes, default=(), metavar="C1,C2", help="forecast at these computes")
     fit.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
     fit.add_argument("--budget", type=compute, metavar="C", help="compute at which --target is asked")
-    fit.add_argument("--level", type=_level, default=0.95, metavar="P", help="of the intervals (0.95)")
-    fit.add_argument("--price", type=positive, metavar="USD", help="dollars per GPU-hour: compute in dollars")
     fit.add_argument(
         "--worth", type=positive, metavar="G", help="say where a further unit of compute gains less than G"
     )
@@ -43,7 +35,6 @@ def add(commands: argparse._SubParsersAction) -> None:
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
     fit.add_argument("--paper", action="store_true", help="the paper's own procedure, and nothing else")
-    fit.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     fit.set_defaults(run=run)
 
 
@@ -51,10 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    if args.price and args.x not in (None, "dollars"):
-        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {args.x}, or the price")
-    axis = args.x or ("dollars" if args.price else None)
-    points = read_points(args.run_or_file, axis, args.y, args.price)
+    points = read_points(args.run_or_file, args.x, args.y, args.price)
     if args.paper:
         _paper(args, points)
         return
@@ -76,8 +64,7 @@ def run(args: argparse.Namespace) -> None:
         answer = result.to_json(args.at, args.target, args.budget)
         print(dumps(answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result)))
         return
-    for warning in result.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    print_warnings(result.warnings)
     print_rows(_rows(result, args))
     for value in more.values():
         print(f"\n{value}")
@@ -133,6 +120,7 @@ def _worth(args: argparse.Namespace, result: Fit) -> dict[str, Any]:
 
 def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
     """The rows of the table for people: a label and what stands beside it."""
+    from scalerl.curve.result import span
     from scalerl.report.numbers import family_weights
 
     median, intervals = result.median, result.intervals
@@ -161,6 +149,8 @@ def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
 
 def _ceiling(result: Fit) -> tuple[str, str]:
     """The ceiling with its interval."""
+    from scalerl.curve.result import span
+
     intervals = result.intervals
     shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
     return "ceiling A", "withheld" if result.misfit else shown
@@ -180,6 +170,8 @@ def _answers(
     result: Fit, at: Sequence[float], target: float | None, budget: float | None
 ) -> list[tuple[str, str]]:
     """Forecasts and the verdict."""
+    from scalerl.curve.result import span
+
     rows = []
     for amount in at:
         f = result.forecast(amount)
@@ -212,14 +204,3 @@ def _worth_rows(result: Fit, worth: float | None) -> list[tuple[str, str]]:
         (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
         ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
     ]
-
-
-def _r0(text: str) -> float | str:
-    return text if text == "free" else share(text)
-
-
-def _level(text: str) -> float:
-    level = share(text)
-    if level in (0.0, 1.0):
-        raise argparse.ArgumentTypeError(f"the level of the intervals is between 0 and 1, found {text!r}")
-    return level

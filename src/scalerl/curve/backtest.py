@@ -196,7 +196,7 @@ class Backtest:
 def backtest(
     runs: Sequence[Points | RunRecord],
     *,
-    x: str = "gpu_hours",
+    x: str | None = None,
     fractions: Sequence[float] = (1 / 8, 1 / 4, 1 / 2, 3 / 4),
     level: float = 0.95,
     r0: float | Literal["free"] | None = None,
@@ -208,7 +208,7 @@ def backtest(
 
     Args:
         runs: finished runs, or points; those with the same points are counted once.
-        x: compute axis of run records.
+        x: compute axis of run records, as for `fit`.
         fractions: of each run's largest compute, in (0, 1), at which it is cut.
         level: of the prediction intervals.
         r0: as for `fit`.
@@ -225,7 +225,10 @@ def backtest(
         raise InputError(f"the cuts are fractions of the compute between 0 and 1, found {list(fractions)}")
     if not runs:
         raise InputError("no run to test: give at least one run or file")
-    points = [Points.from_record(run, x, price) if isinstance(run, RunRecord) else run for run in runs]
+    points = [
+        Points.from_record(run, x or run.default_axis, price) if isinstance(run, RunRecord) else run
+        for run in runs
+    ]
     kept, dropped = _distinct(points)
     cuts = []
     for run in kept:

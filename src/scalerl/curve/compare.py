@@ -21,6 +21,7 @@ import numpy as np
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.curve.crossing import Crossing, find_crossing
 from scalerl.curve.quantiles import tails
+from scalerl.curve.result import check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import (
     Quantity,
@@ -230,8 +231,7 @@ def _checked(
         raise InputError(f"a comparison needs two recipes or more, found {len(names)}: {', '.join(names)}")
     if base is not None and base not in recipes:
         raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(names)}")
-    if not 0 < level < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
+    check_level(level)
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise InputError(f"the budget is a compute above 0, found {budget:g}")
     if target is not None and not 0 < target < 1:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from scalerl.curve.crossing import Crossing
 from scalerl.curve.families import LABELS
+from scalerl.curve.result import span
 from scalerl.curve.seeds import SeedPrior
+from scalerl.jsonl import plain
 
 Interval = tuple[float, float]
 Verdict = Literal[
@@ -39,9 +40,8 @@ class Difference:
 
     def __str__(self) -> str:
         spec, lead = ("+.3f", "") if self.kind == "difference" else (".3g", "x")
-        low, high = (f"{end:{spec}}" for end in self.interval)
-        least, most = (f"{end:{spec}}" for end in self.runs_only)
-        return f"{lead}{self.median:{spec}} [{low}, {high}]   these runs [{least}, {most}]"
+        own = f"{lead}{self.median:{spec}} {span(self.interval, spec)}"
+        return f"{own}   these runs {span(self.runs_only, spec)}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `scalerl compare --json` prints; infinite ends and what is withheld are None."""
-        found = _finite(asdict(self))
+        found = plain(asdict(self))
         for pair in found["pairs"]:
             pair["differences"] = {"A": None} | pair["differences"]
         return found
@@ -160,17 +160,7 @@ def _crossing_text(pair: Pair) -> str:
     text = f"probability {crossing.probability:.2f} between {first:.3g} and {last:.3g}"
     if crossing.interval is None:
         return f"{text}; {pair.recipe} ends ahead with probability {crossing.ahead_last:.2f}"
-    low, high = crossing.interval
     return (
-        f"{text}; if so at {crossing.compute:.3g} [{low:.3g}, {high:.3g}]: "
+        f"{text}; if so at {crossing.compute:.3g} {span(crossing.interval, '.3g')}: "
         f"{crossing.before} ahead before, {crossing.after} after"
     )
-
-
-def _finite(value: Any) -> Any:
-    """The same with NaN and infinities as None, and tuples as lists."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

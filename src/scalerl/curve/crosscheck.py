@@ -23,7 +23,7 @@ from scalerl.curve.least_squares import C_MID_FACTOR, LOG_B_RANGE, least_squares
 from scalerl.curve.noise import SD_RANGE, make_noise
 from scalerl.curve.quadratic import Precision
 from scalerl.curve.quantiles import tails, weighted_quantiles
-from scalerl.curve.result import Fit, Interval
+from scalerl.curve.result import Fit, Interval, check_level, span
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -79,13 +79,13 @@ class CrossCheck:
         boot = self.bootstrap
         rows = [
             (f"given {LOG_LOGISTIC.label}, {self.level:.0%}", "A", "B", "C_mid"),
-            ("posterior", _span(self.A), _span(self.B), _span(self.C_mid, ".4g")),
-            (f"AR(1) bootstrap, {boot.n}", _span(boot.A), _span(boot.B), _span(boot.C_mid, ".4g")),
-            ("profile likelihood", _span(self.profile.interval), "", ""),
+            ("posterior", span(self.A), span(self.B), span(self.C_mid, ".4g")),
+            (f"AR(1) bootstrap, {boot.n}", span(boot.A), span(boot.B), span(boot.C_mid, ".4g")),
+            ("profile likelihood", span(self.profile.interval), "", ""),
         ]
         lines = ["".join(f"{cell:<26}" for cell in row).rstrip() for row in rows]
         for (compute, own), (_, other) in zip(self.curve, boot.curve, strict=True):
-            lines.append(f"curve at {compute:g}: posterior {_span(own)}, bootstrap {_span(other)}")
+            lines.append(f"curve at {compute:g}: posterior {span(own)}, bootstrap {span(other)}")
         if boot.at_bound > 0:
             lines.append(f"{boot.at_bound:.0%} of the bootstrap's ceilings are 1, the bound")
         return "\n".join(lines)
@@ -126,7 +126,7 @@ def bootstrap(
     Raises:
         InputError: too few resamples, a level outside of (0, 1), or a compute that is negative or not finite.
     """
-    _check_level(level)
+    check_level(level)
     if n < 100:
         raise InputError(f"the ends of an interval need 100 resamples or more, found {n}")
     if not all(math.isfinite(compute) and compute >= 0 for compute in at):
@@ -166,7 +166,7 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
         InputError: a level outside of (0, 1).
         CannotAnswerError: no more evaluations than free parameters.
     """
-    _check_level(level)
+    check_level(level)
     sample = fit.sample
     degrees = sample.n_points - 2 - sample.n_linear
     if degrees < 1:
@@ -263,13 +263,3 @@ def _given_ceiling(sample: Sample, precision: Precision, cell_MK2: np.ndarray, A
         return q.rss(sample.r0, A_M1)
     R_0 = (q.hy - A_M1 * q.hg) / np.maximum(q.hh, 1e-12)
     return q.rss(np.clip(R_0, 0.0, A_M1), A_M1)
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
-
-
-def _span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
-    ends = ("open" if end is None else f"{end:{spec}}" for end in interval)
-    return f"[{', '.join(ends)}]"

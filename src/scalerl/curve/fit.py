@@ -17,7 +17,7 @@ from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
-from scalerl.curve.result import Fit, NoiseEstimate
+from scalerl.curve.result import Fit, NoiseEstimate, check_level
 from scalerl.curve.sample import Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
@@ -142,8 +142,7 @@ def _start(points: Points, given: float | None) -> tuple[str, ...]:
 
 
 def _check(r0: object, min_compute: float, max_compute: float, level: float) -> None:
-    if not 0 < level < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
+    check_level(level)
     if isinstance(r0, float | int) and not 0 <= r0 < 1:
         raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
     if not 0 <= min_compute < max_compute:

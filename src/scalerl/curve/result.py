@@ -72,7 +72,7 @@ class Forecast:
 
     def __str__(self) -> str:
         parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
-        spans = "  ".join(f"{name} {_span(ends, '.3f')}" for name, ends in parts.items())
+        spans = "  ".join(f"{name} {span(ends, '.3f')}" for name, ends in parts.items())
         return f"at {self.compute:g}: {self.mean:.3f}  {spans}  paper {self.paper_point:.3f}"
 
     def to_json(self) -> dict[str, Any]:
@@ -293,21 +293,27 @@ class Fit:
     def __str__(self) -> str:
         median, intervals = self.median, self.intervals
         state = "identified" if self.identified else "not identified"
-        span = (
-            "withheld"
-            if self.misfit
-            else f"{median.A:.3f}  {intervals.level:.0%} {_span(intervals.A, '.3f')}"
+        ceiling = (
+            "withheld" if self.misfit else f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A, '.3f')}"
         )
         return (
-            f"A {span}, {state}: {self.why}\n"
-            f"B {median.B:.3g}  {_span(intervals.B, '.3g')}   "
-            f"C_mid {median.C_mid:.4g}  {_span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
+            f"A {ceiling}, {state}: {self.why}\n"
+            f"B {median.B:.3g}  {span(intervals.B, '.3g')}   "
+            f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
 
 
-def _span(interval: Interval, spec: str) -> str:
-    return f"[{interval[0]:{spec}}, {interval[1]:{spec}}]"
+def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
+    """An interval as `[low, high]`; an end that is None is open."""
+    low, high = ("open" if end is None else f"{end:{spec}}" for end in interval)
+    return f"[{low}, {high}]"
+
+
+def check_level(level: float) -> None:
+    """Raise an InputError unless `level` is between 0 and 1."""
+    if not 0 < level < 1:
+        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
 
 
 def _check_compute(compute: float, what: str) -> None:
