@@ -130,3 +130,23 @@ def test_the_comparison_shown_is_that_of_the_example():
     example = DOCS.parent / "examples" / "compare_recipes.py"
     done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
     check_alike(done.stdout, shown)
+
+
+def test_what_is_said_of_the_papers_rule_is_what_its_benchmark_prints():
+    """Without noise it is run again; the shares with noise are those of the table."""
+    script = DOCS.parent / "benchmarks" / "paper_rule.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--pairs", "0"], capture_output=True, text=True, check=True
+    )
+    results = (DOCS.parent / "benchmarks" / "RESULTS.md").read_text()
+    table = re.findall(r"paper_rule.py\n\n```\n(.*?)\n```", results, flags=re.S)[0].splitlines()
+    assert done.stdout.splitlines() == [*table[:5], table[-1]]
+    said = " ".join((DOCS / "compare.md").read_text().split())
+    without, noisy = (np.array([line.split() for line in of], float) for of in (table[1:5], table[5:-1]))
+    apart = [f"{value:.3f}"[1:] for value in without[:, 1]]
+    moved = [f"{value:.2f}"[1:] for value in without[:, 3]]
+    words = "differ by {}, {}, {} and {} make B appear to differ by {}, {}, {} and {}."
+    assert words.format(*apart, *moved) in said
+    shares = f"{100 * noisy[:, 4].min():.0f} to {100 * noisy[:, 4].max():.0f} %"
+    assert f"gets the higher B in {shares}" in said
+    assert shares in (DOCS.parent / "src" / "scalerl" / "curve" / "paper.py").read_text()

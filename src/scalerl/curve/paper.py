@@ -318,8 +318,8 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
     held = (a.curve.A + b.curve.A) / 2
     first, second = (_at_ceiling(fit, held) for fit in (a, b))
     claim = (
-        "comparing B at an averaged A claims a difference in B in 88 to 100 % of the cases where only A "
-        "differs: compare with intervals before believing it"
+        "where only A differs, B at an averaged A favours the run with the higher A in 76 to 100 % of the "
+        "pairs: compare with intervals before believing it"
     )
     return PaperComparison("B", first, second, (a, b), (*warnings, claim))
 
