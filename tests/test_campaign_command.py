@@ -77,3 +77,11 @@ def test_the_ceiling_of_a_misfit_is_withheld_under_the_prior_too(tmp_path, capsy
     jump = write(tmp_path / "jump.csv", 9, spoilt=0.15)
     block = printed(capsys, "fit", jump, "--prior-from", own, *siblings).partition("prior  ")[2]
     assert [line.split()[-1] for line in block.splitlines() if line.startswith("ceiling A")] == ["withheld"]
+
+
+def test_no_row_of_a_misfit_has_a_ceiling(tmp_path, capsys):
+    jump = write(tmp_path / "jump.csv", 9, spoilt=0.15)
+    text = printed(capsys, "fit", jump)
+    assert "least squares (paper)  A withheld  B " in text
+    assert "other minima" not in text
+    assert "least squares (paper)  A withheld  B " in str(fit(read_table(jump)))

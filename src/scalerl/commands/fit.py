@@ -137,7 +137,7 @@ def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
         ("families", family_weights(result.families)),
         *_identified(result),
     ]
-    if len(result.basins) > 1:
+    if len(result.basins) > 1 and not result.misfit:
         rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
     rows += _answers(result, args.at, args.target, args.budget)
     if result.campaign:

@@ -157,7 +157,8 @@ class Fit:
     def least_squares(self) -> str:
         """The paper's point estimate in one line, to stand apart from the intervals."""
         curve = self.curve
-        return f"A {curve.A:.3f}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
+        ceiling = "withheld" if self.misfit else f"{curve.A:.3f}"
+        return f"A {ceiling}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
 
     def forecast(self, compute: float) -> Forecast:
         """Forecast at `compute`, in the unit of the axis.
