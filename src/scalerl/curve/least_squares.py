@@ -18,7 +18,7 @@ import numpy as np
 
 from scalerl.curve.descent import TOLERANCE, descend, on_bound
 from scalerl.curve.families import Curve, Family
-from scalerl.curve.linear import Rows, best_linear, rows_averaged
+from scalerl.curve.linear import Rows, rows_averaged
 from scalerl.curve.sample import Sample
 from scalerl.curve.starts import C_MID_FACTOR, starts
 
@@ -84,14 +84,14 @@ def _search(
     box[:, 0] = np.array(log_b_range)[:, None]
     box[0, 1], box[1, 1] = span[:, 0] - reach, span[:, 1] + reach
     run, theta = starts(rows, family, span, log_b_range)
-    rows, box = rows.take(run), box[:, :, run]
-    kept, theta = descend(rows, run, family, theta, box)
-    rows, box, run, theta = rows.take(kept), box[:, :, kept], run[kept], theta[:, kept]
+    if len(run) > 1:
+        rows, box = rows.take(run), box[:, :, run]
+    theta, R_0, A, kept = descend(rows, run, family, theta, box)
+    if len(kept) < len(run):
+        rows, box, run = rows.take(kept), box[:, :, kept], run[kept]
+        theta, R_0, A = theta[:, kept], R_0[kept], A[kept]
     (log_b, log_mid), at = theta, np.exp(theta)
-    basis = np.empty((len(run), 3, rows.y.shape[1]))
-    basis[:, 1] = g = family.share(at[0][:, None], rows.log_c - log_mid[:, None])
-    basis[:, 0], basis[:, 2] = 1.0 - g, rows.y
-    R_0, A, *_ = best_linear(rows, (basis * rows.w[:, None]) @ basis.transpose(0, 2, 1))
+    g = family.share(at[0][:, None], rows.log_c - log_mid[:, None])
     residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
     rss = (rows.w * residual * residual).sum(axis=1)
     near = box + 1e-6 * np.array([1.0, -1.0])[:, None, None]  # a descent may end a last step before its bound

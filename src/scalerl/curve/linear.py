@@ -1,7 +1,7 @@
 """Runs side by side, and what is linear in them: the best (R_0, A) once the shape of the curve is given.
 
-All of it follows from `gram`, the sums over the rows of the products of h = 1 - g (the derivative of the
-curve by R_0), g (by A, the share of the gain), whatever else is asked about, and y, which is last.
+All of it follows from `gram` (., ., M), the sums over the rows of the products of h = 1 - g (the derivative
+of the curve by R_0), g (by A, the share of the gain), whatever else is asked about, and y, which is last.
 
 Shapes: S runs, N rows (shorter runs are padded with weight 0), M searches under way.
 """
@@ -80,18 +80,18 @@ def best_linear(
     """The best (R_0, A) within the bounds, and where that is the best of all; then the rest of the products
     once R_0 is projected out, and one over the first of them."""
     if rows.free:
-        over_hh = 1.0 / np.maximum(gram[:, 0, 0], 1e-300)
+        over_hh = 1.0 / np.maximum(gram[0, 0], 1e-300)
         rest = eliminate(gram, over_hh)
-        over = 1.0 / np.maximum(rest[:, 0, 0], 1e-13 * gram[:, 1, 1] + 1e-300)
-        A = rest[:, 0, -1] * over
-        R_0 = (gram[:, 0, -1] - A * gram[:, 0, 1]) * over_hh
+        over = 1.0 / np.maximum(rest[0, 0], 1e-13 * gram[1, 1] + 1e-300)
+        A = rest[0, -1] * over
+        R_0 = (gram[0, -1] - A * gram[0, 1]) * over_hh
         inside = (rows.low <= R_0) & (R_0 <= A) & (rows.high >= A)
     else:
-        rest = gram[:, 1:, 1:]
-        over = 1.0 / np.maximum(rest[:, 0, 0], 1e-300)
-        A = rest[:, 0, -1] * over
+        rest = gram[1:, 1:]
+        over = 1.0 / np.maximum(rest[0, 0], 1e-300)
+        A = rest[0, -1] * over
         R_0, inside = np.zeros_like(A), (A >= 0) & (rows.high >= A)
-    if not inside.all():
+    if np.count_nonzero(inside) < len(inside):
         edge_R_0, edge_A = _on_edge(rows, gram)
         R_0, A = np.where(inside, R_0, edge_R_0), np.where(inside, A, edge_A)
     return R_0, A, inside, rest, over
@@ -99,7 +99,7 @@ def best_linear(
 
 def _on_edge(rows: Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The best (R_0, A) where the best of all is outside of the bounds: A = R_0, A = high or R_0 = low."""
-    (hh, hg, hy), (gg, gy) = gram[:, 0, (0, 1, -1)].T, gram[:, 1, (1, -1)].T
+    hh, hg, hy, gg, gy = gram[0, 0], gram[0, 1], gram[0, -1], gram[1, 1], gram[1, -1]
     low, high = rows.low, rows.high
     zero = np.zeros_like(gg)
     if not rows.free:
@@ -117,21 +117,21 @@ def _on_edge(rows: Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def projected(rows: Rows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
-    """The normal matrix of a state; those of (R_0, A) that lie on a bound follow nothing."""
+    """The normal matrix (3, 3, M) of a state; those of (R_0, A) that lie on a bound follow nothing."""
     gram = gram.copy()
-    gram[:, :, 4] -= R_0[:, None] * gram[:, :, 0] + A[:, None] * gram[:, :, 1]  # y is now the residual
-    gram[:, 4, 4] -= R_0 * gram[:, 0, 4] + A * gram[:, 1, 4]
-    gram[:, 4, :4] = gram[:, :4, 4]
+    gram[:, 4] -= R_0 * gram[:, 0] + A * gram[:, 1]  # y is now the residual
+    gram[4, 4] -= R_0 * gram[0, 4] + A * gram[1, 4]
+    gram[4, :4] = gram[:4, 4]
     free_R_0, free_A = (rows.low < R_0) & rows.free, rows.high > A
-    scale = gram[:, 1, 1]
-    gram = eliminate(gram, free_R_0 / np.maximum(gram[:, 0, 0], 1e-300))
-    return eliminate(gram, free_A / np.maximum(gram[:, 0, 0], 1e-13 * scale + 1e-300))
+    scale = gram[1, 1]
+    gram = eliminate(gram, free_R_0 / np.maximum(gram[0, 0], 1e-300))
+    return eliminate(gram, free_A / np.maximum(gram[0, 0], 1e-13 * scale + 1e-300))
 
 
 def eliminate(gram: np.ndarray, over: np.ndarray) -> np.ndarray:
     """The products of all columns but the first, once they are orthogonal to it; `over` is 1 / its square."""
-    with_first = gram[:, 1:, 0]
-    return gram[:, 1:, 1:] - with_first[:, :, None] * (with_first * over[:, None])[:, None]
+    with_first = gram[0, 1:]
+    return gram[1:, 1:] - with_first[:, None] * (with_first * over)
 
 
 def clip(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
