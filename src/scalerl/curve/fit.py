@@ -11,7 +11,7 @@ import numpy as np
 
 from scalerl.curve.campaign import learn
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
-from scalerl.curve.identify import identify, intervals_of, medians_of
+from scalerl.curve.identify import identify, parameters_of
 from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.noise import SD_RANGE
@@ -72,6 +72,7 @@ def fit(
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
     families = post.family_weights()
+    median, intervals = parameters_of(post, level)
     result = Fit(
         axis=points.axis,
         min_compute=min_compute,
@@ -80,8 +81,8 @@ def fit(
         r0_source=r0_source,
         curve=best.curve,
         rmse=rmse,
-        median=medians_of(post),
-        intervals=intervals_of(post, level),
+        median=median,
+        intervals=intervals,
         families=families,
         noise=_noise(post, floor),
         identification=identify(post, sample),
@@ -246,12 +247,14 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
     if prior is None:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
+    median, intervals = parameters_of(post, result.intervals.level)
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
-        median=medians_of(post),
-        intervals=intervals_of(post, result.intervals.level),
+        median=median,
+        intervals=intervals,
         families=post.family_weights(),
+        noise=_noise(post, result.noise.floor),
         identification=identify(post, result.sample),
         posterior=post,
     )

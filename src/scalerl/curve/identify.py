@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
 from scalerl.curve.posterior import Posterior
-from scalerl.curve.quantiles import tails, weighted_quantiles
+from scalerl.curve.quantiles import node_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
@@ -60,16 +60,16 @@ class Identification:
     ratio_interval: Interval
     at_bounds: dict[str, float]
     """Share of the posterior against a bound: A at 1, B and C_mid at either edge of their prior."""
+    widest: float
+    """The width of A's 95 % interval up to which the ceiling is called identified."""
 
 
-def intervals_of(post: Posterior, level: float) -> Intervals:
-    """Central intervals of the parameters at `level`."""
-    return Intervals(level, *((float(low), float(high)) for low, high in _quantiles(post, tails(level))))
-
-
-def medians_of(post: Posterior) -> Medians:
-    """Medians of the parameters, the points that belong to the intervals."""
-    return Medians(*(float(median) for (median,) in _quantiles(post, np.array([0.5]))))
+def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
+    """Medians of the parameters, and their central intervals at `level`."""
+    low, high = tails(level)
+    ends = np.array(_quantiles(post, np.array([low, 0.5, high]))).tolist()
+    intervals = Intervals(level, *((low, high) for low, _, high in ends))
+    return Medians(*(median for _, median, _ in ends)), intervals
 
 
 def _quantiles(post: Posterior, at_Q: np.ndarray) -> list[np.ndarray]:
@@ -77,7 +77,7 @@ def _quantiles(post: Posterior, at_Q: np.ndarray) -> list[np.ndarray]:
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
 
     def of_log(value_cells: np.ndarray) -> np.ndarray:
-        return np.exp(weighted_quantiles(value_cells, own.weight_cells, at_Q))
+        return np.exp(node_quantiles(value_cells, own.weight_cells, at_Q))
 
     return [ceiling(post, at_Q), ceiling(own, at_Q), of_log(own.log_b_cells), of_log(own.log_mid_cells)]
 
@@ -90,7 +90,7 @@ def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
 def identify(post: Posterior, sample: Sample) -> Identification:
     """Look at the posterior of A, of C_max / C_mid, and at the bounds; always at 95 %."""
     log_lo, log_hi = sample.log_c_range
-    log_mid = weighted_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
+    log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
     least, ratio, most = np.exp(log_hi - log_mid[::-1]).tolist()
     at_bounds = _at_bounds(post, log_lo, log_hi)
     low, high = ceiling(post, tails(0.95)).tolist()
@@ -107,7 +107,7 @@ def identify(post: Posterior, sample: Sample) -> Identification:
         identified, why = False, f"{span}, but {edge}"
     else:
         identified, why = True, f"{span}: the bend has been seen"
-    return Identification(identified, why, ratio, (least, most), at_bounds)
+    return Identification(identified, why, ratio, (least, most), at_bounds, widest)
 
 
 def _at_bounds(post: Posterior, log_lo: float, log_hi: float) -> dict[str, float]:

@@ -23,7 +23,7 @@ from scalerl.curve.sample import Sample
 B_RANGE = (0.3, 6.0)
 C_MID_FACTOR = 10.0
 LOG_B = (math.log(B_RANGE[0]), math.log(B_RANGE[1]))
-_CUT = 9.0  # log-density below the best at which a node is not worth its place (1.2e-4)
+_CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
 _REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
 

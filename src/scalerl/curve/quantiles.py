@@ -35,6 +35,13 @@ def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) 
     return np.interp(np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), edges)
 
 
+def node_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
+    """Quantiles of a parameter whose nodes lie apart: half of a node's weight lies to either side of it."""
+    node, index = np.unique(value, return_inverse=True)
+    mass = np.bincount(index, weight)
+    return np.interp(at_Q, np.cumsum(mass) - 0.5 * mass, node)
+
+
 def noisy_quantiles(
     value: np.ndarray, weight: np.ndarray, sd_J: np.ndarray, sd_weight_J: np.ndarray, at_Q: np.ndarray
 ) -> np.ndarray:

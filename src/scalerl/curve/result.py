@@ -14,8 +14,6 @@ import numpy as np
 from scalerl.curve.families import Curve
 from scalerl.curve.fit_json import fit_json
 from scalerl.curve.identify import (
-    MAX_WIDTH_A,
-    MAX_WIDTH_OF_GAIN,
     MIN_RATIO,
     MIN_RATIO_LOW,
     Identification,
@@ -274,7 +272,6 @@ class Fit:
         if factor > _FURTHEST:
             return None
         compute_M = now * np.geomspace(factor, _FURTHEST, 16)
-        enough = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * (self.median.A - self.r0_value))
 
         def narrow(compute: float) -> float:
             noise = self.noise
@@ -282,7 +279,7 @@ class Fit:
             return -float(expected_width(self.posterior, self.sample, noise.sd, noise.phi, at)[0])
 
         # The width falls with compute, so that four of the sixteen are enough to find the first.
-        place = bisect.bisect_left(compute_M, -enough, key=narrow)
+        place = bisect.bisect_left(compute_M, -seen.widest, key=narrow)
         return float(compute_M[place]) if place < len(compute_M) else None
 
     def to_json(
