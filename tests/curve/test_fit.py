@@ -262,6 +262,15 @@ def test_a_long_run_forecasts_an_evaluation_and_not_a_mean_of_several(known):
     assert 0.92 < held < 0.99
 
 
+def test_a_fall_does_not_count_as_noise_in_what_is_said_of_it():
+    compute_N = np.linspace(1, 30, 30)
+    noise_N = np.random.default_rng(3).normal(0, 0.006, 30)
+    with pytest.raises(CannotAnswerError, match="the pass rate falls") as refused:
+        fit(Points.from_arrays(compute_N, 0.6 - 0.01 * compute_N + noise_N))
+    said = float(str(refused.value).split("neighbours scatter by ")[1].split(";")[0])
+    assert said == pytest.approx(0.006, abs=0.0025)
+
+
 def test_an_uneven_clock_is_no_misfit_of_the_run():
     """Even in its steps; in hours it stands still for as long as it has run, and goes on."""
     rng = np.random.default_rng(9)

@@ -196,15 +196,25 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     sd = max(sd, 0.0 if math.isnan(floor) else floor)
     error = sd * math.sqrt((1 if r0 is None else 0) / third + 1 / third)
     if last - first < -2 * error:
-        what = "the pass rate falls"
+        what, noise = "the pass rate falls", f"neighbours scatter by {_between_neighbours(points):.3f}"
     elif last - first <= 2 * error:
-        what = "the pass rate does not rise"
+        what, noise = "the pass rate does not rise", f"with noise {sd:.3f}"
     else:
         return
     raise CannotAnswerError(
         f"{points.source}: {what}: {first:.3f} at the start, {last:.3f} in the last third, "
-        f"with noise {sd:.3f}; there is no saturating curve to fit"
+        f"{noise}; there is no saturating curve to fit"
     )
+
+
+def _between_neighbours(points: Points) -> float:
+    """The noise of one evaluation from second differences: about no curve, so that a fall is not in it.
+
+    Of noise that is correlated it is the part that neighbours do not share.
+    """
+    pass_rate_N = points.pass_rate_N
+    apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
+    return math.sqrt(float(np.mean(apart_N**2)) / 1.5)
 
 
 def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
