@@ -5,6 +5,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, NoLengthControl
+from scalerl.rl.loss import Dapo
 from scalerl.rl.pool import NoPositiveResampling
 from scalerl.rl.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain
@@ -206,3 +207,18 @@ def test_values_that_only_a_run_would_trip_over_are_refused(override, complaint)
         load_recipe("demo", [override])
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_recipe_of_a_run_folder_is_run_again(write, tmp_path):
+    recipe = load_recipe(write('[loss]\nkind = "dapo"\nmax_ratio = 1.3\n'))
+    (tmp_path / "run").mkdir()
+    config = tmp_path / "run" / "config.json"
+    config.write_text(json.dumps({"name": "x", "recipe": recipe.to_dict()}))
+    assert load_recipe(tmp_path / "run") == recipe
+    assert load_recipe(tmp_path / "run", ["seed=7", "loss.min_ratio=0.7"]).loss == Dapo(
+        min_ratio=0.7, max_ratio=1.3
+    )
+    for text in ("{", "[]", "{}", '{"recipe": 3}'):
+        config.write_text(text)
+        with pytest.raises(InputError, match="config.json: holds no recipe"):
+            load_recipe(tmp_path / "run")

@@ -12,6 +12,7 @@ default's:
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,9 @@ def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a TOML file, or a recipe of the package by its name, and apply overrides like `loss.max_ratio=4`.
+    """Read a TOML file, a recipe of the package by its name, or that of a run folder.
+
+    Overrides are like `loss.max_ratio=4`.
 
     Raises:
         InputError: no such recipe, bad TOML, or what `from_dict` raises.
@@ -177,6 +180,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
+    if path.is_dir() and (path / "config.json").is_file():
+        return _overridden(_of_run(path / "config.json"), overrides)
     if not path.is_file():
         packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
         if not packaged.is_file():
@@ -191,6 +196,18 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML ({error})") from error
+    return _overridden(values, overrides)
+
+
+def _of_run(path: Path) -> dict[str, Any]:
+    """The resolved recipe of a run folder, to be run again."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["recipe"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: holds no recipe") from error
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         _override(values, override)
     return values
