@@ -36,6 +36,15 @@ def test_on_a_well_identified_run_the_three_agree(known):
     assert check.bootstrap.at_bound == 0.0
 
 
+def test_of_a_long_run_the_three_agree_too():
+    """4,000 evaluations are fitted as means of ten: it is of those means that the bootstrap's noise is."""
+    check = cross_check(fit(points(n=4000, sd=0.01)))
+    low, high = check.A
+    for other in (check.bootstrap.A, check.profile.interval):
+        assert other == pytest.approx(check.A, abs=0.25 * (high - low))
+    assert pytest.approx(check.B, abs=0.3 * (check.B[1] - check.B[0])) == check.bootstrap.B
+
+
 def test_profile_equals_brute_force(known):
     """Dense matrices on a plain grid of (log B, log C_mid), with R_0 solved for at every ceiling."""
     fitted, found = known.points, profile(known)

@@ -134,7 +134,8 @@ def bootstrap(
     sample = fit.sample
     share_N = fit.curve.family.share(np.asarray(fit.curve.B), sample.log_c_N - math.log(fit.curve.C_mid))
     mean_N = fit.curve.R_0 + (fit.curve.A - fit.curve.R_0) * share_N
-    y_nN = mean_N + fit.noise.sd * _ar1(sample, fit.noise.phi, n, np.random.default_rng(seed))
+    sd = sample.row_sd(fit.noise.sd)
+    y_nN = mean_N + sd * _ar1(sample, fit.noise.phi, n, np.random.default_rng(seed))
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
     curves = [refit.curve for refit in refits]
 
