@@ -105,7 +105,7 @@ def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[s
     if args.cross_check:
         from scalerl.curve.crosscheck import cross_check
 
-        more["cross_check"] = cross_check(result)
+        more["cross_check"] = cross_check(result, args.at)
     return more
 
 
