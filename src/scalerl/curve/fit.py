@@ -52,7 +52,8 @@ def fit(
         level: of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
         prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
-            which the prior of `Fit.campaign` is learnt.
+            which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
+            `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
 
     Raises:
         InputError: an argument or the data are not valid.
@@ -258,14 +259,18 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
     median, intervals = parameters_of(post, result.intervals.level)
+    families = post.family_weights()
+    shape = _other_shape(result.families)
+    warnings = [warning for warning in result.warnings if warning not in shape]
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
         median=median,
         intervals=intervals,
-        families=post.family_weights(),
+        families=families,
         noise=_noise(post, result.noise.floor),
         identification=identify(post, result.sample),
+        warnings=(*warnings, *(() if result.misfit else _other_shape(families))),
         posterior=post,
     )
     return replace(result, campaign=informed)
