@@ -117,7 +117,7 @@ def _read(path: str, args: argparse.Namespace) -> _Run:
 def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Beside:
     """Common prompts, where all runs of both recipes are folders; the paper's rule, on the first of each."""
     from scalerl.curve.paired import paired_prompts
-    from scalerl.curve.paper import paper_compare, paper_fit
+    from scalerl.curve.paper import paper_compare, paper_fit_of
 
     sides = [[run.record for run in runs if run.record is not None] for runs in (base, recipe)]
     whole = len(sides[0]) == len(base) and len(sides[1]) == len(recipe)
@@ -127,7 +127,7 @@ def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Besid
     try:
         if unfit:  # its ceilings are as little worth as those withheld
             raise CannotAnswerError(f"no saturating curve describes {unfit[0]}")
-        paper = paper_compare(*(paper_fit(fit.points, fit.r0_value) for fit in fits))
+        paper = paper_compare(*map(paper_fit_of, fits))
     except (InputError, CannotAnswerError) as error:
         paper = f"nothing: {error}"
     return _Beside(prompts, paper)
