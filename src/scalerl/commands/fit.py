@@ -178,12 +178,10 @@ def _answers(
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
         rows.append((f"at {amount:g}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
-        chance, again = result.probability(target, budget), result.probability_rerun(target, budget)
-        asked = f"{target:g} at {budget:g}"
-        rows.append((asked, f"{result.verdict(target, budget).upper()}, probability {chance:.2f}"))
-        verdict = result.verdict(target, budget, rerun=True).upper()
-        rows.append((f"{asked}, rerun", f"{verdict}, probability {again:.2f}"))
-        rows.append(("because", result.reasons(target, budget)))
+        asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
+        rows.append((asked, f"{chance.verdict.upper()}, probability {chance.probability:.2f}"))
+        again = f"{chance.verdict_rerun.upper()}, probability {chance.probability_rerun:.2f}"
+        rows += [(f"{asked}, rerun", again), ("because", chance.why)]
     return rows
 
 

@@ -260,8 +260,8 @@ def _cut(
 def _later(result: Fit, rest: Points) -> Later:
     """Forecasts of the later evaluations, by the fit and by its rivals."""
     compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
-    forecasts = [result.forecast(float(compute)) for compute in knot_K]
-    asked = [(forecast.mean, *forecast.prediction) for forecast in forecasts]
+    forecasts = [result.evaluation(float(compute)) for compute in knot_K]
+    asked = [(mean, *prediction) for mean, prediction in forecasts]
     mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(asked).T)
     point_M = {OURS: mean_M}
     no_point = {}
