@@ -266,8 +266,9 @@ def _doubts(
     reach = float(points.compute_N.max()) / curve.C_mid
     if reach < 2:
         doubts.append(
+            # The standard errors are those that benchmarks/paper_rule.py prints.
             f"the data reach {reach:.2g} C_mid: below 2 the ceiling is a guess (with noise .0075 its "
-            "standard error is .03 at 2 C_mid, .06 at 1.6, .55 at 1)"
+            "standard error is .03 at 2 C_mid, .06 at 1.6, .48 at 1)"
         )
     skipped = float((curve(min_compute) - curve.R_0) / (curve.A - curve.R_0))
     if left_out and skipped > 0.1:
