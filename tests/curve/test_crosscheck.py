@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.crosscheck import _ar1, _t_squared, bootstrap, cross_check, profile
+from scalerl.curve.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -87,7 +87,7 @@ def test_ends_are_open_where_the_likelihood_never_falls():
 def test_noise_of_the_bootstrap_has_the_fits_correlation():
     result = fit(points(step=100 * np.array([*range(20), 21])))
     sample = result.sample
-    noise_nN = _ar1(sample, 0.5, 40_000, np.random.default_rng(0))
+    noise_nN = _replicates(sample, 0.5, 40_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 1.0, atol=0.02)
     found = np.corrcoef(noise_nN.T)
     assert found[0, 1] == pytest.approx(0.0, abs=0.02)  # before training: sampling noise alone
@@ -106,7 +106,7 @@ def test_bootstrap_follows_its_seed_and_replicates_count(known):
     four = Points.from_arrays(np.repeat(single.compute_N, 4), np.repeat(single.pass_rate_N, 4))
     sample = fit(four).sample
     np.testing.assert_array_equal(sample.weight_N, 4.0)
-    noise_nN = _ar1(sample, 0.0, 20_000, np.random.default_rng(0))
+    noise_nN = _replicates(sample, 0.0, 20_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 0.5, atol=0.02)
 
 

@@ -86,7 +86,9 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     result = paper_fit(points, args.r0, min_compute=args.min_compute)
     at = [{"compute": c, "paper_point": float(result.curve(c))} for c in args.at]
     if args.json:
-        print(dumps({"paper": result.to_json() | {"forecast": at}}))
+        lines = zip(result.points.compute_N.tolist(), result.linearised(result.points).tolist(), strict=True)
+        more = {"forecast": at, "linearised": [{"compute": c, "F": F} for c, F in lines]}
+        print(dumps({"paper": result.to_json() | more}))
         return
     print(result)
     for row in at:
@@ -100,7 +102,7 @@ def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[s
         from scalerl.curve.sensitivity import sensitivity
 
         if args.min_compute:
-            points = points.select((points.compute_N == 0) | (points.compute_N >= args.min_compute))
+            points = points.select(points.kept_from(args.min_compute))
         more["sensitivity"] = sensitivity(points, at=args.at[0] if args.at else args.budget, **options)
     if args.cross_check:
         from scalerl.curve.crosscheck import cross_check

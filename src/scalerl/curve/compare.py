@@ -33,7 +33,7 @@ from scalerl.curve.sides import (
     efficiency,
     given_family,
     log_b,
-    log_compute_to,
+    log_compute_at,
     log_mid,
     pass_rate_at,
 )
@@ -184,7 +184,7 @@ def _differences(
     if budget is not None:
         found["pass_rate"] = _difference(side, pass_rate_at(budget), "difference", level)
     if target is not None:
-        found["compute_to_target"] = _difference(side, log_compute_to(target), "ratio", level)
+        found["compute_to_target"] = _difference(side, log_compute_at(target), "ratio", level)
     return found
 
 

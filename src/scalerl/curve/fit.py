@@ -23,7 +23,7 @@ from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
-MIN_POINTS = 5
+MIN_TO_FIT = 5
 """Evaluations at distinct compute that a fit needs."""
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
@@ -158,8 +158,7 @@ def _choose(
 ) -> tuple[Points, Points]:
     """Points to fit, by compute, and those that the cuts leave out; `min_compute` alone keeps step 0."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
-    keep_N = (points.compute_N == 0) | (points.compute_N >= min_compute)
-    keep_N &= points.compute_N <= max_compute
+    keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
     chosen, excluded = points.select(keep_N), points.select(~keep_N)
     if without_start:
         # A given R_0 takes the place of the evaluation at compute 0; a free one is said not to be that.
@@ -182,10 +181,10 @@ def _r0(
 
 def _check_enough(points: Points) -> None:
     n = len(np.unique(points.compute_N))
-    if n < MIN_POINTS:
+    if n < MIN_TO_FIT:
         raise CannotAnswerError(
             f"{points.source}: {n} evaluations at distinct compute are too few to fit a curve: "
-            f"at least {MIN_POINTS} are needed"
+            f"at least {MIN_TO_FIT} are needed"
         )
 
 
@@ -225,7 +224,10 @@ def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
 
 
 def _bounds(best: LeastSquares) -> tuple[str, ...]:
-    return tuple(f"the least-squares curve lies on a bound ({name})" for name in best.at_bounds)
+    return tuple(
+        f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
+        for name in best.at_bounds
+    )
 
 
 def _other_shape(families: dict[str, float]) -> tuple[str, ...]:

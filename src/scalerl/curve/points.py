@@ -104,6 +104,10 @@ class Points:
             changes[name] = None if array is None else array[keep_N]
         return replace(self, **changes)
 
+    def kept_from(self, min_compute: float) -> np.ndarray:
+        """Which points are left without the start, booleans (N,): from `min_compute` on, and compute 0."""
+        return (self.compute_N == 0) | (self.compute_N >= min_compute)
+
     @classmethod
     def from_arrays(
         cls,

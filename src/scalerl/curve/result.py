@@ -17,14 +17,13 @@ from scalerl.curve.identify import (
     MIN_RATIO,
     MIN_RATIO_LOW,
     Identification,
-    Interval,
     Intervals,
     Medians,
 )
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws, Posterior
-from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
+from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
@@ -33,7 +32,7 @@ from scalerl.errors import InputError
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
 _DRAWS = 2000
-_FURTHEST = 8.0  # times the compute so far, beyond which nothing is looked for
+_TELL_WITHIN = 8.0  # times the compute so far, beyond which it is not said when A will be told
 
 Verdict = Literal["go", "no-go", "too close", "too early"]
 
@@ -292,9 +291,12 @@ class Fit:
             )
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 
-    def expected_width(self, compute_M: np.ndarray) -> np.ndarray:
-        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far."""
-        noise, level = self.noise, self.intervals.level
+    def expected_width(self, compute_M: np.ndarray, level: float | None = None) -> np.ndarray:
+        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far.
+
+        `level` is that of the fit by default.
+        """
+        noise, level = self.noise, self.intervals.level if level is None else level
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
 
     @functools.cached_property
@@ -309,14 +311,12 @@ class Fit:
         seen = self.identification
         # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
         factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)
-        if factor > _FURTHEST:
+        if factor > _TELL_WITHIN:
             return None
-        compute_M = now * np.geomspace(factor, _FURTHEST, 16)
+        compute_M = now * np.geomspace(factor, _TELL_WITHIN, 16)
 
         def narrow(compute: float) -> float:
-            noise = self.noise
-            at = np.array([compute])
-            return -float(expected_width(self.posterior, self.sample, noise.sd, noise.phi, at)[0])
+            return -float(self.expected_width(np.array([compute]), level=0.95)[0])
 
         # The width falls with compute, so that four of the sixteen are enough to find the first.
         place = bisect.bisect_left(compute_M, -seen.widest, key=narrow)

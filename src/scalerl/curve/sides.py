@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import FAMILIES
+from scalerl.curve.families import FAMILIES, inverses, log_compute_to
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, shifted, theta_moments
@@ -115,7 +115,8 @@ def log_mid(draws: Draws) -> np.ndarray:
 
 def efficiency(draws: Draws) -> np.ndarray:
     """log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
-    return _log_compute_at(draws, np.full(len(draws.A_n), OWN_SHARE))
+    b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
+    return draws.log_mid_n + inverses(draws.families, draws.family_n, b, share_n)
 
 
 def pass_rate_at(budget: float) -> Quantity:
@@ -123,24 +124,17 @@ def pass_rate_at(budget: float) -> Quantity:
     return lambda draws: draws.curves_at(np.array([budget]))[:, 0]
 
 
-def log_compute_to(target: float) -> Quantity:
+def log_compute_at(target: float) -> Quantity:
     """log C at which a curve reaches a pass rate; -inf from R_0 down, inf from A up."""
-
-    def quantity(draws: Draws) -> np.ndarray:
-        gain_n = np.maximum(draws.A_n - draws.R_0_n, 1e-12)
-        share_n = np.clip((target - draws.R_0_n) / gain_n, 1e-12, 1 - 1e-12)
-        log_c_n = _log_compute_at(draws, share_n)
-        return np.where(target <= draws.R_0_n, -np.inf, np.where(target >= draws.A_n, np.inf, log_c_n))
-
-    return quantity
-
-
-def _log_compute_at(draws: Draws, share_n: np.ndarray) -> np.ndarray:
-    log_c_n = np.empty(len(share_n))
-    for index, family in enumerate(draws.families):
-        mine = draws.family_n == index
-        log_c_n[mine] = draws.log_mid_n[mine] + family.inverse(np.exp(draws.log_b_n[mine]), share_n[mine])
-    return log_c_n
+    return lambda draws: log_compute_to(
+        draws.families,
+        draws.family_n,
+        draws.A_n,
+        np.exp(draws.log_b_n),
+        draws.log_mid_n,
+        draws.R_0_n,
+        target,
+    )
 
 
 def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:

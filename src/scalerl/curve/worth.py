@@ -12,7 +12,7 @@ from scalerl.curve.sample import Sample
 
 _DRAWS = 256
 _MASS = 0.999  # of the posterior that is asked, at many computes
-_FURTHEST = 32.0  # times the compute so far, beyond which nothing is searched
+_STOP_WITHIN = 32.0  # times the compute so far, beyond which nothing is searched
 
 
 def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     The expected gain can rise before it falls; what is returned is where it falls for good, and infinite if
     it does not within 32 times the compute so far.
     """
-    compute_M = now * np.geomspace(1.0, _FURTHEST, 161)
+    compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
     post = post.heaviest(_MASS)
     pays_M = _gain(post, compute_M) >= worth
     if pays_M[-1]:
@@ -52,7 +52,7 @@ def _mean(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
 
 
 def expected_width(
-    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float = 0.95
+    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float
 ) -> np.ndarray:
     """Expected width of A's interval if the run goes on to computes (M,), evaluated as often as so far.
 
