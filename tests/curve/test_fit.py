@@ -7,6 +7,7 @@ import pytest
 import scalerl
 from scalerl import CannotAnswerError, InputError
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.noise import ar1
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -185,9 +186,7 @@ def test_a_fit_prints_its_answer():
 def frechet_points(phi=0.6, sd=0.005, seed=3):
     """A run of another shape than the paper's, with noise that neighbours share."""
     rng = np.random.default_rng(seed)
-    compute_N, noise_N = np.linspace(0, 14.0, 31), rng.normal(0, sd, 31)
-    for i in range(1, 31):
-        noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+    compute_N, noise_N = np.linspace(0, 14.0, 31), ar1(rng.normal(0, sd, 31), phi)
     truth = Curve(FAMILIES[2], 0.82, 1.3, 1.5, 0.28)
     return Points.from_arrays(compute_N, truth(compute_N) + noise_N)
 
@@ -233,9 +232,7 @@ def test_prediction_intervals_hold_whatever_the_shape(family):
         half = 3000.0 * (1.5, 2.5, 4.0)[run % 3]
         truth = Curve(family, 0.82, float(rng.uniform(1.2, 2.2)), 3000.0, 0.25)
         sd, phi = float(rng.uniform(0.004, 0.010)), float(rng.uniform(0, 0.5))
-        compute_N, noise_N = np.linspace(0, half, 14), rng.normal(0, sd, 14)
-        for i in range(1, 14):
-            noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+        compute_N, noise_N = np.linspace(0, half, 14), ar1(rng.normal(0, sd, 14), phi)
         forecast = fit(Points.from_arrays(compute_N, truth(compute_N) + noise_N)).forecast(2 * half)
         end = float(truth(2 * half)) + float(rng.normal(0, sd))
         hits += forecast.prediction[0] <= end <= forecast.prediction[1]
