@@ -1,7 +1,7 @@
 """Averaging: a weight for every token, so that the loss is a plain sum over the batch.
 
 Gradient accumulation and sharding can then not change the result. The weights sum to 1 but for
-`ConstantAverage`, where they sum to the share of the budget that was used.
+`ConstantAverage`, where they sum to the mean length of a completion over that constant.
 
 Shapes in names: N completions. `length_N` are sampled tokens; `group_N` numbers the group of each.
 """

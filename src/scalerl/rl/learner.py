@@ -25,7 +25,8 @@ from scalerl.rl.types import Weights
 class AdamW:
     """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
 
-    `eps` is the paper's 1e-15: at its learning rate gradients are small enough for the usual 1e-8 to matter.
+    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
+    gradients are not far above it. The learning rate has no part in that.
     `max_grad_norm` clips the norm of the whole gradient.
     """
 
