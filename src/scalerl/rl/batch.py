@@ -19,7 +19,7 @@ from scalerl.rl.types import Group, Rollout
 class Batch:
     """Completions that enter the loss, right-padded. Position t predicts the token at t.
 
-    `weight_NT` sums to 1 over the batch and is 0 on prompts, inserted tokens and padding.
+    `weight_NT` sums to 1 over the batch (less with `ConstantAverage`) and is 0 on prompts, inserted tokens and padding.
     """
 
     token_NT: np.ndarray
