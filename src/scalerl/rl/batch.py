@@ -51,7 +51,9 @@ def make_batch(
     without_signal = 0
     for group in groups:
         whole = [
-            i for i, rollout in enumerate(group.rollouts) if not rollout.truncated and rollout.length > 0
+            i
+            for i, rollout in enumerate(group.rollouts)
+            if not rollout.truncated and rollout.length > 0 and i not in group.failed
         ]
         reward_G = group.reward_G[whole]
         signal = has_signal(reward_G)

@@ -24,16 +24,14 @@ complete, then the trainer steps. That fixed rule makes a run a function of its 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
 
 from scalerl.rl.batch import Batch, make_batch
 from scalerl.rl.learner import Learner, StepStats
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.types import Generator, Group, Reward, Rollout
+from scalerl.rl.types import Generator, Group, Judge
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def run_pipeline(
     pool: PromptPool,
     generator: Generator,
     learner: Learner,
-    verify: Callable[[Rollout], Reward],
+    judge: Judge,
 ) -> Iterator[Step]:
     """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
     n_prompts, n_samples = recipe.batch.prompts, recipe.batch.samples
@@ -65,7 +63,8 @@ def run_pipeline(
             admitted += 1
         if admitted < consumed + n_prompts:
             return
-        groups = [judge(rollouts, verify) for rollouts in generator.collect(n_prompts)]
+        collected = generator.collect(n_prompts)
+        groups = [Group.of(*pair) for pair in zip(collected, judge(collected), strict=True)]
         generated = time.perf_counter()
         for group in groups:
             pool.record(group)
@@ -75,13 +74,3 @@ def run_pipeline(
         consumed += n_prompts  # only now: these tickets' weights are installed
         trained = time.perf_counter()
         yield Step(learner.version, tuple(groups), batch, stats, generated - started, trained - generated)
-
-
-def judge(rollouts: Sequence[Rollout], verify: Callable[[Rollout], Reward]) -> Group:
-    """Verify the completions of one group."""
-    verdicts = [verify(rollout) for rollout in rollouts]
-    return Group(
-        tuple(rollouts),
-        np.array([v.value for v in verdicts], dtype=float),
-        np.array([v.correct for v in verdicts]),
-    )
