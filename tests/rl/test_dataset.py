@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -48,7 +49,7 @@ def pairs(prompts):
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder", "folder of splits", "folder of files"])
 def test_the_same_rows_from_every_kind_of_data(tmp_path, jsonl, kind, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     if kind == "jsonl":
         path = jsonl(ROWS)
     elif kind == "parquet":
@@ -107,6 +108,22 @@ def test_a_text_that_occurs_twice_is_never_on_both_sides(jsonl):
         assert (len(train), len(heldout)) == (20, 10)
         assert not train & heldout
         assert task.dropped == {"duplicate": 30}
+    same = Dataset(heldout=10, path=jsonl([{**row, "id": i} for i, row in enumerate(ROWS)] * 2), id="id")
+    assert same.dropped == {"duplicate": 30}  # the same row twice is not another row of its id
+
+
+def test_what_is_held_out_does_not_depend_on_what_is_put_around_it(jsonl):
+    task = Dataset(jsonl(ROWS), heldout=8)
+    dressed = replace(task, system="Be brief.", template="Q: {prompt}")
+    assert [p.id for p in dressed.prompts("heldout")] == [p.id for p in task.prompts("heldout")]
+
+
+def test_a_system_prompt_of_the_data_tells_prompts_apart(jsonl):
+    rows = [{"prompt": chat(("system", f"Add {n}."), ("user", "To 1?")), "answer": n + 1} for n in range(4)]
+    task = Dataset(jsonl(rows), heldout=1)
+    assert len(task.prompts("train")) == 3
+    with pytest.raises(InputError, match="there are 1 different prompts"):
+        replace(task, system="Be brief.").prompts("train")
 
 
 def test_held_out_data_of_its_own_is_kept_out_of_the_training_data(jsonl):
@@ -122,8 +139,8 @@ def test_held_out_data_of_its_own_is_kept_out_of_the_training_data(jsonl):
 
 
 def test_the_held_out_split_of_a_data_set(tmp_path):
-    splits = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:4])}
-    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    train, test = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(ROWS[:4])
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "saved")
     task = Dataset(str(tmp_path / "saved"), heldout_split="test")
     assert pairs(task.prompts("heldout")) == [(row["prompt"], row["answer"]) for row in ROWS[:4]]
     assert (len(task.prompts("train")), task.dropped) == (26, {"heldout": 4})
@@ -155,7 +172,7 @@ def test_columns_inside_columns(tmp_path, jsonl, kind):
     assert {p.id: (p.text, p.answer) for p in prompts} == {
         f"dataset/level {i % 2}/{i}": (f"{i} + {i}?", str(2 * i)) for i in range(6)
     }
-    assert prompts[0].messages[0] == ("system", "Think.")
+    assert prompts[0].messages == (("system", "Think."), ("user", prompts[0].text))
     named = replace(task, id="meta.index", system="Be brief.", template="Q: {prompt}\n\\boxed{}")
     prompt = named.prompts("train")[0]
     number = int(prompt.id.removeprefix("dataset/"))
@@ -227,7 +244,7 @@ def test_prompts_that_are_too_long_are_an_error_or_left_out(recipe):
     with pytest.raises(InputError, match=message):
         check_prompts(recipe, recipe.model)
     dropping = replace(recipe, task=replace(recipe.task, too_long="drop"))
-    checked = check_prompts(dropping, recipe.model)
+    checked: Any = check_prompts(dropping, recipe.model)
     assert checked == dropping  # config.json says the same
     for split in ("train", "heldout"):
         assert checked.task.prompts(split) == [
@@ -252,12 +269,12 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
         "too_long": "drop", "verifier": {"kind": "function", "name": "a.b:c"},
         "limits": {"seconds": 3.0, "memory_gib": 2.0, "workers": 5},
     }  # fmt: skip
-    full = from_dict(recipe.to_dict() | {"task": task})
+    full: Any = from_dict(recipe.to_dict() | {"task": task})
     assert full.task.verifier == Function("a.b:c")
     assert full.task.limits == Limits(3.0, 2.0, 5)
     assert from_dict(json.loads(json.dumps(full.to_dict()))) == full
     assert recipe.task.verifier == Math()
-    exact = from_dict(recipe.to_dict() | {"task": {**task, "verifier": {"kind": "exact"}}})
+    exact: Any = from_dict(recipe.to_dict() | {"task": {**task, "verifier": {"kind": "exact"}}})
     assert exact.task.verifier == Exact()
 
 
@@ -318,6 +335,7 @@ BAD_ROWS = {
         "answer": "1",
     },
     "column 'prompt': the last message must be of role 'user', found []": {"prompt": [], "answer": "1"},
+    "'\\ud83d' is no character": {"prompt": "half of \ud83d", "answer": "1"},
     "column 'answer' must be a text or a number, found None": {"prompt": "x", "answer": None},
     "column 'answer' must be a text or a number, found ''": {"prompt": "x", "answer": ""},
     "column 'answer' must be a text or a number, found True": {"prompt": "x", "answer": True},

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from scalerl.errors import InputError
 from scalerl.rl.base import find_model
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.evaluate import Evaluator
+from scalerl.rl.model import copy_weights, load_model, load_tokenizer
 from scalerl.rl.recipe import from_dict
 from scalerl.rl.setup import load_verifier
 from scalerl.rl.tasks.verifiers import Exact, Math, last_box
@@ -183,6 +184,24 @@ def test_three_steps_on_a_data_set_with_the_math_verifier(recipe, model, tmp_pat
     assert all(-1 <= row["reward_mean"] < 0 for row in steps)
     assert [point.n_prompts for point in record.evals] == [6, 6]
     assert record.config["recipe"]["task"]["verifier"] == {"kind": "math", "after": "</think>"}
+
+
+def test_a_run_of_which_nothing_can_be_verified_goes_on_and_says_so(recipe, model, tmp_path):
+    path = tmp_path / "unreadable.jsonl"
+    rows = [{"problem": f"{n} + 0 = ?", "solution": {"final": "??"}} for n in range(12)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = replace(recipe, task=replace(recipe.task, path=str(path)))
+    record = train(recipe, tmp_path / "run", model, evaluate_aside=False)
+    assert [row["completions_used"] for row in record.steps()] == [0, 0, 0]
+    assert all(row["skipped"] for row in record.steps())
+    evaluator = Evaluator(recipe, model)
+    try:
+        outcome = evaluator.evaluate(copy_weights(load_model(model)), 0)
+    finally:
+        evaluator.close()
+    assert outcome.failed == pytest.approx(1 - outcome.truncated)
+    assert outcome.failed > 0.1
+    assert outcome.correct_P.sum() == 0
 
 
 def test_rewards_of_sampled_completions_are_those_of_the_task(recipe, model, make_rollout):

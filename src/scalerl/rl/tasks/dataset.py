@@ -94,7 +94,7 @@ class Dataset:
     def heldout_hash(self) -> str:
         """Names the held-out set: evaluations with one hash are on the same prompts."""
         lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}" for p in self.prompts("heldout"))
-        return hashlib.blake2b(lines.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
     def prepare(self) -> None:
         """Load what `verify` needs."""
@@ -147,18 +147,22 @@ class Dataset:
         return _Contents({"heldout": list(held.values()), "train": train}, +dropped)
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:
-        """The prompts of some data by their text, where white space does not count."""
+        """The prompts of some data by the text of their rows, where white space does not count."""
         columns = [column for column in (self.prompt, self.answer, self.id) if column is not None]
         found: dict[str, Prompt] = {}
         places: dict[str, str] = {}
         for row in read_rows(path, self.subset, split, columns):
-            prompt = self._prompt(row, name)
+            messages = self._conversation(row)
+            text = " ".join(" ".join(content for _, content in messages).split())
+            prompt = self._prompt(row, name, messages)
+            _check_unicode(row, text + prompt.answer)
+            if text in found:
+                dropped["duplicate"] += 1
+                continue
             if prompt.id in places:
                 raise InputError(f"{row.place}: the id {prompt.id!r} is also that of {places[prompt.id]}")
             places[prompt.id] = row.place
-            text = " ".join(prompt.text.split())
-            dropped["duplicate"] += text in found
-            found.setdefault(text, prompt)
+            found[text] = prompt
         return found
 
     def _drawn(self, prompts: Iterable[tuple[str, Prompt]], n: int | None) -> list[tuple[str, Prompt]]:
@@ -166,32 +170,31 @@ class Dataset:
         prompts = list(prompts)
         if n is None or n >= len(prompts):
             return prompts
-        keys = [
-            hashlib.blake2b(f"{self.seed}\0{text}".encode(errors="surrogatepass")).digest()
-            for text, _ in prompts
-        ]
+        keys = [hashlib.blake2b(f"{self.seed}\0{text}".encode()).digest() for text, _ in prompts]
         chosen = sorted(range(len(prompts)), key=keys.__getitem__)[:n]
         return [prompts[i] for i in sorted(chosen)]
 
-    def _prompt(self, row: Row, name: str) -> Prompt:
+    def _conversation(self, row: Row) -> list[tuple[str, str]]:
+        """What the row says, as chat messages (role, content)."""
         found = row.get(self.prompt)
-        number = row.number if self.id is None else row.get(self.id)
-        answer = self._answer(row)
         if isinstance(found, str) and found.strip():
-            messages = [("user", found)]
-        elif isinstance(found, list) and self.chat_template:
+            return [("user", found)]
+        if isinstance(found, list) and self.chat_template:
             messages = _messages(found, row, self.prompt)
-        else:
-            wanted = "a text or messages" if self.chat_template else "a text (task.chat_template is false)"
-            raise InputError(f"{row.place}: column {self.prompt!r} must be {wanted}, found {brief(found)}")
-        if self.template is not None:
-            messages[-1] = ("user", self.template.replace(_SLOT, messages[-1][1]))
-        text = "\n\n".join(content for role, content in messages if role != "system")
-        if not self.chat_template:
-            return Prompt(f"{name}/{number}", text, answer)
+            return [m for m in messages if self.system is None or m[0] != "system"]
+        wanted = "a text or messages" if self.chat_template else "a text (task.chat_template is false)"
+        raise InputError(f"{row.place}: column {self.prompt!r} must be {wanted}, found {brief(found)}")
+
+    def _prompt(self, row: Row, name: str, messages: list[tuple[str, str]]) -> Prompt:
+        number = row.number if self.id is None else row.get(self.id)
+        last = messages[-1][1]
+        shown = [*messages[:-1], ("user", (self.template or _SLOT).replace(_SLOT, last))]
+        text = "\n\n".join(content for role, content in shown if role != "system")
         if self.system is not None:
-            messages = [("system", self.system), *(m for m in messages if m[0] != "system")]
-        return Prompt(f"{name}/{number}", text, answer, tuple(messages))
+            shown.insert(0, ("system", self.system))
+        return Prompt(
+            f"{name}/{number}", text, self._answer(row), tuple(shown) if self.chat_template else None
+        )
 
     def _answer(self, row: Row) -> str:
         found = row.get(self.answer)
@@ -205,6 +208,13 @@ class Dataset:
         raise InputError(
             f"{row.place}: column {self.answer!r} must be a text or a number, found {brief(found)}{inside}"
         )
+
+
+def _check_unicode(row: Row, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of a pair, which JSON can hold and no tokenizer takes
+        raise InputError(f"{row.place}: {brief(error.object[error.start])} is no character") from error
 
 
 def _messages(found: list[Any], row: Row, column: str) -> list[tuple[str, str]]:
