@@ -52,6 +52,16 @@ def starts(prompt, text):
     open(path, "w").write(str(child.pid))
     time.sleep(600)
 
+def forges(line):
+    def judge(prompt, text):
+        for fd in range(3, 20):
+            try:
+                os.write(fd, line + b"\\n")
+            except OSError:
+                pass
+        time.sleep(600)
+    return judge
+
 def meets(prompt, text):
     """True once the other has come too."""
     mine, other = prompt.answer.split("|")
@@ -91,6 +101,9 @@ BEHAVIOURS = {
     "starts": starts,
     "prints": prints,
     "light": lambda p, t: not {"torch", "transformers"} & set(sys.modules),
+    "garbles": forges(b"what is this"),
+    "greets": forges(b'{"ready": true}'),
+    "pays": forges(b'{"value": 1.0, "correct": true, "more": 1}'),
     "slow": lambda p, t: time.sleep(0.3) or True,
     "meets": meets,
 }
@@ -148,7 +161,7 @@ def wait_until(condition, seconds=10.0):
 FATES = {
     "raised": ["raises", "exits"],
     "nonsense": ["none", "nan", "inf", "huge", "text", "unsure", "number"],
-    "died": ["leaves", "crashes", "closes", "bomb", "grows"],
+    "died": ["leaves", "crashes", "closes", "bomb", "grows", "garbles", "greets", "pays"],
     "timeout": ["sleeps", "regex", "hides"],
 }
 

@@ -106,7 +106,8 @@ class Workers:
                 said = {"failed": "timeout", "detail": "it was not done within the time limit"}
             if said.get("failed") in ("timeout", "died") or "error" in said:
                 self._workers.remove(worker)
-                said.setdefault("detail", f"its process ended with status {worker.kill()}")
+                status = worker.kill()
+                said.setdefault("detail", f"its process ended with status {status}")
             if worker.starting:
                 self._note_start(said)
             if worker.job is not None:
@@ -174,7 +175,7 @@ class _Worker:
         if not self._heard.endswith(b"\n"):
             return None
         line, self._heard = bytes(self._heard), bytearray()
-        return _outcome(line)
+        return _outcome(line, self.starting)
 
     def kill(self) -> int:
         """End the process and all of its group; the exit status."""
@@ -190,20 +191,25 @@ class _Worker:
             self.channel.sendall(line + b"\n")
 
 
-def _outcome(line: bytes) -> Outcome:
-    """A line of a worker, if it is one that `scalerl.rl.worker` writes."""
+def _outcome(line: bytes, starting: bool) -> Outcome:
+    """A line of a worker, if it is one that `scalerl.rl.worker` writes at this point."""
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(line)
-        if isinstance(said, dict) and (
-            said.keys() == {"ready"}
-            or (said.keys() == {"error"} and isinstance(said["error"], str))
-            or (said.keys() == {"failed", "detail"} and all(isinstance(v, str) for v in said.values()))
-            or (
-                said.keys() == {"value", "correct"}
-                and isinstance(said["value"], float)
-                and math.isfinite(said["value"])
-                and isinstance(said["correct"], bool)
-            )
-        ):
+        if isinstance(said, dict) and (_is_greeting(said) if starting else _is_verdict(said)):
             return said
     return {"failed": "died", "detail": "what its process said was no verdict"}
+
+
+def _is_greeting(said: Outcome) -> bool:
+    return said.keys() == {"ready"} or (said.keys() == {"error"} and isinstance(said["error"], str))
+
+
+def _is_verdict(said: Outcome) -> bool:
+    if said.keys() == {"failed", "detail"}:
+        return said["failed"] in ("raised", "nonsense") and isinstance(said["detail"], str)
+    return (
+        said.keys() == {"value", "correct"}
+        and isinstance(said["value"], float)
+        and math.isfinite(said["value"])
+        and isinstance(said["correct"], bool)
+    )
