@@ -24,7 +24,7 @@ import numpy as np
 from scalerl.curve import LOG_LOGISTIC, Curve, Fit, Points, fit
 from scalerl.curve.campaign import CampaignPrior, learn
 from scalerl.record import RunRecord
-from simulation import ar1
+from simulation import noise
 
 BUDGET, R_0, N_EVALS, SIZE = 16_000.0, 0.3, 40, 12
 FRACTIONS = (1 / 4, 1 / 2)
@@ -65,7 +65,7 @@ def simulate(rng: np.random.Generator, stranger: bool = False) -> Run:
     truth = Curve(LOG_LOGISTIC, A, 1.9 * math.exp(0.25 * z_B), C_mid, R_0)
     compute_N = np.linspace(0, BUDGET, N_EVALS + 1)
     sd, phi = float(rng.uniform(0.0045, 0.010)), float(rng.uniform(0, 0.5))
-    noise_N = ar1(N_EVALS + 1, sd, phi, rng, first=1)
+    noise_N = noise(N_EVALS + 1, sd, phi, rng, first=1)
     points = Points.from_arrays(compute_N, np.clip(truth(compute_N) + noise_N, 0, 1))
     return Run(points, float(truth(BUDGET)), A)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Claim, Curve, Fit, Points, compare, fit
 from scalerl.errors import CannotAnswerError
-from simulation import ar1
+from simulation import noise
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,7 @@ def draw_group(rng: np.random.Generator, scale: float) -> Group:
     family = FAMILIES[1] if rng.random() < 0.2 else LOG_LOGISTIC
     r0 = float(rng.uniform(0.25, 0.40))
     curve = Curve(family, r0 + float(rng.uniform(0.2, 0.42)), float(rng.uniform(1.2, 2.4)), 3000.0, r0)
-    median_3 = np.array([SEED_PRIOR.A, SEED_PRIOR.log_b, SEED_PRIOR.log_mid]) * np.exp(
-        -(SEED_PRIOR.log_sd**2)
-    )
-    tau_3 = scale * median_3 * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
+    tau_3 = scale * SEED_PRIOR.median_3 * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
     n, top = int(rng.integers(14, 41)), float(rng.uniform(3, 6))
     setting = Setting(
         np.linspace(0, top, n + 1),
@@ -76,7 +73,7 @@ def run(group: Group, curve: Curve, rng: np.random.Generator) -> Fit | None:
         C_mid=curve.C_mid * float(np.exp(log_mid)),
     )
     compute_N = group.curve.C_mid * setting.ratio_N
-    noise_N = ar1(len(compute_N), setting.sd, setting.phi, rng)
+    noise_N = noise(len(compute_N), setting.sd, setting.phi, rng)
     # The sampling noise of an evaluation is known in half of the groups, and is part of the whole.
     known = 0.6 * setting.sd if setting.known else None
     try:

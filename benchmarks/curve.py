@@ -35,6 +35,7 @@ import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.least_squares import least_squares, least_squares_many
+from scalerl.curve.noise import ar1
 from scalerl.curve.paper import PAPER_CEILINGS, paper_fit
 from scalerl.curve.sample import Sample, make_sample
 from scalerl.errors import CannotAnswerError
@@ -234,9 +235,7 @@ def bootstrap(points: Points, rng: np.random.Generator, count: int, phi: float =
     """Data sets about the fitted curve with AR(1) noise of the residuals' size."""
     best = least_squares(make_sample(points, None), LOG_LOGISTIC)
     n = len(points)
-    noise = rng.normal(0, np.sqrt(best.rss / (n - 4)), (count, n))
-    for i in range(1, n):
-        noise[:, i] = phi * noise[:, i - 1] + np.sqrt(1 - phi**2) * noise[:, i]
+    noise = ar1(rng.normal(0, np.sqrt(best.rss / (n - 4)), (count, n)), phi)
     mean_N = best.curve(points.compute_N)
     return [Points.from_arrays(points.compute_N, np.clip(mean_N + e_N, 0, 1)) for e_N in noise]
 

@@ -6,7 +6,9 @@ Healthy: R_0 .2-.4, gain .2 or .35, noise sd .0045-.010, an evaluation every .06
 to 100 of them), half of the runs with a step 0; B 1.2-2.5 unless the family's name says otherwise; `wander`
 is a log-logistic with a smooth wander of sd .003-.005. Prints the share of healthy runs that are called a
 misfit; then, of runs with a misfit of known size, the share found, named rightly, and placed within a tenth
-of the run. `--records` adds what is found in real runs (axis flops), whole and in their first halves.
+of the run; then the same by the length of the run: healthy runs, and jumps up and down in the second half
+(placed: within two evaluations). `--records` adds what is found in real runs (axis flops), whole and in
+their first halves.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from scalerl.curve.sample import make_sample
 from scalerl.record import RunRecord
 
 C_MID = 1000.0
+LENGTHS, JUMPS = (12, 15, 20, 25, 50), (-0.05, -0.03, 0.03, 0.05)
 PHI, RATIOS = (0.0, 0.25, 0.5, 0.8), (1.0, 2.0, 3.5, 6.0)
 TRUTHS: dict[str, tuple[Family, float | None]] = {
     "log_logistic": (LOG_LOGISTIC, None),
@@ -145,6 +148,50 @@ def power(n: int, seed: int) -> None:
             print(f"| {kind} | {size:.2f} |" + "".join(f" {s:.2f} |" for s in shares), flush=True)
 
 
+def lengths(n: int, seed: int) -> None:
+    """Short runs: 4 n jumps of each size, 24 n healthy runs of each length, to 1-6 C_mid."""
+    print("\nBy the number of evaluations: healthy runs called a misfit, and jumps in the second half found")
+    print("| evaluations | healthy |" + "".join(f" {j:+.2f} |" for j in JUMPS) + " sign right | placed |")
+    print("|" + "---|" * (4 + len(JUMPS)))
+    for length in LENGTHS:
+        alarms, found, signs, placed = [], [], [], []
+        for t, name in enumerate(TRUTHS):
+            for p, phi in enumerate(PHI):
+                rng = np.random.default_rng([seed, 2, length, t, p])
+                runs = [
+                    short(length, name, None, float(rng.uniform(0.0045, 0.01)), phi, rng) for _ in range(n)
+                ]
+                alarms += [misfit is not None for misfit in look([points for points, _ in runs])[0]]
+        for j, size in enumerate(JUMPS):
+            caught = []
+            for i, (sd, phi) in enumerate([(0.005, 0.0), (0.005, 0.5), (0.0075, 0.0), (0.0075, 0.5)]):
+                rng = np.random.default_rng([seed, 3, length, j, i])
+                names = rng.choice(["log_logistic", "weibull, B 1.4"], n)
+                runs = [short(length, str(name), size, sd, phi, rng) for name in names]
+                for m, (points, first) in zip(look([p for p, _ in runs])[0], runs, strict=True):
+                    caught.append(m is not None)
+                    if m is not None:
+                        signs.append(m.kind == "jump" and m.size * size > 0)
+                        where = -9 if m.at is None else int(np.argmin(np.abs(points.compute_N - m.at)))
+                        placed.append(abs(where - first) <= 2)
+            found.append(share(caught))
+        cells = "".join(f" {f:.2f} |" for f in [*found, share(signs), share(placed)])
+        print(f"| {length} | {share(alarms):.4f} |{cells}", flush=True)
+
+
+def short(
+    length: int, name: str, size: float | None, sd: float, phi: float, rng: np.random.Generator
+) -> tuple[Points, int]:
+    """A run of so many evaluations, with a jump in its second half if `size` is given, and where that is."""
+    compute_N = np.linspace(0, float(rng.uniform(1, 6)) * C_MID, length + 1)
+    compute_N = compute_N[:-1] if rng.random() < 0.5 else compute_N[1:]
+    first = int(rng.integers(length // 2, length - 3))
+    mean_N = truth(name, rng)(compute_N) + (size or 0.0) * (np.arange(length) >= first)
+    if name == "wander":
+        mean_N = mean_N + wander(compute_N, rng)
+    return Points.from_arrays(compute_N, np.clip(mean_N + ar1(length, sd, phi, rng), 0, 1)), first
+
+
 def share(of: list[bool]) -> float:
     return float(np.mean(of)) if of else float("nan")
 
@@ -165,6 +212,7 @@ def main() -> None:
     args = parser.parse_args()
     false_alarms(args.runs, args.seed)
     power(max(args.runs // 2, 10), args.seed)
+    lengths(args.runs, args.seed)
     if args.records:
         records(args.records)
 

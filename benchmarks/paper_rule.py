@@ -5,8 +5,10 @@
 Pairs of runs to 8,000 GPU-hours, 40 evaluations, R_0 .40 given, C_mid 2,542 and B 1.92 for both; their
 ceilings lie `apart`, evenly about .60. `by B` is the share of pairs whose fitted ceilings differ by .02 at
 most, so that B is compared. Of these, `B differs` is the mean of the difference, higher ceiling less lower,
-and `favoured` the share in which the run with the higher ceiling gets the higher B: .5 would be right. The
-last line is of two runs, without noise, that do differ in B.
+and `favoured` the share in which the run with the higher ceiling gets the higher B: .5 would be right. Below
+the table: two runs, without noise, that do differ in B; and the asymptotic standard error of A, evaluated
+as often with noise .0075, as the paper fits it (R_0 given, compute under 1,500 left out), by how far the data
+reach.
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points
-from scalerl.curve.paper import PaperComparison, paper_compare, paper_fit
+from scalerl.curve.least_squares import LeastSquares
+from scalerl.curve.paper import PAPER_MIN_COMPUTE, PaperComparison, paper_compare, paper_fit
+from scalerl.curve.sample import make_sample
+from scalerl.curve.standard_errors import standard_errors
 
 R_0, B, C_MID, END, EVALUATIONS = 0.40, 1.92, 2542.0, 8000.0, 40
 APART = (0.005, 0.010, 0.015, 0.020)
 SDS = (0.0045, 0.0075, 0.010)
+REACHES = (2.0, 1.6, 1.0)
+"""C_max / C_mid."""
 HIDDEN = (0.610, 1.92), (0.595, 2.40)
 """(A, B) of two runs whose difference in B the rule hides."""
 
@@ -34,6 +41,16 @@ def ruled(truths: tuple[tuple[float, float], ...], sd: float, rng: np.random.Gen
         y_N = Curve(LOG_LOGISTIC, A, own_B, C_MID, R_0)(compute_N) + rng.normal(0, sd, len(compute_N))
         fits.append(paper_fit(Points.from_arrays(compute_N, np.clip(y_N, 0, 1), axis="gpu_hours"), R_0))
     return paper_compare(*fits)
+
+
+def error_of_ceiling(reach: float, sd: float = 0.0075) -> float:
+    """Standard error of A with data to `reach` C_mid."""
+    n = round(reach * C_MID * EVALUATIONS / END)
+    compute_N = np.linspace(0, reach * C_MID, n + 1)
+    compute_N, truth = compute_N[compute_N >= PAPER_MIN_COMPUTE], Curve(LOG_LOGISTIC, 0.61, B, C_MID, R_0)
+    sample = make_sample(Points.from_arrays(compute_N, truth(compute_N)), R_0)
+    rss = sd**2 * (len(compute_N) - 3)
+    return standard_errors(sample, LeastSquares(truth, rss, (), ()), "gauss_newton").A
 
 
 def rows(pairs: int, seed: int) -> Iterator[str]:
@@ -50,6 +67,8 @@ def rows(pairs: int, seed: int) -> Iterator[str]:
             )
     hidden = ruled(HIDDEN, 0.0, np.random.default_rng(seed))
     yield f"B 1.92 at A .610 against B 2.40 at A .595: {hidden.by} differs by {hidden.difference:+.2f}"
+    errors = ", ".join(f"{error_of_ceiling(reach):.2f} at {reach:g}" for reach in REACHES)
+    yield f"standard error of A by C_max / C_mid: {errors}"
 
 
 def main() -> None:

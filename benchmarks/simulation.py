@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Family, Frechet, Gompertz, Points, Weibull
+from scalerl.curve.noise import ar1
 
 C_MID, RATIO, R_0 = 3000.0, 6.0, 0.3
 DRIFT_SD, DRIFT_PERIOD = 0.004, 2.5
@@ -80,16 +81,13 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
     mean_N = curve(compute_N)
     if cell.truth.drift:
         mean_N = mean_N + _drift(compute_N / C_MID, rng)
-    noise_N = ar1(len(compute_N), cell.sd, cell.phi, rng, first=int(cell.step_0))
+    noise_N = noise(len(compute_N), cell.sd, cell.phi, rng, first=int(cell.step_0))
     return Simulated(compute_N, mean_N, mean_N + noise_N, curve.A)
 
 
-def ar1(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
+def noise(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 0) -> np.ndarray:
     """Noise of n evaluations, neighbours correlated by phi from `first` on (1: not with step 0)."""
-    noise_N = rng.normal(0, sd, n)
-    for i in range(1 + first, n):
-        noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
-    return noise_N
+    return ar1(rng.normal(0, sd, n), np.where(np.arange(n) > first, phi, 0.0))
 
 
 def _drift(ratio_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -56,6 +56,15 @@ def test_the_table_for_people_says_the_same_as_the_json(log, capsys):
     assert "\x1b" not in text
 
 
+def test_the_cross_check_answers_at_the_computes_asked_for(log, capsys):
+    assert main(["fit", str(log), "--cross-check", "--at", "12000,16000", "--json"]) == 0
+    check = json.loads(capsys.readouterr().out)["cross_check"]
+    for curve in (check["curve"], check["bootstrap"]["curve"]):
+        assert [compute for compute, _ in curve] == [12000, 16000]
+    assert main(["fit", str(log), "--cross-check", "--at", "16000"]) == 0
+    assert "curve at 16000: posterior [" in capsys.readouterr().out
+
+
 def test_a_run_folder(tmp_path, capsys):
     rows = []
     for i in range(12):

@@ -50,6 +50,8 @@ def test_runs_are_grouped_by_recipe(runs, capsys):
     assert pair["paired_prompts"]["n_prompts"] == 100
     assert pair["paired_prompts"]["matched_at"] == 12_000
     assert pair["paper"]["by"] == "B"
+    for paper in (*pair["paper"]["compared"], *pair["paper"]["separate"]):
+        assert paper["r0"]["source"] == "measured"
 
 
 def test_the_table_says_the_same_as_the_json(runs, capsys):

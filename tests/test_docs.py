@@ -140,13 +140,16 @@ def test_what_is_said_of_the_papers_rule_is_what_its_benchmark_prints():
     )
     results = (DOCS.parent / "benchmarks" / "RESULTS.md").read_text()
     table = re.findall(r"paper_rule.py\n\n```\n(.*?)\n```", results, flags=re.S)[0].splitlines()
-    assert done.stdout.splitlines() == [*table[:5], table[-1]]
+    assert done.stdout.splitlines() == [*table[:5], *table[-2:]]
     said = " ".join((DOCS / "compare.md").read_text().split())
-    without, noisy = (np.array([line.split() for line in of], float) for of in (table[1:5], table[5:-1]))
+    without, noisy = (np.array([line.split() for line in of], float) for of in (table[1:5], table[5:-2]))
     apart = [f"{value:.3f}"[1:] for value in without[:, 1]]
     moved = [f"{value:.2f}"[1:] for value in without[:, 3]]
     words = "differ by {}, {}, {} and {} make B appear to differ by {}, {}, {} and {}."
     assert words.format(*apart, *moved) in said
     shares = f"{100 * noisy[:, 4].min():.0f} to {100 * noisy[:, 4].max():.0f} %"
     assert f"gets the higher B in {shares}" in said
-    assert shares in (DOCS.parent / "src" / "scalerl" / "curve" / "paper.py").read_text()
+    source = (DOCS.parent / "src" / "scalerl" / "curve" / "paper.py").read_text()
+    assert shares in source
+    at_2, at_1_6, at_1 = (text.split()[0][1:] for text in table[-1].partition(": ")[2].split(", "))
+    assert f"standard error is {at_2} at 2 C_mid, {at_1_6} at 1.6, {at_1} at 1)" in source

@@ -69,7 +69,7 @@ def test_a_submodule_never_takes_the_place_of_its_function():
     _run_afresh(code)
 
 
-@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve"])
+@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.report"])
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
     _run_afresh(code)
@@ -80,6 +80,20 @@ def test_a_fit_waits_for_no_other_command():
         "import sys; from scalerl import fit\n"
         "late = {f'scalerl.curve.{name}' for name in ('backtest', 'compare', 'online')}\n"
         "assert not late & set(sys.modules), late & set(sys.modules)"
+    )
+    _run_afresh(code)
+
+
+def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
+    """It has a formatter in common with the report, and nothing else."""
+    log = tmp_path / "log.csv"
+    rows = [f"{c},{0.61 - 0.21 / (1 + (c / 2500) ** 2)}" for c in range(0, 8001, 500)]
+    log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
+    code = (
+        "import sys; from scalerl.cli import main\n"
+        f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
+        "late = {name for name in sys.modules if name.startswith('scalerl.report.')}\n"
+        "assert late == {'scalerl.report.numbers'}, late"
     )
     _run_afresh(code)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, Weibull, fit
 from scalerl.curve.campaign import A_FLOOR, LOG_B_FLOOR, STRANGER, FamilyPrior, check_siblings, learn
 from scalerl.curve.nodes import LOG_B
 from scalerl.errors import InputError
@@ -171,9 +171,28 @@ def test_siblings_are_on_the_axis_of_the_run(siblings, own):
 def test_families_are_those_of_the_posterior(siblings, own):
     prior = learnt(siblings, own)
     assert [p.family for p in prior.families] == [family.name for family in FAMILIES]
-    assert prior.to_json()["families"][0]["family"] == "log_logistic"
     given = prior.apply(own.posterior.only(1))
     assert given.family_weights()["weibull"] == pytest.approx(1.0)
+
+
+def test_a_warning_of_the_shape_is_of_the_fit_that_it_stands_in():
+    """Siblings move the weights of the families: here that of the log-logistic, from .054 to .042."""
+    compute_N, truth = np.linspace(0, TOP, 25), Curve(Weibull(), 0.6, 2.2, 2500.0, 0.3)
+    runs = [
+        Points.from_arrays(compute_N, truth(compute_N) + np.random.default_rng(i).normal(0, 0.004, 25))
+        for i in range(6)
+    ]
+    siblings = [fit(points) for points in runs[1:]]
+    flat = fit(first(runs[0], 0.85), prior_from=siblings)
+    assert flat.campaign is not None
+    assert (flat.families["log_logistic"] < 0.05, flat.warnings) == (False, ())
+    own = flat.campaign.families
+    (warning,) = flat.campaign.warnings
+    weights = f"weight {own['weibull']:.2f}, log-logistic {own['log_logistic']:.2f}"
+    assert warning.startswith(f"the Weibull curve describes the run better ({weights})")
+    later = fit(first(runs[0], 0.95), prior_from=siblings).campaign
+    assert later is not None
+    assert sum("describes the run better" in warning for warning in later.warnings) == 1
 
 
 def write(path: Path, prompt_set: str) -> RunRecord:

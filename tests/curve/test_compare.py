@@ -173,12 +173,9 @@ def test_recipes_that_cannot_be_compared(base):
 def test_seeds_of_one_recipe_are_seldom_told_apart():
     """A short version of benchmarks/comparison.py: 20 pairs, of which 1 may be claimed on average."""
     rng = np.random.default_rng(0)
-    median = np.array([SEED_PRIOR.A, SEED_PRIOR.log_b, SEED_PRIOR.log_mid]) * math.exp(
-        -(SEED_PRIOR.log_sd**2)
-    )
     claimed = told = 0
     for i in range(20):
-        tau = median * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
+        tau = SEED_PRIOR.median_3 * np.exp(SEED_PRIOR.log_sd * rng.standard_normal(3))
         pair = only_pair(
             {s: [run(sd=0.003, seed=1000 + 2 * i + j, n=20, tau=tau)] for j, s in enumerate("ab")}
         )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.crosscheck import _ar1, _t_squared, bootstrap, cross_check, profile
+from scalerl.curve.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -34,6 +34,15 @@ def test_on_a_well_identified_run_the_three_agree(known):
     own, other = check.curve[0][1], check.bootstrap.curve[0][1]
     assert other == pytest.approx(own, abs=0.3 * (own[1] - own[0]))
     assert check.bootstrap.at_bound == 0.0
+
+
+def test_of_a_long_run_the_three_agree_too():
+    """4,000 evaluations are fitted as means of ten: it is of those means that the bootstrap's noise is."""
+    check = cross_check(fit(points(n=4000, sd=0.01)))
+    low, high = check.A
+    for other in (check.bootstrap.A, check.profile.interval):
+        assert other == pytest.approx(check.A, abs=0.25 * (high - low))
+    assert pytest.approx(check.B, abs=0.3 * (check.B[1] - check.B[0])) == check.bootstrap.B
 
 
 def test_profile_equals_brute_force(known):
@@ -78,7 +87,7 @@ def test_ends_are_open_where_the_likelihood_never_falls():
 def test_noise_of_the_bootstrap_has_the_fits_correlation():
     result = fit(points(step=100 * np.array([*range(20), 21])))
     sample = result.sample
-    noise_nN = _ar1(sample, 0.5, 40_000, np.random.default_rng(0))
+    noise_nN = _replicates(sample, 0.5, 40_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 1.0, atol=0.02)
     found = np.corrcoef(noise_nN.T)
     assert found[0, 1] == pytest.approx(0.0, abs=0.02)  # before training: sampling noise alone
@@ -97,7 +106,7 @@ def test_bootstrap_follows_its_seed_and_replicates_count(known):
     four = Points.from_arrays(np.repeat(single.compute_N, 4), np.repeat(single.pass_rate_N, 4))
     sample = fit(four).sample
     np.testing.assert_array_equal(sample.weight_N, 4.0)
-    noise_nN = _ar1(sample, 0.0, 20_000, np.random.default_rng(0))
+    noise_nN = _replicates(sample, 0.0, 20_000, np.random.default_rng(0))
     np.testing.assert_allclose(noise_nN.std(axis=0), 0.5, atol=0.02)
 
 

@@ -7,6 +7,7 @@ import pytest
 import scalerl
 from scalerl import CannotAnswerError, InputError
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.noise import ar1
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 
@@ -185,9 +186,7 @@ def test_a_fit_prints_its_answer():
 def frechet_points(phi=0.6, sd=0.005, seed=3):
     """A run of another shape than the paper's, with noise that neighbours share."""
     rng = np.random.default_rng(seed)
-    compute_N, noise_N = np.linspace(0, 14.0, 31), rng.normal(0, sd, 31)
-    for i in range(1, 31):
-        noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+    compute_N, noise_N = np.linspace(0, 14.0, 31), ar1(rng.normal(0, sd, 31), phi)
     truth = Curve(FAMILIES[2], 0.82, 1.3, 1.5, 0.28)
     return Points.from_arrays(compute_N, truth(compute_N) + noise_N)
 
@@ -233,9 +232,7 @@ def test_prediction_intervals_hold_whatever_the_shape(family):
         half = 3000.0 * (1.5, 2.5, 4.0)[run % 3]
         truth = Curve(family, 0.82, float(rng.uniform(1.2, 2.2)), 3000.0, 0.25)
         sd, phi = float(rng.uniform(0.004, 0.010)), float(rng.uniform(0, 0.5))
-        compute_N, noise_N = np.linspace(0, half, 14), rng.normal(0, sd, 14)
-        for i in range(1, 14):
-            noise_N[i] = phi * noise_N[i - 1] + math.sqrt(1 - phi**2) * noise_N[i]
+        compute_N, noise_N = np.linspace(0, half, 14), ar1(rng.normal(0, sd, 14), phi)
         forecast = fit(Points.from_arrays(compute_N, truth(compute_N) + noise_N)).forecast(2 * half)
         end = float(truth(2 * half)) + float(rng.normal(0, sd))
         hits += forecast.prediction[0] <= end <= forecast.prediction[1]
@@ -260,6 +257,15 @@ def test_a_long_run_forecasts_an_evaluation_and_not_a_mean_of_several(known):
     new_N = float(TRUTH(15_000.0)) + rng.normal(0, 0.01, 1000)
     held = np.mean((new_N >= forecast.prediction[0]) & (new_N <= forecast.prediction[1]))
     assert 0.92 < held < 0.99
+
+
+def test_a_fall_does_not_count_as_noise_in_what_is_said_of_it():
+    compute_N = np.linspace(1, 30, 30)
+    noise_N = np.random.default_rng(3).normal(0, 0.006, 30)
+    with pytest.raises(CannotAnswerError, match="the pass rate falls") as refused:
+        fit(Points.from_arrays(compute_N, 0.6 - 0.01 * compute_N + noise_N))
+    said = float(str(refused.value).split("neighbours scatter by ")[1].split(";")[0])
+    assert said == pytest.approx(0.006, abs=0.0025)
 
 
 def test_an_uneven_clock_is_no_misfit_of_the_run():

@@ -67,7 +67,7 @@ def test_a_ceiling_on_its_bound_is_flagged():
         make_sample(Points.from_arrays(compute_N, 0.2 + 0.0004 * compute_N), None), LOG_LOGISTIC
     )
     assert best.curve.A == 1.0
-    assert "A = 1" in best.at_bounds
+    assert "A" in best.at_bounds
 
 
 def test_replicates_weigh_as_many_points():

@@ -60,6 +60,49 @@ def test_a_jump_is_found_where_it_is_and_the_run_after_it_kept(size):
     assert found.keep == (pytest.approx(first), pytest.approx(4000))
 
 
+def test_a_small_drop_in_a_short_run_is_found_as_often_as_not():
+    """18 evaluations, noise .006: the curve fitted to all of the run bends towards the drop."""
+    rng, compute = np.random.default_rng(4), np.linspace(0, 4000, 19)[1:]
+    drop = 0.05 * (np.arange(18) >= 10)
+    found = [look(TRUTH(compute) - drop + rng.normal(0, 0.006, 18), compute) for _ in range(40)]
+    assert sum(m is not None and m.kind == "jump" and m.size < 0 for m in found) >= 18
+
+
+def test_a_restart_with_better_data_is_a_jump_up_where_it_is():
+    found = [run for run in map(restarted, range(24)) if run is not None]
+    assert len(found) >= 20
+    assert all(kind == "jump" and size > 0 and abs(off) <= 2 for kind, size, off in found)
+
+
+def restarted(seed):
+    """(kind, size, evaluations from the true place) of what is found in a steep run that jumps by .05."""
+    rng, compute = np.random.default_rng(2000 + seed), np.linspace(0, 2000, 21)[seed % 2 :]
+    noise, phi = rng.normal(0, 0.006, len(compute)), 0.3 * (seed % 3)
+    for i in range(1, len(noise)):
+        noise[i] = phi * noise[i - 1] + np.sqrt(1 - phi**2) * noise[i]
+    first = int(np.argmax(compute > 1201))
+    steep = Curve(LOG_LOGISTIC, 0.60, 2.5, 1000.0, 0.30)
+    found = look(steep(compute) + 0.05 * (np.arange(len(compute)) >= first) + noise, compute)
+    if found is None:
+        return None
+    return found.kind, found.size, int(np.argmin(np.abs(compute - (found.at or 0)))) - first
+
+
+@pytest.mark.parametrize("n", [49, 1001])
+@pytest.mark.parametrize("kind", ["jump", "peaked"])
+def test_compute_is_given_exactly_as_in_the_data(kind, n):
+    """Also of a run so long that its evaluations are averaged."""
+    compute = np.linspace(0, 4000, n) * 1.1e17 / 3
+    x, noise = compute / compute[-1] * 4000, np.random.default_rng(1).normal(0, 0.006, n)
+    lost = 0.10 * (x > 2010) if kind == "jump" else 0.1 * np.maximum(x - 2800, 0) / 1200
+    found = look(TRUTH(x) - lost + noise, compute)
+    assert found is not None
+    assert found.kind == kind
+    assert found.keep is not None
+    assert {found.at, *found.keep} <= set(compute.tolist())
+    assert found.keep[1] in (found.at, compute[-1])
+
+
 def test_a_late_jump_keeps_what_came_before():
     found = look(TRUTH(COMPUTE) + 0.06 * (COMPUTE > 3510) + NOISE)
     assert found is not None
@@ -118,14 +161,14 @@ def test_too_few_evaluations_say_nothing():
     assert look([0.2, 0.4, 0.6, 0.5, 0.3, 0.2, 0.1], compute) is None
 
 
-@pytest.mark.parametrize(("n", "least"), [(8, 4), (10, 10)])
+@pytest.mark.parametrize(("n", "least"), [(8, 40), (10, 50)])
 def test_a_collapse_of_a_short_run_is_often_found(n, least):
-    """A short run has little power: about a third at 8 evaluations, most at 10."""
+    """A short run has little power: about half are found."""
     rng = np.random.default_rng(n)
     compute = np.linspace(0, 4000, n)
     fallen = np.zeros(n)
     fallen[-3:] = [0.05, 0.10, 0.15]
-    found = [look(TRUTH(compute) + rng.normal(0, 0.006, n) - fallen, compute) for _ in range(20)]
+    found = [look(TRUTH(compute) + rng.normal(0, 0.006, n) - fallen, compute) for _ in range(100)]
     kinds = [misfit.kind for misfit in found if misfit is not None]
     assert len(kinds) >= least
     assert kinds.count("peaked") >= 0.8 * len(kinds)
@@ -163,7 +206,7 @@ def test_the_evidence_is_that_of_the_dense_gaussian():
         r_N = null.residual_N
         return -0.5 * (np.linalg.slogdet(cov)[1] + r_N @ np.linalg.solve(cov, r_N))
 
-    for p in (0, 2, 5):
+    for p in (0, 2, 4):
         for i in (0, 4, 9):
             assert log_PS[p, i] == pytest.approx(dense(_PHI[p], sd_S[i], np.zeros(14)), abs=1e-6)
             for j in (0, len(changes.first_J) - 1):

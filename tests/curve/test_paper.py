@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve import LOG_LOGISTIC, Curve, Points
-from scalerl.curve.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit
+from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit, paper_fit_of
 from scalerl.errors import CannotAnswerError, InputError
 
 # (C_mid, B, A, end of the fitted range in GPU-hours): table 1 and the leave-one-out column with A free of
@@ -112,6 +112,24 @@ def test_r0_is_measured_at_compute_0_or_asked_for():
         paper_fit(points, 0.40, min_compute=7900)
     with pytest.raises(CannotAnswerError, match="does not rise"):
         paper_fit(points, 0.62)
+
+
+@pytest.mark.parametrize(
+    ("first", "r0", "source"), [(0, None, "measured"), (0, 0.41, "given"), (200, 0.4, "given")]
+)
+def test_of_a_fit_r0_is_given_or_measured_as_it_was(first, r0, source):
+    points = run(Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40), 8000)
+    points = points.select(points.compute_N >= first)
+    found = paper_fit_of(fit(points, r0=r0))
+    assert found.r0_source == source
+    assert found.curve == paper_fit(points, r0).curve
+
+
+def test_of_a_fitted_r0_the_paper_says_nothing():
+    points = run(Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40), 8000)
+    for result in (fit(points, r0="free"), fit(points.select(points.compute_N > 0))):
+        with pytest.raises(InputError, match="no evaluation at C = 0: give r0"):
+            paper_fit_of(result)
 
 
 def test_linearised_has_slope_b():

@@ -5,7 +5,7 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
 from scalerl.curve.least_squares import least_squares
-from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.nodes import B_RANGE, PRIOR_REACH
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
 from scalerl.curve.posterior import posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
@@ -34,7 +34,7 @@ def brute_force(compute_N, y_N, r0, at):
     """The same posterior by dense matrices on a plain grid: log B, log C_mid, A, phi and sd."""
     n = len(y_N)
     log_b = np.linspace(math.log(B_RANGE[0]), math.log(B_RANGE[1]), 91)
-    log_mid = np.linspace(math.log(compute_N[0] / C_MID_FACTOR), math.log(compute_N[-1] * C_MID_FACTOR), 161)
+    log_mid = np.linspace(math.log(compute_N[0] / PRIOR_REACH), math.log(compute_N[-1] * PRIOR_REACH), 161)
     A = np.linspace(r0, 1.0, 161)
     sds = np.geomspace(*SD_RANGE, 24)
     distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve.scores import covered, crps_normal_mixture, crps_sample, interval_score
+from scalerl.curve.scores import covered, crps_normal_mixture, interval_score
 
 ONE = np.ones(1)
 
@@ -28,11 +28,16 @@ def test_the_central_interval_has_the_best_expected_score():
 
 
 def test_crps_of_a_sample_by_hand():
-    assert crps_sample(np.array([0.3]), ONE, 0.5) == pytest.approx(0.2)
+    """Without noise about its values a mixture is a weighed sample."""
+
+    def crps(value, weight, outcome):
+        return crps_normal_mixture(np.array(value), np.zeros(len(value)), np.array(weight), outcome)
+
+    assert crps([0.3], [1.0], 0.5) == pytest.approx(0.2)
     # Values 0 and 1, alike: E|X - y| = 1/2 for y in [0, 1], E|X - X'| / 2 = 1/4.
-    assert crps_sample(np.array([1.0, 0.0]), np.ones(2), 0.7) == pytest.approx(0.25)
+    assert crps([1.0, 0.0], [1.0, 1.0], 0.7) == pytest.approx(0.25)
     # Weights 3/4 at 0 and 1/4 at 2, y = 1: E|X - y| = 1, E|X - X'| / 2 = 3/16 x 2 = .375.
-    assert crps_sample(np.array([0.0, 2.0]), np.array([3.0, 1.0]), 1.0) == pytest.approx(0.625)
+    assert crps([0.0, 2.0], [3.0, 1.0], 1.0) == pytest.approx(0.625)
 
 
 def test_crps_of_one_normal_by_hand():
@@ -63,5 +68,7 @@ def test_crps_of_a_mixture_is_the_integral_of_its_definition():
 def test_a_mixture_without_noise_is_a_sample():
     rng = np.random.default_rng(1)
     value, weight = rng.normal(size=20), rng.uniform(size=20)
-    exact = crps_sample(value, weight, 0.3)
+    share = weight / weight.sum()
+    apart = np.abs(np.subtract.outer(value, value))
+    exact = share @ np.abs(value - 0.3) - share @ apart @ share / 2
     assert crps_normal_mixture(value, np.zeros(20), weight, 0.3) == pytest.approx(exact, rel=1e-12)

@@ -5,7 +5,7 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.posterior import Draws
-from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, pooled, rerun_at, shifted, theta_moments
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, pooled, rerun, shifted, theta_moments
 
 
 def exact_draws(n=20_000, A=0.61, B=1.9, C_mid=2500.0, R_0=0.4):
@@ -55,13 +55,17 @@ def test_a_rerun_differs_by_two_seed_effects():
     # Far out the curve is A, so the sd is sqrt(2) tau; at C_mid it is that of half the ceiling, and of
     # log C_mid times the slope, gain * B / 4.
     draws = exact_draws()
-    far = rerun_at(draws, 2.5e7, SeedPrior(A=0.01, log_sd=1e-6))
+
+    def at(compute, prior):
+        return rerun(draws, prior).curves_at(np.array([compute]))[:, 0]
+
+    far = at(2.5e7, SeedPrior(A=0.01, log_sd=1e-6))
     assert far.std() == pytest.approx(math.sqrt(2) * 0.01, rel=0.03)
     assert far.mean() == pytest.approx(0.61, abs=5e-4)
-    middle = rerun_at(draws, 2500.0, SeedPrior(A=0.01, log_b=0.08, log_mid=0.06, log_sd=1e-6))
+    middle = at(2500.0, SeedPrior(A=0.01, log_b=0.08, log_mid=0.06, log_sd=1e-6))
     expected = math.sqrt(2) * math.hypot(0.01 / 2, 0.06 * 0.21 * 1.9 / 4)
     assert middle.std() == pytest.approx(expected, rel=0.04)
-    np.testing.assert_array_equal(middle, rerun_at(draws, 2500.0, SeedPrior(A=0.01, log_sd=1e-6)))
+    np.testing.assert_array_equal(middle, at(2500.0, SeedPrior(A=0.01, log_sd=1e-6)))
 
 
 def test_moved_ceilings_stay_pass_rates():

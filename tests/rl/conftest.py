@@ -12,10 +12,11 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.length import LengthRule
+from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.model import load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, write_tokenizer
 from scalerl.rl.types import Prompt, Rollout
@@ -35,11 +36,13 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
 }
+EXPERTS = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 
 MAKERS: dict[str, Callable[..., PreTrainedConfig]] = {
     "llama": lambda **changes: LlamaConfig(**{**TOKENS, **SHAPE, **changes}),
     "qwen3": lambda **changes: Qwen3Config(**{**TOKENS, **SHAPE, "head_dim": 16, **changes}),
+    "qwen3_moe": lambda **changes: Qwen3MoeConfig(**{**TOKENS, **SHAPE, **EXPERTS, **changes}),
     "gpt2": lambda **changes: GPT2Config(**{**TOKENS, **GPT2_SHAPE, **changes}),
 }
 
@@ -76,7 +79,7 @@ def llama_folder(save_model):
 def rule():
     """Thinking is interrupted after 6 to 20 tokens by `! </think>`, and 20 tokens are left for the answer."""
     marker, time_is_up = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index(TIME_IS_UP)
-    return LengthRule(20, 20, marker, (time_is_up, marker), (6, 20))
+    return LengthRule(20, 20, Marker((marker,)), (time_is_up, marker), (6, 20))
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd, centre, has_signal
+from scalerl.rl.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
 from scalerl.rl.batch import make_batch
 from scalerl.rl.types import Group
 
@@ -13,12 +13,12 @@ def group(rollouts, rewards):
 
 
 def build(groups, keep=False):
-    return make_batch(groups, BatchStd(), PromptAverage(), keep)
+    return make_batch(groups, BatchStd(), PromptAverage(), 100, keep_zero_variance=keep)
 
 
 def test_prompt_average_by_hand():
     # Group 7: 2 + 6 = 8 tokens, 1 / (2 groups * 8) each. Group 3: 4 tokens, 1 / (2 * 4) each.
-    weight_N = PromptAverage()(np.array([2.0, 4.0, 6.0]), np.array([7, 3, 7]))
+    weight_N = PromptAverage()(np.array([2.0, 4.0, 6.0]), np.array([7, 3, 7]), 100)
     np.testing.assert_allclose(weight_N, [1 / 16, 1 / 8, 1 / 16], rtol=1e-15)
 
 
@@ -101,3 +101,44 @@ def test_weights_sum_to_one_and_advantages_have_mean_0_and_std_1(make_rollout, s
     assert batch.weight_NT.sum() == pytest.approx(1, abs=1e-12)
     assert batch.advantage_N.mean() == pytest.approx(0, abs=1e-12)
     assert batch.advantage_N.std() == pytest.approx(1, abs=1e-12)
+
+
+def test_the_other_averages_by_hand():
+    length_N, group_N = np.array([2.0, 4.0, 6.0]), np.array([7, 3, 7])
+    for average, expected in [
+        (SampleAverage(), [1 / 6, 1 / 12, 1 / 18]),  # a third for each completion
+        (TokenAverage(), [1 / 12] * 3),  # of 12 tokens
+        (ConstantAverage(), [1 / 30] * 3),  # of 3 completions with a budget of 10 each
+        (ConstantAverage(length=5), [1 / 15] * 3),
+    ]:
+        np.testing.assert_allclose(average(length_N, group_N, 10), expected, rtol=1e-15)
+    assert (SampleAverage()(length_N, group_N, 10) * length_N).sum() == pytest.approx(1)
+
+
+def test_the_other_advantages_by_hand():
+    # Rewards 1 1 -1 -1 and 1 -1 -1 -1, centred: 1 1 -1 -1 and 3/2 -1/2 -1/2 -1/2.
+    centred = [centre(np.array(r, dtype=float)) for r in ([1, 1, -1, -1], [1, -1, -1, -1])]
+    second = np.array([1.5, -0.5, -0.5, -0.5])
+    for advantage, first, scale in [
+        (PromptStd(), 1.0, 1 / np.sqrt(0.75)),  # mean squares 1 and (9/4 + 3/4) / 4
+        (NoStd(), 1.0, 1.0),
+        (LeaveOneOut(), 4 / 3, 4 / 3),  # r - mean of the three others: 1 - (-1/3)
+    ]:
+        found = advantage(centred)
+        np.testing.assert_allclose(found[0], first * np.array([1, 1, -1, -1]), rtol=1e-14)
+        np.testing.assert_allclose(found[1], scale * second, rtol=1e-14)
+
+
+@pytest.mark.parametrize("advantage", [BatchStd(), PromptStd(), NoStd(), LeaveOneOut()])
+def test_equal_rewards_have_no_advantage_to_the_last_digit(advantage):
+    # The mean of three times .1 is not .1, and a std of rounding errors would blow them up to 1.
+    for rewards in ([0.1] * 3, [0.1 + 0.2, 0.3, 0.3], [1e-9] * 5, [0.0] * 2):
+        reward_G = np.array(rewards)
+        assert not has_signal(reward_G)
+        assert not np.concatenate(advantage([centre(reward_G)])).any()
+
+
+def test_truncated_completions_may_stay(make_rollout):
+    groups = [group([make_rollout(), make_rollout(truncated=True)], [1, -1])]
+    batch = make_batch(groups, BatchStd(), PromptAverage(), 100, keep_truncated=True)
+    np.testing.assert_allclose(batch.advantage_N, [1, -1])

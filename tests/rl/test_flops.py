@@ -28,10 +28,13 @@ def test_flop_count_by_hand(save_model, tied):
     assert count.forward(3, 6) == 2 * WEIGHTS * 3 + PER_POSITION * 6
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen3_moe", "gpt2"])
 def test_flop_count_is_what_torch_counts(save_model, architecture):
     folder, n = save_model(architecture, tie_word_embeddings=True), 11
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    eager: Any = {"attn_implementation": "eager"}
+    if architecture == "qwen3_moe":
+        eager["experts_implementation"] = "eager"  # torch does not count what is fused
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, **eager)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.arange(n)[None], use_cache=False)
     # Eager attention computes the masked half as well: n positions for each of n tokens.
@@ -61,7 +64,7 @@ def test_a_generator_counts_each_completion_once(sampled):
 
 def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
     rewards = [[Reward(float(r.token_T.sum() % 2), True) for r in rollouts] for rollouts in sampled[1]]
-    batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage())
+    batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage(), 100)
     assert len(batch) > 4  # several micro-batches
     stats = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4).step(batch)
     assert stats.flops == 3 * cost(batch.length_N)

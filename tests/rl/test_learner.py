@@ -10,8 +10,8 @@ from scalerl.rl.advantage import BatchStd
 from scalerl.rl.averaging import PromptAverage
 from scalerl.rl.batch import make_batch
 from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.loss import Cispo
-from scalerl.rl.model import load_model
+from scalerl.rl.loss import Cispo, Kl
+from scalerl.rl.model import checkpoint_activations, load_model
 from scalerl.rl.types import Group, Reward
 
 UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)
@@ -32,7 +32,7 @@ def batch(llama_folder, make_generator, uneven_prompts):
         for rollouts in generator.collect(6)
     ]
     assert any(r.interrupted for g in groups for r in g.rollouts)
-    batch = make_batch(groups, BatchStd(), PromptAverage())
+    batch = make_batch(groups, BatchStd(), PromptAverage(), 100)
     assert len(batch) >= 8
     return batch
 
@@ -117,7 +117,7 @@ def test_norms_and_biases_do_not_decay(save_model):
     model = load_model(save_model("gpt2"))
     decay = {
         id(p): group["weight_decay"]
-        for group in AdamW(weight_decay=0.1).build(model).param_groups
+        for group in AdamW(weight_decay=0.1).build(model.parameters()).param_groups
         for p in group["params"]
     }
     assert len(decay) == len(list(model.parameters()))
@@ -149,3 +149,54 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_the_weights_as_they_wer
         learner.step(replace(batch, advantage_N=advantage_N))
     for name, weight in learner.weights().items():
         assert np.array_equal(weight, before[name]), name
+
+
+def test_steps_of_a_small_rate_are_not_lost_to_a_low_precision(save_model, batch):
+    """lr 1e-5 moves no bf16 weight of size .3 by itself; the masters add the steps up."""
+    folder = save_model("llama", dtype=torch.bfloat16)
+    learner = learner_of(folder, settings=AdamW(lr=1e-5, warmup_steps=0, max_grad_norm=1e9))
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    learner.step(batch)
+    moved_once = sum(int((a != b).sum()) for a, b in zip(before, learner.model.parameters(), strict=True))
+    for _ in range(60):
+        learner.step(batch)
+    moved = sum(int((a != b).sum()) for a, b in zip(before, learner.model.parameters(), strict=True))
+    total = sum(p.numel() for p in before)
+    assert moved_once < 0.2 * total
+    assert moved > 0.5 * total
+    assert {p.dtype for p in learner.model.parameters()} == {torch.bfloat16}
+
+
+def test_a_bf16_gradient_does_not_depend_on_the_micro_batch(save_model, batch):
+    folder = save_model("llama", dtype=torch.bfloat16)
+    norms = [learner_of(folder, micro_batch=micro).step(batch).grad_norm for micro in (64, 3)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.02)
+
+
+def test_the_divergence_from_the_base_model_is_recorded_and_held_down(llama_folder, batch):
+    settings = AdamW(lr=3e-3, warmup_steps=0, max_grad_norm=1e9)
+
+    def run(coefficient):
+        base = load_model(llama_folder).requires_grad_(False)
+        kl = Kl(coefficient=coefficient)
+        learner = Learner(load_model(llama_folder), Cispo(), settings, 0.8, True, 64, kl, base)
+        return [learner.step(batch).kl for _ in range(6)]
+
+    free, held = run(0.0), run(10.0)
+    assert free[0] == pytest.approx(0, abs=1e-6)  # the base model itself
+    assert free[-1] > 0.01
+    assert held[-1] < 0.5 * free[-1]
+    assert np.isnan(learner_of(llama_folder).step(batch).kl)
+
+
+def test_activation_checkpointing_changes_no_gradient(llama_folder, batch):
+    expected = gradient_of_step(learner_of(llama_folder), batch)
+    learner = learner_of(llama_folder)
+    checkpoint_activations(learner.model)
+    calls = []
+    first = dict(learner.model.named_modules())["model.layers.0.self_attn"]
+    first.register_forward_hook(lambda *_: calls.append(1))
+    found = gradient_of_step(learner, batch)
+    assert len(calls) == 2  # once more in the backward pass
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)

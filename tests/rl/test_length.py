@@ -1,15 +1,19 @@
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from scalerl.errors import InputError
-from scalerl.rl.length import ForcedInterruption, LengthRule, NoInterruption
+from scalerl.rl.length import ForcedInterruption, LengthPenalty, LengthRule, Marker, NoLengthControl
 from scalerl.rl.model import load_tokenizer
+from scalerl.rl.pipeline import make_group
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
 from scalerl.rl.types import Reward
 from scalerl.rl.verify import Verifier
 
 END, CLOSE, UP, DIGIT = (VOCABULARY.index(word) for word in ("<eos>", "</think>", "!", "0"))
 PHRASE = (UP, UP, CLOSE)
+MARKER = Marker((CLOSE,))
 
 
 def follow(rule, tokens, interrupt_at):
@@ -26,7 +30,7 @@ def follow(rule, tokens, interrupt_at):
             return out, inserted, bool(truncated[0])
 
 
-RULE = LengthRule(6, 3, CLOSE, PHRASE, (3, 6))
+RULE = LengthRule(6, 3, MARKER, PHRASE, (3, 6))
 
 
 def test_thinking_is_interrupted_at_its_length_and_the_answer_follows_the_phrase():
@@ -71,7 +75,7 @@ def test_the_longest_completion_fits_the_rows():
 
 
 def test_without_length_control_thinking_and_answer_share_one_budget():
-    rule = LengthRule(6, 3, CLOSE)
+    rule = LengthRule(6, 3, MARKER)
     assert rule.max_tokens == 9
     for thought in (0, 2, 8, 9):  # wherever the thinking ends, if it ends
         tokens = [DIGIT] * thought + [CLOSE] + [DIGIT] * 9
@@ -81,7 +85,7 @@ def test_without_length_control_thinking_and_answer_share_one_budget():
 
 
 def test_interruption_lengths_are_uniform_from_low_to_high_inclusive():
-    rule = LengthRule(12, 4, CLOSE, PHRASE, (10, 12))
+    rule = LengthRule(12, 4, MARKER, PHRASE, (10, 12))
     drawn = [rule.draw(u) for u in (np.arange(300) + 0.5) / 300]
     assert np.unique(drawn, return_counts=True)[0].tolist() == [10, 11, 12]
     assert np.unique(drawn, return_counts=True)[1].tolist() == [100, 100, 100]
@@ -89,7 +93,7 @@ def test_interruption_lengths_are_uniform_from_low_to_high_inclusive():
 
 
 def test_a_generator_interrupts_as_the_rule_says(save_model, make_generator, uneven_prompts):
-    rule = LengthRule(9, 4, CLOSE, PHRASE, (5, 9))
+    rule = LengthRule(9, 4, MARKER, PHRASE, (5, 9))
     generator = make_generator(save_model("llama", seed=3), rows=8, length=rule)
     for prompt in uneven_prompts:
         generator.submit(prompt, 0, 50)
@@ -128,11 +132,69 @@ def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_
 def test_the_rule_finds_its_tokens_or_says_what_is_wrong(llama_folder):
     tokenizer = load_tokenizer(llama_folder)
     choice = ForcedInterruption(low=2, high=6, phrase="! ! </think>")
-    assert LengthRule.resolve(choice, tokenizer, 6, 3, "</think>") == LengthRule(6, 3, CLOSE, PHRASE, (2, 6))
-    assert LengthRule.resolve(NoInterruption(), tokenizer, 6, 3, "</think>") == LengthRule(6, 3, CLOSE)
+    assert LengthRule.resolve(choice, tokenizer, 6, 3, "</think>") == LengthRule(6, 3, MARKER, PHRASE, (2, 6))
+    assert LengthRule.resolve(NoLengthControl(), tokenizer, 6, 3, "</think>") == LengthRule(6, 3, MARKER)
     with pytest.raises(InputError, match=r"length.phrase: must end with '</think>'"):
         LengthRule.resolve(ForcedInterruption(low=2, high=6, phrase="! 3"), tokenizer, 6, 3, "</think>")
     with pytest.raises(InputError, match=r"length.high: 7 exceeds context.thinking \(6\)"):
         LengthRule.resolve(ForcedInterruption(low=2, high=7, phrase="</think>"), tokenizer, 6, 3, "</think>")
-    with pytest.raises(InputError, match="is 2 tokens to this tokenizer; it must be one"):
-        LengthRule.resolve(NoInterruption(), tokenizer, 6, 3, "! !")
+    with pytest.raises(InputError, match="end_of_thinking: this tokenizer cannot write '</done>'"):
+        LengthRule.resolve(NoLengthControl(), tokenizer, 6, 3, "</done>")
+
+
+def test_the_length_penalty_by_hand():
+    # From 14 - 2 = 12 tokens on, half at 13, all of it from 14 on; a wrong answer pays nothing.
+    rule = LengthPenalty(max_length=14, cache=2)
+    assert [rule.penalty(n, True) for n in (1, 12, 13, 14, 20)] == [0, 0, -0.5, -1, -1]
+    assert rule.penalty(20, False) == 0
+
+
+def test_the_penalty_is_taken_from_the_reward_and_not_from_what_is_correct(make_rollout):
+    rollouts = [make_rollout(3), make_rollout(13)]
+    group = make_group(rollouts, [Reward(1.0, True)] * 2, LengthPenalty(max_length=14, cache=2))
+    assert group.reward_G.tolist() == [1.0, 0.5]
+    assert group.correct_G.all()
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    """A byte-level BPE that writes `</think>` in several tokens, the last of which may be merged onwards."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(["a</think>\n\nb"] * 9 + ["think of >\n\n then </ and k>"] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe):
+    rule = LengthRule.resolve(NoLengthControl(), bpe, 40, 3, "</think>")
+    assert len(rule.end_of_thinking.tokens) > 1
+    for text in ("a b</think> 4", "a b</think>\n\n4", "k></think>4"):
+        closed = []
+        state = rule.state(1)
+        state.start(0, 99)
+        tokens = bpe(text)["input_ids"]
+        for token in tokens:
+            state.advance(np.array([token]), -2)
+            closed.append(not state._thinking_R[0])
+        first = closed.index(True)
+        assert "</think>" in bpe.decode(tokens[: first + 1])
+        assert "</think>" not in bpe.decode(tokens[:first])
+        assert all(closed[first:])
+
+
+def test_a_phrase_of_several_tokens_ends_the_thinking(bpe):
+    choice = ForcedInterruption(low=4, high=4, phrase="Time is up. </think>")
+    rule = LengthRule.resolve(choice, bpe, 6, 2, "</think>")
+    state = rule.state(1)
+    state.start(0, 4)
+    letter, out = bpe("a")["input_ids"][0], []
+    while True:
+        forced = int(state.forced_token()[0])
+        out.append(forced if forced >= 0 else letter)
+        done, truncated = state.advance(np.array(out[-1:]), -2)
+        if done[0]:
+            break
+    assert bpe.decode(out) == "aaaaTime is up. </think>aa"
+    assert truncated[0]

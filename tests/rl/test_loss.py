@@ -3,7 +3,18 @@ import math
 import pytest
 import torch
 
-from scalerl.rl.loss import Cispo
+from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+
+
+def losses(loss, ratio_NT, advantages, sampled_NT=None):
+    """Values, clips and the gradient by the log-probabilities, at given ratios to a behaviour of .1."""
+    behaviour_NT = torch.full_like(ratio_NT, 0.1).log()
+    logp_NT = (behaviour_NT + ratio_NT.log()).requires_grad_()
+    sampled_NT = torch.ones_like(ratio_NT) > 0 if sampled_NT is None else sampled_NT
+    advantage_N = torch.tensor(advantages, dtype=torch.float64)
+    value_NT, clipped_NT = loss(logp_NT, behaviour_NT, advantage_N, sampled_NT)
+    (gradient_NT,) = torch.autograd.grad(value_NT.sum(), logp_NT)
+    return value_NT.detach(), clipped_NT, gradient_NT
 
 
 def test_cispo_by_hand():
@@ -12,7 +23,8 @@ def test_cispo_by_hand():
     logp_NT = torch.tensor([[0.4, 0.9], [0.3, 0.8]], dtype=torch.float64).log()
     behaviour_NT = torch.tensor([[0.2, 0.1], [0.6, 0.2]], dtype=torch.float64).log()
     advantage_N = torch.tensor([2.0, -0.5], dtype=torch.float64)
-    loss_NT = Cispo(max_ratio=2.0)(logp_NT, behaviour_NT, advantage_N)
+    loss_NT, clipped_NT = Cispo(max_ratio=2.0)(logp_NT, behaviour_NT, advantage_N, torch.ones(2, 2) > 0)
+    assert clipped_NT.tolist() == [[False, True], [False, True]]
     expected = [
         [-2 * 2 * math.log(0.4), -2 * 2 * math.log(0.9)],
         [0.5 * 0.5 * math.log(0.3), 2 * 0.5 * math.log(0.8)],
@@ -26,16 +38,96 @@ def test_a_capped_token_keeps_its_gradient():
     # d loss / d logp = -min(rho, cap) * A: at rho = 9 and cap 5 it is -5 A, where a clipped surrogate has 0.
     logp_NT = torch.tensor([[0.9, 0.5]], dtype=torch.float64).log().requires_grad_()
     behaviour_NT = torch.tensor([[0.1, 0.25]], dtype=torch.float64).log()
-    Cispo(max_ratio=5.0)(logp_NT, behaviour_NT, torch.tensor([1.5], dtype=torch.float64)).sum().backward()
+    advantage_N = torch.tensor([1.5], dtype=torch.float64)
+    Cispo(max_ratio=5.0)(logp_NT, behaviour_NT, advantage_N, torch.ones(1, 2) > 0).value_NT.sum().backward()
     torch.testing.assert_close(logp_NT.grad, torch.tensor([[-5 * 1.5, -2 * 1.5]], dtype=torch.float64))
 
 
 def test_the_cap_is_on_the_ratio_itself():
-    ratio = torch.tensor([0.0, 4.9, 5.0, 5.1, 6.0])
-    assert Cispo(max_ratio=5.0).clipped(ratio).tolist() == [False, False, False, True, True]
+    ratio_NT = torch.tensor([[1e-9, 4.9, 5.0, 5.1, 6.0]], dtype=torch.float64)
+    clipped_NT = losses(Cispo(max_ratio=5.0), ratio_NT, [1.0])[1]
+    assert clipped_NT.tolist() == [[False, False, False, True, True]]
 
 
 @pytest.mark.parametrize("max_ratio", [0.0, -1.0, math.nan])
 def test_a_cap_that_is_not_positive_is_refused(max_ratio):
     with pytest.raises(ValueError, match="cap on the ratio itself"):
         Cispo(max_ratio=max_ratio)
+
+
+@pytest.mark.parametrize(("loss", "high"), [(Grpo(), 1.2), (Dapo(), 1.26)])
+def test_the_clipped_surrogate_by_hand(loss, high):
+    # With A = 2 only the upper bound takes the gradient, with A = -3 only the lower one, .8.
+    ratio_NT = torch.tensor([[0.5, 1.0, 1.1, 1.5]] * 2, dtype=torch.float64)
+    value_NT, clipped_NT, gradient_NT = losses(loss, ratio_NT, [2.0, -3.0])
+    expected = [[-1.0, -2.0, -2.2, -2 * high], [2.4, 3.0, 3.3, 4.5]]
+    torch.testing.assert_close(value_NT, torch.tensor(expected, dtype=torch.float64))
+    assert clipped_NT.tolist() == [[False, False, False, True], [True, False, False, False]]
+    # d(rho A) / d logp = rho A where the token is free.
+    expected = [[-1.0, -2.0, -2.2, 0.0], [0.0, 3.0, 3.3, 4.5]]
+    torch.testing.assert_close(gradient_NT, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_dapos_upper_bound_lets_through_what_grpos_clips():
+    ratio_NT = torch.tensor([[1.25]], dtype=torch.float64)
+    assert losses(Grpo(), ratio_NT, [1.0])[1].item()
+    assert not losses(Dapo(), ratio_NT, [1.0])[1].item()
+
+
+def test_gspo_by_hand():
+    # Three tokens of which the last was inserted: s = sqrt(1.21 * 0.81) = .99, inside [.9, 1.1], on both.
+    ratio_NT = torch.tensor([[1.21, 0.81, 1.0]], dtype=torch.float64)
+    sampled_NT = torch.tensor([[True, True, False]])
+    wide = Gspo(min_ratio=0.9, max_ratio=1.1)
+    value_NT, clipped_NT, gradient_NT = losses(wide, ratio_NT, [2.0], sampled_NT)
+    torch.testing.assert_close(value_NT[:, :2], torch.full((1, 2), -1.98, dtype=torch.float64))
+    assert not clipped_NT.any()
+    # Each of three values is -2 s, and d s / d logp_t = s / 2 for the two sampled tokens.
+    expected = torch.tensor([[-2.97, -2.97, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(gradient_NT, expected)
+    # Without normalisation by length s is the product, .9801; beyond a bound that A pushes to, no gradient.
+    product = Gspo(min_ratio=0.99, max_ratio=1.1, length_normalised=False)
+    value_NT, clipped_NT, gradient_NT = losses(product, ratio_NT, [-1.0], sampled_NT)
+    torch.testing.assert_close(value_NT[:, :2], torch.full((1, 2), 0.99, dtype=torch.float64))
+    assert clipped_NT.all()
+    assert not gradient_NT.any()
+
+
+def test_reinforce_weighs_a_completion_by_the_product_of_its_ratios():
+    # 1.5 * 2 = 3 is capped at 2.5; .5 * 2 = 1 is free. What was inserted counts for nothing.
+    ratio_NT = torch.tensor([[1.5, 2.0, 9.0], [0.5, 2.0, 1.0]], dtype=torch.float64)
+    sampled_NT = torch.tensor([[True, True, False], [True, True, False]])
+    _, clipped_NT, gradient_NT = losses(Reinforce(max_ratio=2.5), ratio_NT, [2.0, -3.0], sampled_NT)
+    expected = torch.tensor([[-5.0, -5.0], [3.0, 3.0]], dtype=torch.float64)
+    torch.testing.assert_close(gradient_NT[:, :2], expected)
+    assert clipped_NT[:, 0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("loss", [Cispo(), Reinforce(), Grpo(), Dapo(), Gspo()], ids=lambda loss: loss.kind)
+def test_on_policy_every_loss_has_the_policy_gradient(loss):
+    # At a ratio of 1 the gradient is -A by each token; GSPO's mean ratio shares it out over the completion.
+    _, clipped_NT, gradient_NT = losses(loss, torch.ones(2, 3, dtype=torch.float64), [2.0, -1.0])
+    expected = torch.tensor([[-2.0] * 3, [1.0] * 3], dtype=torch.float64)
+    torch.testing.assert_close(gradient_NT, expected)
+    assert not clipped_NT.any()
+
+
+def test_bounds_are_refused_where_they_look_like_offsets():
+    with pytest.raises(ValueError, match="cap on the ratio itself"):
+        Grpo(max_ratio=0.2)
+    with pytest.raises(ValueError, match="it bounds the ratio itself"):
+        Dapo(min_ratio=1.2)
+    with pytest.raises(ValueError, match="cap on the ratio itself"):
+        Gspo(min_ratio=0.9, max_ratio=5e-3)
+
+
+def test_the_divergence_by_hand():
+    logp_NT = torch.tensor([[0.5, 0.2]], dtype=torch.float64).log().requires_grad_()
+    base_NT = torch.tensor([[0.25, 0.2]], dtype=torch.float64).log()
+    d = math.log(0.5)  # log(.25 / .5)
+    penalty_NT = Kl(coefficient=0.1)(logp_NT, base_NT)
+    torch.testing.assert_close(penalty_NT, torch.tensor([[0.5 - d - 1, 0.0]], dtype=torch.float64))
+    (gradient_NT,) = torch.autograd.grad(penalty_NT.sum(), logp_NT)
+    torch.testing.assert_close(gradient_NT, torch.tensor([[1 - 0.5, 0.0]], dtype=torch.float64))
+    penalty_NT = Kl(coefficient=0.1, estimator="k2")(logp_NT, base_NT)
+    torch.testing.assert_close(penalty_NT, torch.tensor([[d * d / 2, 0.0]], dtype=torch.float64))

@@ -10,7 +10,7 @@ from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.pipeline import run_pipeline
 from scalerl.rl.pool import NoPositiveResampling, PromptPool
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.setup import load_generator, load_learner
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
@@ -53,8 +53,8 @@ class Watched:
         return groups
 
     def update(self, weights, version):
-        self.installed += 1
-        assert version == self.installed
+        assert version > self.installed
+        self.installed = version
         self.generator.update(weights, version)
 
 
@@ -105,6 +105,24 @@ def test_no_token_is_older_than_k_versions(recipe, k):
     lengths = [len(r.token_T) for step in steps for group in step.groups for r in group.rollouts]
     assert max(lengths) > 10 * min(lengths)
     assert max(generator.tickets) == (k + 1) * P
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_off_policy_trains_k_batches_of_one_version(recipe, k):
+    steps, generator, _ = run(replace(recipe, schedule=OffPolicy(k=k)), 12)
+    for step in steps:
+        versions = {int(v) for g in step.groups for r in g.rollouts for v in r.version_T}
+        start_of_phase = (step.index - 1) // k * k
+        assert versions == {start_of_phase}  # so that ages go 0, 1, ... k - 1
+    assert generator.installed == 12
+    assert max(generator.tickets) == k * P
+
+
+def test_on_policy_is_one_run_whichever_schedule_names_it(recipe):
+    steps, _, learner = run(replace(recipe, schedule=PipelineRL(k=0)), 6)
+    others, _, other = run(replace(recipe, schedule=OffPolicy(k=1)), 6)
+    assert weight_bytes(learner.weights()) == weight_bytes(other.weights())
+    assert [s.batch.token_NT.tolist() for s in steps] == [s.batch.token_NT.tolist() for s in others]
 
 
 def test_completions_in_flight_meet_several_versions(recipe):

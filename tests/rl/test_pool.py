@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.rl.pool import NoPositiveResampling, PromptPool
+from scalerl.rl.pool import History, NoPositiveResampling, PromptPool, Uniform
 from scalerl.rl.types import Group, Prompt
 
 PROMPTS = [Prompt(f"p/1/{i}", str(i), "0") for i in range(6)]
@@ -90,6 +90,24 @@ def test_the_threshold_is_met_exactly_at_whole_fractions():
     for percent in range(1, 101):
         rule = NoPositiveResampling(threshold=percent / 100)
         for hundreds in (1, 3, 7):
-            assert rule.retires(percent * hundreds, 100 * hundreds)
-            assert not rule.retires(percent * hundreds - 1, 100 * hundreds)
-    assert not NoPositiveResampling().retires(0, 0)
+            assert rule.retires(History(percent * hundreds, 100 * hundreds))
+            assert not rule.retires(History(percent * hundreds - 1, 100 * hundreds))
+    assert not NoPositiveResampling().retires(History())
+
+
+def test_the_history_that_counts_is_all_of_it_or_the_latest_group(verified):
+    rules = {name: NoPositiveResampling(history=name) for name in ("all", "latest")}
+    pools = {name: PromptPool(PROMPTS, rule, 0) for name, rule in rules.items()}
+    for pool in pools.values():
+        pool.record(verified("p/0", 0, 4))
+        pool.record(verified("p/0", 4, 4))  # 4 of 8 in all, 4 of 4 in the latest
+    assert pools["all"].left == len(PROMPTS)
+    assert pools["latest"].left == len(PROMPTS) - 1
+
+
+def test_without_a_curriculum_prompts_come_in_every_pass(verified):
+    pool = PromptPool(PROMPTS, Uniform(), 0)
+    for prompt in PROMPTS:
+        pool.record(verified(prompt.id, 4, 4))
+    assert pool.left == len(PROMPTS)
+    assert pool.draw() is not None

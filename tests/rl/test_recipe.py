@@ -4,7 +4,9 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, NoInterruption
+from scalerl.rl.length import ForcedInterruption, NoLengthControl
+from scalerl.rl.loss import Dapo
+from scalerl.rl.pool import NoPositiveResampling
 from scalerl.rl.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain
 
@@ -52,9 +54,9 @@ def test_the_defaults_are_the_papers():
     assert isinstance(recipe.length, ForcedInterruption)
     assert (recipe.length.low, recipe.length.high) == (10 * 1024, 12 * 1024)
     assert recipe.context.prompt + recipe.context.thinking + recipe.context.answer == 16384
-    assert recipe.fp32_logits
+    assert recipe.fp32_logits == "both"
     assert recipe.zero_variance == "drop"
-    assert recipe.curriculum.threshold == 0.9
+    assert recipe.curriculum == NoPositiveResampling()
 
 
 def test_variants_are_chosen_by_kind(write):
@@ -64,7 +66,7 @@ def test_variants_are_chosen_by_kind(write):
             'model = "tiny"\ntask = {kind = "chain"}\n',
         )
     )
-    assert recipe.length == NoInterruption()
+    assert recipe.length == NoLengthControl()
     assert recipe.budget == FlopsBudget(1e15)
 
 
@@ -86,7 +88,7 @@ def test_overrides_come_last_and_reach_nested_keys(write):
     ]
     recipe = load_recipe(write("[loss]\nmax_ratio = 4.0\n"), overrides)
     assert (recipe.loss.max_ratio, recipe.seed, recipe.name) == (8.0, 3, "mine")
-    assert recipe.length == NoInterruption()
+    assert recipe.length == NoLengthControl()
     assert recipe.optimiser.betas == (0.8, 0.9)
 
 
@@ -102,9 +104,16 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ("[optimizer]\nlr = 1\n", r"unknown key 'optimizer'; did you mean 'optimiser'\?"),
         ("zzzz = 1\n", "unknown key 'zzzz'; the keys here are model, task, budget"),
         ('[length]\nkind = "none"\nlow = 4\n', r"unknown key 'length.low'"),  # a key of the other variant
-        ("[length]\nlow = 4\n", "missing key 'length.kind'"),
-        ('[length]\nkind = "penalty"\n', "length: found .*penalty.*expected 'forced_interruption', 'none'"),
-        ('[loss]\nkind = "gspo"\n', "loss.kind: found 'gspo', expected 'cispo'"),
+        ("[length]\nhigh = 4\n", "length: low and high must satisfy"),  # of the default kind
+        (
+            '[length]\nkind = "penalty"\n',
+            "length: found .*penalty.*expected 'forced_interruption', 'length_penalty', 'none'",
+        ),
+        (
+            '[loss]\nkind = "ppo"\n',
+            "loss: found .*'ppo'.*expected 'cispo', 'dapo', 'grpo', 'gspo', 'reinforce'",
+        ),
+        ('[loss]\nkind = "dapo"\nlength_normalised = true\n', "unknown key 'loss.length_normalised'"),
         ('[length]\nkind = ["none"]\n', "length"),
         ('zero_variance = "dropped"\n', "zero_variance: found 'dropped', expected 'drop' or 'keep'"),
         ("temperature = 0\n", "temperature must be positive"),
@@ -201,3 +210,18 @@ def test_values_that_only_a_run_would_trip_over_are_refused(override, complaint)
         load_recipe("demo", [override])
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_recipe_of_a_run_folder_is_run_again(write, tmp_path):
+    recipe = load_recipe(write('[loss]\nkind = "dapo"\nmax_ratio = 1.3\n'))
+    (tmp_path / "run").mkdir()
+    config = tmp_path / "run" / "config.json"
+    config.write_text(json.dumps({"name": "x", "recipe": recipe.to_dict()}))
+    assert load_recipe(tmp_path / "run") == recipe
+    assert load_recipe(tmp_path / "run", ["seed=7", "loss.min_ratio=0.7"]).loss == Dapo(
+        min_ratio=0.7, max_ratio=1.3
+    )
+    for text in ("{", "[]", "{}", '{"recipe": 3}'):
+        config.write_text(text)
+        with pytest.raises(InputError, match="config.json: holds no recipe"):
+            load_recipe(tmp_path / "run")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.length import LengthRule
+from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.model import load_model
 from scalerl.rl.random import stream_key, uniform
 from scalerl.rl.tasks.chain import VOCABULARY
@@ -93,7 +93,7 @@ def test_groups_come_back_in_order_of_admission(llama_folder, make_generator, un
 def test_sampled_frequencies_follow_the_model(save_model, make_generator, uneven_prompts):
     folder, n, temperature = save_model("llama", seed=1), 4000, 0.7
     marker = VOCABULARY.index("</think>")
-    one_token = LengthRule(1, 1, marker, (marker,), (1, 1))
+    one_token = LengthRule(1, 1, Marker((marker,)), (marker,), (1, 1))
     prompt = uneven_prompts[2]
     generator = make_generator(folder, rows=500, temperature=temperature, length=one_token)
     generator.submit(prompt, 0, n)

@@ -339,11 +339,13 @@ def test_a_failed_verification_leaves_the_loss_as_a_truncated_completion_does(ma
     group = Group.of(rollouts, failed)
     assert group.failed == {3: "timeout"}
     assert group.correct_G.tolist() == [True, False, False, False]
-    batches = [make_batch([g], BatchStd(), PromptAverage()) for g in (group, Group.of(cut, rewards))]
+    batches = [make_batch([g], BatchStd(), PromptAverage(), 100) for g in (group, Group.of(cut, rewards))]
     assert [len(batch) for batch in batches] == [3, 3]
     assert np.array_equal(batches[0].weight_NT, batches[1].weight_NT)
     assert np.array_equal(batches[0].advantage_N, batches[1].advantage_N)
-    assert make_batch([group], BatchStd(), PromptAverage()).advantage_N.sum() == pytest.approx(0)
+    assert batches[0].advantage_N.sum() == pytest.approx(0)
+    # It has no verdict, so that it leaves where truncated completions are kept, too.
+    assert len(make_batch([group], BatchStd(), PromptAverage(), 100, keep_truncated=True)) == 3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from scalerl.errors import InputError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
+    from scalerl.record import RunRecord
 
 STANDARD_INPUT = "-"
 
@@ -38,8 +40,17 @@ def _r0(text: str) -> float | str:
     return text if text == "free" else share(text)
 
 
-def read_points(path: str | Path, x: str | None, y: str, price: float | None) -> Points:
-    """The evaluations of RUN or FILE.
+@dataclass(frozen=True)
+class Data:
+    """One RUN or FILE, read: `record` is that of a run folder, None of a table."""
+
+    path: str
+    points: Points
+    record: RunRecord | None
+
+
+def read_data(path: str | Path, x: str | None, y: str, price: float | None) -> Data:
+    """The evaluations of RUN or FILE, and the record that they are from.
 
     Args:
         path: a run folder, a CSV or JSONL file, or `-` for standard input.
@@ -59,13 +70,14 @@ def read_points(path: str | Path, x: str | None, y: str, price: float | None) ->
     from scalerl.record import RunRecord
 
     if str(path) == STANDARD_INPUT:
-        return parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
+        points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
+        return Data(str(path), points, None)
     if not _is_folder(path):
-        return read_table(path, x or "gpu_hours", y, price)
+        return Data(str(path), read_table(path, x or "gpu_hours", y, price), None)
     if y != "pass_rate":
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     record = RunRecord.read(path)
-    return Points.from_record(record, x or record.default_axis, price)
+    return Data(str(path), Points.from_record(record, x or record.default_axis, price), record)
 
 
 def _is_folder(path: str | Path) -> bool:
@@ -75,9 +87,7 @@ def _is_folder(path: str | Path) -> bool:
         raise InputError(f"{path}: {error.strerror or error}") from error
 
 
-def read_siblings(
-    paths: Sequence[str], own: str, axis: str, y: str, price: float | None, **options: Any
-) -> list[Fit]:
+def read_siblings(paths: Sequence[str], own: Data, y: str, price: float | None, **options: Any) -> list[Fit]:
     """Fits of sibling runs, to learn a prior from: of the same evaluation prompts, as far as is on record.
 
     `options` are those with which the run itself is fitted: B and A mean something else for a curve that
@@ -91,15 +101,13 @@ def read_siblings(
     from scalerl.curve import fit
     from scalerl.curve.campaign import check_siblings
     from scalerl.errors import CannotAnswerError
-    from scalerl.record import RunRecord
 
-    check_siblings(
-        [RunRecord.read(path) for path in (own, *paths) if path != STANDARD_INPUT and _is_folder(path)]
-    )
+    siblings = [read_data(path, own.points.axis, y, price) for path in paths]
+    check_siblings([data.record for data in (own, *siblings) if data.record is not None])
     fits = []
-    for path in paths:
+    for sibling in siblings:
         try:
-            fits.append(fit(read_points(path, axis, y, price), **options))
+            fits.append(fit(sibling.points, **options))
         except CannotAnswerError as error:
             print_warnings([f"left out of the siblings: {error}"])
     return fits

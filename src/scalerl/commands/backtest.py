@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import STANDARD_INPUT, add_data_arguments, read_points
+from scalerl.commands._data import add_data_arguments, read_data
 from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
 
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest
+    from scalerl.record import RunRecord
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -38,20 +38,20 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve.backtest import backtest
     from scalerl.jsonl import dumps
 
-    points = [read_points(path, args.x, args.y, args.price) for path in args.runs_or_files]
+    runs = [read_data(path, args.x, args.y, args.price) for path in args.runs_or_files]
     test = backtest(
-        points,
+        [run.points for run in runs],
         fractions=args.at,
         level=args.level,
         r0=args.r0,
         min_compute=args.min_compute or 0.0,
         watch=_progress if sys.stderr.isatty() else None,
     )
-    frozen = _frozen(args.runs_or_files, test)
+    frozen = _frozen([run.record for run in runs if run.record is not None], test)
     if args.json:
         print(dumps({**test.to_json(), "frozen": frozen}, indent=2))
     else:
-        print_warnings(warning for run in points for warning in run.warnings)
+        print_warnings(warning for run in runs for warning in run.points.warnings)
         print(test)
         if frozen:
             print(
@@ -61,17 +61,15 @@ def run(args: argparse.Namespace) -> None:
     _check_answered(test)
 
 
-def _frozen(paths: list[str], test: Backtest) -> dict[str, Any] | None:
+def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
     """What became of the forecasts that the runs tested have on record, each run once; None without any."""
     import numpy as np
 
-    from scalerl.record import RunRecord
     from scalerl.report import frozen_forecasts, judge
 
     errors, inside = [], 0
-    for folder in dict.fromkeys(Path(path) for path in paths if path != STANDARD_INPUT):
-        record = RunRecord.read(folder) if folder.is_dir() else None
-        if record is None or str(record.evals_file) not in test.sources:
+    for record in {record.path: record for record in records}.values():
+        if str(record.evals_file) not in test.sources:
             continue
         for forecast in frozen_forecasts(record):
             outcome = judge(record, forecast)

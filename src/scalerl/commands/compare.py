@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, read_points
+from scalerl.commands._data import add_data_arguments, read_data
 from scalerl.commands._text import positive, print_rows, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.curve.paired import PairedPrompts
-    from scalerl.curve.paper import PaperComparison
+    from scalerl.curve.paper import PaperComparison, PaperFit
     from scalerl.record import RunRecord
 
 
@@ -89,7 +89,11 @@ def run(args: argparse.Namespace) -> None:
     recipes = _by_recipe([_read(path, args) for path in args.runs], named)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
     result = compare(fits, base=args.base, budget=args.budget, target=args.target, level=args.level)
-    beside = [_beside(recipes[pair.base], recipes[pair.recipe], args.price) for pair in result.pairs]
+    paper = {name: _paper(runs) for name, runs in recipes.items()}
+    beside = [
+        _beside(recipes[p.base], recipes[p.recipe], (paper[p.base], paper[p.recipe]), args.price)
+        for p in result.pairs
+    ]
     if args.json:
         data = result.to_json()
         data["sources"] = {name: [run.path for run in runs] for name, runs in recipes.items()}
@@ -106,31 +110,46 @@ def run(args: argparse.Namespace) -> None:
 
 def _read(path: str, args: argparse.Namespace) -> _Run:
     from scalerl.curve import fit
-    from scalerl.record import RunRecord
 
-    points = read_points(path, args.x, args.y, args.price)
-    record = RunRecord.read(path) if Path(path).is_dir() else None
+    data = read_data(path, args.x, args.y, args.price)
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
-    return _Run(path, fit(points, **start, level=args.level), record)
+    return _Run(path, fit(data.points, **start, level=args.level), data.record)
 
 
-def _beside(base: list[_Run], recipe: list[_Run], price: float | None) -> _Beside:
+def _paper(runs: list[_Run]) -> PaperFit | str:
+    """The paper's fit of the first run of a recipe, or why it has none."""
+    from scalerl.curve.paper import paper_fit_of
+
+    unfit = [run.path for run in runs if run.fit.misfit]
+    if unfit:  # its ceilings are as little worth as those withheld
+        return f"no saturating curve describes {unfit[0]}"
+    try:
+        return paper_fit_of(runs[0].fit)
+    except (InputError, CannotAnswerError) as error:
+        return str(error)
+
+
+def _beside(
+    base: list[_Run], recipe: list[_Run], paper: Sequence[PaperFit | str], price: float | None
+) -> _Beside:
     """Common prompts, where all runs of both recipes are folders; the paper's rule, on the first of each."""
     from scalerl.curve.paired import paired_prompts
-    from scalerl.curve.paper import paper_compare, paper_fit
 
     sides = [[run.record for run in runs if run.record is not None] for runs in (base, recipe)]
     whole = len(sides[0]) == len(base) and len(sides[1]) == len(recipe)
     prompts = paired_prompts(sides[0], sides[1], base[0].fit.axis, price) if whole else None
-    fits = base[0].fit, recipe[0].fit
-    unfit = [run.path for run in (*base, *recipe) if run.fit.misfit]
+    return _Beside(prompts, _rule(*paper))
+
+
+def _rule(base: PaperFit | str, recipe: PaperFit | str) -> PaperComparison | str:
+    from scalerl.curve.paper import paper_compare
+
+    if isinstance(base, str) or isinstance(recipe, str):
+        return f"nothing: {base if isinstance(base, str) else recipe}"
     try:
-        if unfit:  # its ceilings are as little worth as those withheld
-            raise CannotAnswerError(f"no saturating curve describes {unfit[0]}")
-        paper = paper_compare(*(paper_fit(fit.points, fit.r0_value) for fit in fits))
+        return paper_compare(base, recipe)
     except (InputError, CannotAnswerError) as error:
-        paper = f"nothing: {error}"
-    return _Beside(prompts, paper)
+        return f"nothing: {error}"
 
 
 def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, list[_Run]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, read_points, read_siblings
+from scalerl.commands._data import add_data_arguments, read_data, read_siblings
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
 
@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    points = read_points(args.run_or_file, args.x, args.y, args.price)
+    data = read_data(args.run_or_file, args.x, args.y, args.price)
+    points = data.points
     if args.paper:
         _paper(args, points)
         return
@@ -56,8 +57,7 @@ def run(args: argparse.Namespace) -> None:
     }
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
-    paths, own = args.prior_from or (), args.run_or_file
-    siblings = read_siblings(paths, own, points.axis, args.y, args.price, **start)
+    siblings = read_siblings(args.prior_from or (), data, args.y, args.price, **start)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
@@ -86,7 +86,9 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     result = paper_fit(points, args.r0, min_compute=args.min_compute)
     at = [{"compute": c, "paper_point": float(result.curve(c))} for c in args.at]
     if args.json:
-        print(dumps({"paper": result.to_json() | {"forecast": at}}))
+        lines = zip(result.points.compute_N.tolist(), result.linearised(result.points).tolist(), strict=True)
+        more = {"forecast": at, "linearised": [{"compute": c, "F": F} for c, F in lines]}
+        print(dumps({"paper": result.to_json() | more}))
         return
     print(result)
     for row in at:
@@ -100,12 +102,12 @@ def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[s
         from scalerl.curve.sensitivity import sensitivity
 
         if args.min_compute:
-            points = points.select((points.compute_N == 0) | (points.compute_N >= args.min_compute))
+            points = points.select(points.kept_from(args.min_compute))
         more["sensitivity"] = sensitivity(points, at=args.at[0] if args.at else args.budget, **options)
     if args.cross_check:
         from scalerl.curve.crosscheck import cross_check
 
-        more["cross_check"] = cross_check(result)
+        more["cross_check"] = cross_check(result, args.at)
     return more
 
 
@@ -178,12 +180,10 @@ def _answers(
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
         rows.append((f"at {amount:g}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
-        chance, again = result.probability(target, budget), result.probability_rerun(target, budget)
-        asked = f"{target:g} at {budget:g}"
-        rows.append((asked, f"{result.verdict(target, budget).upper()}, probability {chance:.2f}"))
-        verdict = result.verdict(target, budget, rerun=True).upper()
-        rows.append((f"{asked}, rerun", f"{verdict}, probability {again:.2f}"))
-        rows.append(("because", result.reasons(target, budget)))
+        asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
+        rows.append((asked, f"{chance.verdict.upper()}, probability {chance.probability:.2f}"))
+        again = f"{chance.verdict_rerun.upper()}, probability {chance.probability_rerun:.2f}"
+        rows += [(f"{asked}, rerun", again), ("because", chance.why)]
     return rows
 
 

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl train`."""
     train = commands.add_parser("train", help="train a recipe into a run folder")
-    train.add_argument("recipe", metavar="RECIPE", help="a TOML file, or the name of a recipe of the package")
+    train.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
+    )
     train.add_argument("-o", "--output", metavar="RUN", type=Path, help="run folder (runs/NAME-seedN)")
     train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key: loss.max_ratio=4"

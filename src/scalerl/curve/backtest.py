@@ -20,10 +20,9 @@ import numpy as np
 from scalerl.curve.backtest_text import as_json, as_text
 from scalerl.curve.baselines import fit_last_value, fit_log_linear, fit_power_law
 from scalerl.curve.fit import fit
-from scalerl.curve.paper import paper_fit
+from scalerl.curve.paper import paper_fit_of
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
-from scalerl.curve.sample import MAX_ROWS
 from scalerl.curve.scores import covered, distance, half_spread, interval_score
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
@@ -37,21 +36,10 @@ OURS = "scalerl"
 PointForecast = Callable[[np.ndarray], np.ndarray]
 
 
-def _paper(result: Fit) -> PointForecast:
-    """The authors' procedure on the points of the fit, which stand in for their exclusion of 1,500 hours.
-
-    Of a long run it is given the rows of the fit's sample, means of consecutive evaluations.
-    """
-    r0, points, sample = result.r0_value, result.points, result.sample
-    if len(points) > MAX_ROWS:
-        source, axis = points.source, points.axis
-        points = Points.from_arrays(np.exp(sample.log_c_N), sample.y_N, source=source, axis=axis)
-    return paper_fit(points, r0 if result.r0_source == "given" else None, min_compute=0.0).curve
-
-
 RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
     "least squares (log-logistic)": lambda result: result.curve,
-    "paper's grid search": _paper,
+    # The fit's points stand in for the authors' exclusion of 1,500 GPU-hours.
+    "paper's grid search": lambda result: paper_fit_of(result, min_compute=0.0).curve,
     "power law": lambda result: fit_power_law(result.points),
     "log-linear": lambda result: fit_log_linear(result.points),
     "last value": lambda result: fit_last_value(result.points),
@@ -272,8 +260,8 @@ def _cut(
 def _later(result: Fit, rest: Points) -> Later:
     """Forecasts of the later evaluations, by the fit and by its rivals."""
     compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
-    forecasts = [result.forecast(float(compute)) for compute in knot_K]
-    asked = [(forecast.mean, *forecast.prediction) for forecast in forecasts]
+    forecasts = [result.evaluation(float(compute)) for compute in knot_K]
+    asked = [(mean, *prediction) for mean, prediction in forecasts]
     mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(asked).T)
     point_M = {OURS: mean_M}
     no_point = {}

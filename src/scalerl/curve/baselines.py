@@ -1,12 +1,10 @@
 """The rivals of a saturating fit: what anybody would forecast with without the paper's curve.
 
-Each is a small curve: called with compute it gives the pass rate, and it has `derivative` and `inverse` like
-`Curve`. They forecast a point and no interval. Shapes: N points.
+Each is called with compute and gives the pass rate. They forecast a point and no interval. Shapes: N points.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,19 +21,10 @@ class LastValue:
     """R(C) = the pass rate at the largest compute: nothing more will come."""
 
     pass_rate: float
-    name: str = "last_value"
 
     def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
         """The same at every compute, shape as given."""
         return np.full(np.shape(compute_N), self.pass_rate)
-
-    def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """0, shape as given."""
-        return np.zeros(np.shape(compute_N))
-
-    def inverse(self, pass_rate: float) -> float:
-        """0 up to the last value, infinite above it."""
-        return 0.0 if pass_rate <= self.pass_rate else math.inf
 
 
 @dataclass(frozen=True)
@@ -45,21 +34,10 @@ class LogLinear:
     a: float
     b: float
     """Gain in pass rate for a factor e of compute."""
-    name: str = "log_linear"
 
     def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
         """a + b log C at every compute, shape as given; it is not kept within [0, 1]."""
         return self.a + self.b * log_compute(np.asarray(compute_N))
-
-    def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """The slope b / C: gain in pass rate per unit of compute, shape as given."""
-        return self.b / np.asarray(compute_N, dtype=float)
-
-    def inverse(self, pass_rate: float) -> float:
-        """exp((R - a) / b); infinite if the line does not rise."""
-        if self.b <= 0:
-            return math.inf
-        return float(np.exp(np.minimum((pass_rate - self.a) / self.b, 700.0)))
 
 
 def fit_last_value(points: Points) -> LastValue:

@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.curve.families import LABELS
 from scalerl.curve.nodes import LOG_B
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import Posterior
+from scalerl.curve.posterior import Posterior, normalised
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
@@ -78,7 +77,6 @@ def _below(z: float) -> float:
 class CampaignPrior:
     """What `n_siblings` other runs say of B and A, for each family. Made by `learn`."""
 
-    axis: str
     n_siblings: int
     families: tuple[FamilyPrior, ...]
     dropped: tuple[str, ...] = ()
@@ -102,8 +100,7 @@ class CampaignPrior:
             prior = by_name[family.name]
             density = prior.log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
             log_weight[mine] += density[:, :, None]
-        log_weight -= log_weight.max()
-        log_weight -= math.log(float(np.exp(log_weight).sum()))
+        log_weight = normalised(log_weight)
         return replace(post, log_weight=log_weight, weight=np.exp(log_weight))
 
     def __str__(self) -> str:
@@ -113,10 +110,6 @@ class CampaignPrior:
             f"campaign ({self.n_siblings} siblings): {LABELS[own.family]} B {math.exp(own.log_b):.3g} x/ "
             f"{math.exp(own.scale):.3g} (t, {self.degrees} degrees), A {own.A:.3f} +- {own.A_sd:.3f}{without}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
 
 
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
@@ -144,7 +137,7 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
         return None, f"no campaign prior: {said} say too little of the spread, {MIN_SIBLINGS} are needed"
     names = [family.name for family in own.posterior.families]
     families = tuple(_family_prior(kept, index, name) for index, name in enumerate(names))
-    prior = CampaignPrior(own.axis, len(kept), families, dropped)
+    prior = CampaignPrior(len(kept), families, dropped)
     return prior, str(prior)
 
 

@@ -10,6 +10,7 @@ Shapes: n paired draws.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ from scalerl.curve.sides import (
     ceiling,
     draw_sides,
     efficiency,
+    given_family,
     log_b,
-    log_compute_to,
+    log_compute_at,
     log_mid,
     pass_rate_at,
 )
@@ -81,7 +83,8 @@ def compare(
         InputError: fewer than two recipes, a recipe without runs, another axis, or an argument out of range.
     """
     base = _checked(recipes, base, budget, target, level)
-    sides = [draw_sides(recipes, base, name, seed_prior) for name in recipes if name != base]
+    given = functools.cache(lambda family: given_family(recipes, seed_prior, family))
+    sides = [draw_sides(recipes, base, name, given) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
     # What is withheld is still asked: leaving it out would correct the others for less.
     p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
@@ -181,7 +184,7 @@ def _differences(
     if budget is not None:
         found["pass_rate"] = _difference(side, pass_rate_at(budget), "difference", level)
     if target is not None:
-        found["compute_to_target"] = _difference(side, log_compute_to(target), "ratio", level)
+        found["compute_to_target"] = _difference(side, log_compute_at(target), "ratio", level)
     return found
 
 

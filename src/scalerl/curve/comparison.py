@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from scalerl.curve.crossing import Crossing
 from scalerl.curve.families import LABELS
+from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import span
 from scalerl.curve.seeds import SeedPrior
 from scalerl.jsonl import plain
 
-Interval = tuple[float, float]
 Verdict = Literal[
     "higher ceiling",
     "lower ceiling",

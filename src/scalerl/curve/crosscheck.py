@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
-from scalerl.curve.least_squares import C_MID_FACTOR, LOG_B_RANGE, least_squares_many
-from scalerl.curve.noise import SD_RANGE, make_noise
+from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
+from scalerl.curve.noise import SD_RANGE, ar1, make_noise
 from scalerl.curve.quadratic import Precision
-from scalerl.curve.quantiles import tails, weighted_quantiles
-from scalerl.curve.result import Fit, Interval, check_level, span
+from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
+from scalerl.curve.result import Fit, check_level, span
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError, InputError
 
@@ -134,7 +134,8 @@ def bootstrap(
     sample = fit.sample
     share_N = fit.curve.family.share(np.asarray(fit.curve.B), sample.log_c_N - math.log(fit.curve.C_mid))
     mean_N = fit.curve.R_0 + (fit.curve.A - fit.curve.R_0) * share_N
-    y_nN = mean_N + fit.noise.sd * _ar1(sample, fit.noise.phi, n, np.random.default_rng(seed))
+    sd = sample.row_sd(fit.noise.sd)
+    y_nN = mean_N + sd * _replicates(sample, fit.noise.phi, n, np.random.default_rng(seed))
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
     curves = [refit.curve for refit in refits]
 
@@ -187,12 +188,9 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
     return Profile(level, float(A_M[best]), (low, high))
 
 
-def _ar1(sample: Sample, phi: float, n: int, rng: np.random.Generator) -> np.ndarray:
+def _replicates(sample: Sample, phi: float, n: int, rng: np.random.Generator) -> np.ndarray:
     """Noise of unit size and correlation phi^gap, replicates averaged; shape (n, N)."""
-    noise_nN = rng.standard_normal((n, len(sample)))
-    for i in range(1, len(sample)):
-        rho = phi ** sample.gap_N[i]
-        noise_nN[:, i] = rho * noise_nN[:, i - 1] + math.sqrt(1 - rho**2) * noise_nN[:, i]
+    noise_nN = ar1(rng.standard_normal((n, len(sample))), phi**sample.gap_N)
     return noise_nN / np.sqrt(sample.weight_N)
 
 
@@ -235,7 +233,7 @@ def _crossing(
 def _profile_rss(sample: Sample, precision: Precision, A_M: np.ndarray) -> np.ndarray:
     """Least RSS over R_0, B and C_mid for every ceiling (M,): a grid over their whole range, then zooms."""
     log_lo, log_hi = sample.log_c_range
-    reach = math.log(C_MID_FACTOR)
+    reach = math.log(SEARCH_REACH)
     log_b = np.linspace(*LOG_B_RANGE, _GRID[0])
     log_mid = np.linspace(log_lo - reach, log_hi + reach, _GRID[1])
     step = np.array([log_b[1] - log_b[0], log_mid[1] - log_mid[0]])

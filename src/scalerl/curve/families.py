@@ -11,6 +11,7 @@ share, the derivatives of it and its inverse, and nothing else; what is fitted a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -190,6 +191,49 @@ def log_compute(compute_N: np.ndarray) -> np.ndarray:
     """Natural logarithm of compute, with log 0 = -inf and no complaint."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(compute_N, dtype=float))
+
+
+def shares(families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """`Family.share` of many curves, each of the family that `family_n` (n,) indexes.
+
+    The first axis of `b` and `x` is n; the others broadcast, and the result has the shape of `x`.
+    """
+    return _by_family([family.share for family in families], family_n, b, x)
+
+
+def inverses(
+    families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, share: np.ndarray
+) -> np.ndarray:
+    """`Family.inverse` of many curves, as `shares`."""
+    return _by_family([family.inverse for family in families], family_n, b, share)
+
+
+def _by_family(
+    functions: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]],
+    family_n: np.ndarray,
+    b: np.ndarray,
+    value: np.ndarray,
+) -> np.ndarray:
+    out = np.empty_like(value)
+    for index, function in enumerate(functions):
+        mine = family_n == index
+        out[mine] = function(b[mine], value[mine])
+    return out
+
+
+def log_compute_to(
+    families: Sequence[Family],
+    family_n: np.ndarray,
+    A: np.ndarray,
+    b: np.ndarray,
+    log_mid: np.ndarray,
+    R_0: np.ndarray,
+    target: float,
+) -> np.ndarray:
+    """log C at which many curves, as in `shares`, reach `target`: -inf from R_0 down, inf from A up."""
+    share = np.clip((target - R_0) / np.maximum(A - R_0, 1e-12), 1e-12, 1 - 1e-12)
+    log_c = log_mid + inverses(families, family_n, b, share)
+    return np.where(target <= R_0, -np.inf, np.where(target >= A, np.inf, log_c))
 
 
 @dataclass(frozen=True)

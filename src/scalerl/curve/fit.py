@@ -23,7 +23,7 @@ from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
-MIN_POINTS = 5
+MIN_TO_FIT = 5
 """Evaluations at distinct compute that a fit needs."""
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
@@ -52,7 +52,8 @@ def fit(
         level: of the intervals.
         price: dollars per GPU-hour, for the axis `dollars`.
         prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
-            which the prior of `Fit.campaign` is learnt.
+            which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
+            `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
 
     Raises:
         InputError: an argument or the data are not valid.
@@ -157,8 +158,7 @@ def _choose(
 ) -> tuple[Points, Points]:
     """Points to fit, by compute, and those that the cuts leave out; `min_compute` alone keeps step 0."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
-    keep_N = (points.compute_N == 0) | (points.compute_N >= min_compute)
-    keep_N &= points.compute_N <= max_compute
+    keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
     chosen, excluded = points.select(keep_N), points.select(~keep_N)
     if without_start:
         # A given R_0 takes the place of the evaluation at compute 0; a free one is said not to be that.
@@ -181,10 +181,10 @@ def _r0(
 
 def _check_enough(points: Points) -> None:
     n = len(np.unique(points.compute_N))
-    if n < MIN_POINTS:
+    if n < MIN_TO_FIT:
         raise CannotAnswerError(
             f"{points.source}: {n} evaluations at distinct compute are too few to fit a curve: "
-            f"at least {MIN_POINTS} are needed"
+            f"at least {MIN_TO_FIT} are needed"
         )
 
 
@@ -196,15 +196,25 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
     sd = max(sd, 0.0 if math.isnan(floor) else floor)
     error = sd * math.sqrt((1 if r0 is None else 0) / third + 1 / third)
     if last - first < -2 * error:
-        what = "the pass rate falls"
+        what, noise = "the pass rate falls", f"neighbours scatter by {_between_neighbours(points):.3f}"
     elif last - first <= 2 * error:
-        what = "the pass rate does not rise"
+        what, noise = "the pass rate does not rise", f"with noise {sd:.3f}"
     else:
         return
     raise CannotAnswerError(
         f"{points.source}: {what}: {first:.3f} at the start, {last:.3f} in the last third, "
-        f"with noise {sd:.3f}; there is no saturating curve to fit"
+        f"{noise}; there is no saturating curve to fit"
     )
+
+
+def _between_neighbours(points: Points) -> float:
+    """The noise of one evaluation from second differences: about no curve, so that a fall is not in it.
+
+    Of noise that is correlated it is the part that neighbours do not share.
+    """
+    pass_rate_N = points.pass_rate_N
+    apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
+    return math.sqrt(float(np.mean(apart_N**2)) / 1.5)
 
 
 def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
@@ -214,7 +224,10 @@ def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
 
 
 def _bounds(best: LeastSquares) -> tuple[str, ...]:
-    return tuple(f"the least-squares curve lies on a bound ({name})" for name in best.at_bounds)
+    return tuple(
+        f"the least-squares curve lies on a bound ({name} = {getattr(best.curve, name):.3g})"
+        for name in best.at_bounds
+    )
 
 
 def _other_shape(families: dict[str, float]) -> tuple[str, ...]:
@@ -248,14 +261,18 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
     median, intervals = parameters_of(post, result.intervals.level)
+    families = post.family_weights()
+    shape = _other_shape(result.families)
+    warnings = [warning for warning in result.warnings if warning not in shape]
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
         median=median,
         intervals=intervals,
-        families=post.family_weights(),
+        families=families,
         noise=_noise(post, result.noise.floor),
         identification=identify(post, result.sample),
+        warnings=(*warnings, *(() if result.misfit else _other_shape(families))),
         posterior=post,
     )
     return replace(result, campaign=informed)

@@ -64,16 +64,10 @@ def _withheld(fit: Fit, *names: str) -> dict[str, None]:
 def _target(fit: Fit, target: float | None, budget: float | None) -> dict[str, Any] | None:
     if target is None or budget is None:
         return None
-    return {
-        "reward": target,
-        "budget": budget,
-        "probability": fit.probability(target, budget),
-        "probability_rerun": fit.probability_rerun(target, budget),
-        "compute_to_target": [_finite(c) for c in fit.compute_to(target)],
-        "verdict": fit.verdict(target, budget),
-        "verdict_rerun": fit.verdict(target, budget, rerun=True),
-        "why": fit.reasons(target, budget),
-    }
+    reached = [_finite(compute) for compute in fit.compute_to(target)]
+    return {"reward": target, "budget": budget, "compute_to_target": reached} | asdict(
+        fit.chance(target, budget)
+    )
 
 
 def _finite(value: float) -> float | None:

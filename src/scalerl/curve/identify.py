@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
-from scalerl.curve.nodes import B_RANGE, C_MID_FACTOR
+from scalerl.curve.nodes import LOG_B, PRIOR_REACH
 from scalerl.curve.posterior import Posterior
-from scalerl.curve.quantiles import node_quantiles, tails, weighted_quantiles
+from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 
 MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
@@ -19,9 +19,6 @@ MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
 """... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
 MAX_AT_BOUND = 0.05
 """More of the posterior than this against the bound of a parameter means that the data do not fix it."""
-
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,9 @@ def identify(post: Posterior, sample: Sample) -> Identification:
 
 def _at_bounds(post: Posterior, log_lo: float, log_hi: float) -> dict[str, float]:
     weight = post.weight_cells
-    reach = math.log(C_MID_FACTOR)
+    reach = math.log(PRIOR_REACH)
     edges = {
-        "B": (post.log_b_cells, math.log(B_RANGE[0]), math.log(B_RANGE[1])),
+        "B": (post.log_b_cells, *LOG_B),
         "C_mid": (post.log_mid_cells, log_lo - reach, log_hi + reach),
     }
     share = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}

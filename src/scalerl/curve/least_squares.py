@@ -20,9 +20,9 @@ from scalerl.curve.descent import TOLERANCE, descend, on_bound
 from scalerl.curve.families import Curve, Family
 from scalerl.curve.linear import Rows, rows_averaged
 from scalerl.curve.sample import Sample
-from scalerl.curve.starts import C_MID_FACTOR, starts
+from scalerl.curve.starts import SEARCH_REACH, starts
 
-__all__ = ["C_MID_FACTOR", "LOG_B_RANGE", "TOLERANCE", "LeastSquares", "least_squares", "least_squares_many"]
+__all__ = ["LOG_B_RANGE", "SEARCH_REACH", "TOLERANCE", "LeastSquares", "least_squares", "least_squares_many"]
 
 LOG_B_RANGE = (math.log(0.05), math.log(20.0))
 """Where the point estimate is searched; wider than the prior of the intervals, and flagged when reached."""
@@ -33,7 +33,8 @@ _CHUNK = 64  # runs at a time
 class LeastSquares:
     """The best curve of one family, its sum of squares (replicates included), and the bounds it lies on.
 
-    `basins` are all local minima that were found, the best first, each with its sum of squares.
+    `at_bounds` names the parameters that do. `basins` are all local minima that were found, the best first,
+    each with its sum of squares.
     """
 
     curve: Curve
@@ -47,10 +48,9 @@ def least_squares(
     family: Family,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
-    log_b_range: tuple[float, float] = LOG_B_RANGE,
 ) -> LeastSquares:
     """Minimise the weighted sum of squares over R_0, A, B and C_mid, with low <= R_0 <= A <= high."""
-    return least_squares_many([sample], family, bounds=bounds, log_b_range=log_b_range)[0]
+    return least_squares_many([sample], family, bounds=bounds)[0]
 
 
 def least_squares_many(
@@ -58,7 +58,6 @@ def least_squares_many(
     family: Family,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),
-    log_b_range: tuple[float, float] = LOG_B_RANGE,
 ) -> list[LeastSquares]:
     """`least_squares` of every run; R_0 must be free in all of them, or given in all of them."""
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
@@ -69,21 +68,19 @@ def least_squares_many(
         for first in range(0, len(mine), _CHUNK):
             chunk = mine[first : first + _CHUNK]
             together = [samples[i] for i in chunk]
-            results = _search(together, Rows.stack(together, bounds), family, log_b_range)
+            results = _search(together, Rows.stack(together, bounds), family)
             for i, result in zip(chunk, results, strict=True):
                 found[i] = result
     return found
 
 
-def _search(
-    samples: Sequence[Sample], rows: Rows, family: Family, log_b_range: tuple[float, float]
-) -> list[LeastSquares]:
+def _search(samples: Sequence[Sample], rows: Rows, family: Family) -> list[LeastSquares]:
     """Grid, valleys, descent; then the distinct minima of every run."""
-    reach, span = math.log(C_MID_FACTOR), np.array([s.log_c_range for s in samples])
+    reach, span = math.log(SEARCH_REACH), np.array([s.log_c_range for s in samples])
     box = np.empty((2, 2, len(samples)))  # low and high of theta
-    box[:, 0] = np.array(log_b_range)[:, None]
+    box[:, 0] = np.array(LOG_B_RANGE)[:, None]
     box[0, 1], box[1, 1] = span[:, 0] - reach, span[:, 1] + reach
-    run, theta = starts(rows, family, span, log_b_range)
+    run, theta = starts(rows, family, span, LOG_B_RANGE)
     if len(run) > 1:
         rows, box = rows.take(run), box[:, :, run]
     theta, R_0, A, kept = descend(rows, run, family, theta, box)
@@ -110,5 +107,5 @@ def _search(
 
 def _result(basins: list[tuple[Curve, float]], bounds: list[bool]) -> LeastSquares:
     curve, rss = basins[0]
-    names = (name for name, on in zip(("A", "B", "C_mid", "R_0"), bounds, strict=True) if on)
-    return LeastSquares(curve, rss, tuple(f"{n} = {getattr(curve, n):.3g}" for n in names), tuple(basins))
+    names = tuple(name for name, on in zip(("A", "B", "C_mid", "R_0"), bounds, strict=True) if on)
+    return LeastSquares(curve, rss, names, tuple(basins))

@@ -26,14 +26,14 @@ from typing import Literal
 import numpy as np
 
 from scalerl.curve.families import Curve
-from scalerl.curve.least_squares import LeastSquares, least_squares_many
+from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points
 from scalerl.curve.sample import Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
-THRESHOLD = 3.0
-"""Bayes factor against the healthy run from which a misfit is reported."""
+THRESHOLD, THRESHOLD_SHORT, SHORT = 3.0, 5.0, 25
+"""Bayes factor against the healthy run from which a misfit is reported, and in fewer than 25 evaluations."""
 WANDER_SD, WAVES_SD = 0.003, 0.02
 """Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""
 CHANGE_SD = np.array([0.02, 0.06, 0.2])
@@ -41,7 +41,7 @@ CHANGE_SD = np.array([0.02, 0.06, 0.2])
 _WANDER_LENGTH = 0.15  # correlation length of the wander, as a share of the run
 _N_WAVES = 8
 _PARAMETER_SD = (0.1, 0.1, 0.3, 0.3)  # of A, R_0, log B and log C_mid about the fitted curve
-_PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 0.9])  # alike: .9 keeps runs at .8 from looking like misfits
+_PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8])  # alike
 _SD_NODES = 10
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
@@ -83,12 +83,16 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
         return None
     null = _healthy(sample, best)
     changes = _changes(sample, null.residual_N)
-    found = _weigh(sample, null, changes, _noise_nodes(null.residual_N))
-    log_bayes = found.log_change - found.log_null
-    if log_bayes < math.log(THRESHOLD):
+    first = _weigh(sample, null, changes, _noise_nodes(null.residual_N))
+    beside = _beside_a_step(sample, first, changes)
+    found = max(first, beside, key=lambda look: look.log_change)
+    # The curve beside a step may describe the run without any step, too: then the run is healthy.
+    log_bayes = found.log_change - max(first.log_null, beside.log_null)
+    if log_bayes < math.log(THRESHOLD_SHORT if len(sample) < SHORT else THRESHOLD):
         return None
-    found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
-    return _describe(points.axis, sample, changes, found, math.exp(min(log_bayes, 700.0)))
+    if found.log_kinds[1] < max(found.log_kinds):  # a step is placed by now; for all else a better curve
+        found = max(found, _look_again(sample, null, changes), key=lambda look: look.log_change)
+    return _describe(points, sample, changes, found, math.exp(min(log_bayes, 700.0)))
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,21 @@ def _changes(sample: Sample, residual_N: np.ndarray) -> _Changes:
     return _Changes(columns_NJ, first_J, len(bent), math.log(len(stepped) / len(every)))
 
 
+def _beside_a_step(sample: Sample, first: _Evidence, changes: _Changes) -> _Evidence:
+    """The same around a curve fitted to the run with its likeliest step taken out.
+
+    A step bends the curve that is fitted to all of a short run, which then hides most of it.
+    """
+    null, j = first.null, changes.n_hinges + int(np.argmax(first.log_step_J))
+    column_NJ = changes.columns_NJ[:, j : j + 1]
+    size = _estimate(sample, null, first.node_J[j], column_NJ).mean_K[-1]
+    even = replace(sample, y_N=sample.y_N - size * column_NJ[:, 0])
+    curve = least_squares(even, null.curve.family).curve
+    left_N = _without_outliers(even.y_N - curve(np.exp(sample.log_c_N)))
+    again = _around(sample, curve, null.columns_NK[:, len(_PARAMETER_SD) : -_N_WAVES])
+    return _weigh(sample, again, changes, _noise_nodes(left_N))
+
+
 def _look_again(sample: Sample, null: _Healthy, changes: _Changes) -> _Evidence:
     """The same around a curve that was fitted to the start of the run, to name and to place a misfit.
 
@@ -317,9 +336,11 @@ def _log_mean(log_J: Sequence[float] | np.ndarray) -> float:
     return top + math.log(float(np.mean(np.exp(log_J - top))))
 
 
-def _describe(axis: str, sample: Sample, changes: _Changes, found: _Evidence, bayes_factor: float) -> Misfit:
+def _describe(
+    points: Points, sample: Sample, changes: _Changes, found: _Evidence, bayes_factor: float
+) -> Misfit:
     """Name the misfit and the part that holds: the likeliest kind, at its likeliest place."""
-    null, compute_N, h = found.null, np.exp(sample.log_c_N), changes.n_hinges
+    null, compute_N, h, axis = found.null, _as_logged(points, sample), changes.n_hinges, points.axis
     log_hinge, log_step, log_waves = found.log_kinds
     stepped = log_step > max(log_hinge, log_waves)
     j = h + int(np.argmax(found.log_step_J)) if stepped else int(np.argmax(found.log_hinge_J))
@@ -350,6 +371,19 @@ def _describe(axis: str, sample: Sample, changes: _Changes, found: _Evidence, ba
     size = math.sqrt(float(np.mean(waves_N**2)))
     why = f"slow waves of {size:.3f} (root mean square) around the best family: none describes the run"
     return Misfit("residuals", None, size, bayes_factor, why, None)
+
+
+def _as_logged(points: Points, sample: Sample) -> np.ndarray:
+    """Compute of the rows as the data have it, (N,); of rows that average evaluations, of the nearest one."""
+    logged_M = np.unique(points.compute_N)
+    if len(logged_M) == len(sample):
+        return logged_M
+    row_N = np.exp(sample.log_c_N)
+    above_N = np.clip(np.searchsorted(logged_M, row_N), 1, len(logged_M) - 1)
+    below_N = above_N - (row_N - logged_M[above_N - 1] < logged_M[above_N] - row_N)
+    nearest_N = logged_M[below_N]
+    nearest_N[[0, -1]] = logged_M[[0, -1]]  # the ends are those of the run
+    return nearest_N
 
 
 @dataclass(frozen=True)

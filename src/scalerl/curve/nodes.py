@@ -21,7 +21,8 @@ from scalerl.curve.quadratic import Quadratic
 from scalerl.curve.sample import Sample
 
 B_RANGE = (0.3, 6.0)
-C_MID_FACTOR = 10.0
+PRIOR_REACH = 10.0
+"""C_mid lies from the smallest positive compute over this to the largest compute times this."""
 LOG_B = (math.log(B_RANGE[0]), math.log(B_RANGE[1]))
 _CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
@@ -44,7 +45,7 @@ class Nodes:
 def family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -> Nodes:
     """Nodes of one family, found from `log_mid`, the log C_mid of its least-squares curve."""
     log_lo, log_hi = sample.log_c_range
-    box = (log_lo - math.log(C_MID_FACTOR), log_hi + math.log(C_MID_FACTOR))
+    box = (log_lo - math.log(PRIOR_REACH), log_hi + math.log(PRIOR_REACH))
     seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *box))
     plain = noise.only(len(noise.phi_P) // 2)  # the ridge hardly moves with the correlation
     ridge_M = _ridge(sample, family, plain, seek_M)

@@ -83,3 +83,11 @@ def _ar1(sample: Sample, phi_P: np.ndarray) -> tuple[Precision, np.ndarray]:
     root_N = np.sqrt(sample.weight_N)
     below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
     return Precision(diagonal_PN * sample.weight_N, below_PN), -np.log(inverse_PN).sum(axis=1)
+
+
+def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:
+    """Independent noise (..., N) made AR(1): `rho`, or rho[i], is the correlation of i with i - 1."""
+    noise, rho_N = np.array(white), np.broadcast_to(rho, white.shape[-1:])
+    for i in range(1, len(rho_N)):
+        noise[..., i] = rho_N[i] * noise[..., i - 1] + math.sqrt(1 - rho_N[i] ** 2) * noise[..., i]
+    return noise

@@ -15,9 +15,9 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
-from scalerl.curve.fit import MIN_POINTS, fit
+from scalerl.curve.fit import MIN_TO_FIT, fit
 from scalerl.curve.points import Points
-from scalerl.curve.result import Fit, Forecast
+from scalerl.curve.result import Fit, Forecast, span
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import EvalPoint, RunRecord
 
@@ -141,18 +141,15 @@ class Forecaster:
             result = self.fit
         except CannotAnswerError as error:
             distinct = len(np.unique(self._points.compute_N))
-            if distinct < MIN_POINTS:
-                return f"too early: {distinct} of {MIN_POINTS} evaluations"
+            if distinct < MIN_TO_FIT:
+                return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
             return f"no forecast: {str(error).removeprefix(f'{self._points.source}: ')}"
         forecast = result.forecast(end)
-        low, high = forecast.prediction
         ceiling = "ceiling not identified yet"
         if result.identified:
-            ceiling = (
-                f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
-            )
+            ceiling = f"ceiling {result.ceiling:.3f} {span(result.intervals.A)}"
         at = f"{end:,.6g} {self._points.axis}"
-        return f"forecast of the end ({at}): {forecast.mean:.3f} [{low:.3f}, {high:.3f}]; {ceiling}"
+        return f"forecast of the end ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
 
     def callback(self, end: float, file: TextIO | None = None) -> Callable[..., None]:
         """A function for a training loop: it takes an evaluation as `add` does, and prints `line(end)`.

@@ -10,14 +10,18 @@ Shapes: N points, K nodes of log B, M values of C_mid, L ceilings, Q cells that 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scalerl.curve.families import LOG_LOGISTIC, Curve, log_compute
 from scalerl.curve.points import Points
+from scalerl.curve.sample import MAX_ROWS
 from scalerl.errors import CannotAnswerError, InputError
+
+if TYPE_CHECKING:
+    from scalerl.curve.result import Fit
 
 PAPER_CEILINGS: tuple[float, ...] = tuple(float(a) for a in np.arange(450, 801, 5) / 1000)
 """A = .450, .455, ..., .800."""
@@ -151,6 +155,22 @@ def paper_fit(
     return PaperFit(curve, rss, source, min_compute, chosen, ceilings, c_mids, warnings)
 
 
+def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:
+    """`paper_fit` of the points of a fit, with its R_0 where that was given; of a fitted R_0 it makes no use.
+
+    Of a long run the paper's procedure gets the rows of the fit's sample, means of consecutive evaluations.
+
+    Raises:
+        InputError, CannotAnswerError: as `paper_fit`.
+    """
+    points, sample = fit.points, fit.sample
+    if len(points) > MAX_ROWS:
+        source, axis = points.source, points.axis
+        points = Points.from_arrays(np.exp(sample.log_c_N), sample.y_N, source=source, axis=axis)
+    r0 = fit.r0_value if fit.r0_source == "given" else None
+    return paper_fit(points, r0, min_compute=min_compute)
+
+
 def _measured_r0(points: Points) -> float:
     zero_N = points.compute_N == 0
     if not zero_N.any():
@@ -246,8 +266,9 @@ def _doubts(
     reach = float(points.compute_N.max()) / curve.C_mid
     if reach < 2:
         doubts.append(
+            # The standard errors are those that benchmarks/paper_rule.py prints.
             f"the data reach {reach:.2g} C_mid: below 2 the ceiling is a guess (with noise .0075 its "
-            "standard error is .03 at 2 C_mid, .06 at 1.6, .55 at 1)"
+            "standard error is .03 at 2 C_mid, .06 at 1.6, .48 at 1)"
         )
     skipped = float((curve(min_compute) - curve.R_0) / (curve.A - curve.R_0))
     if left_out and skipped > 0.1:
@@ -325,6 +346,7 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
 
 
 def _at_ceiling(fit: PaperFit, ceiling: float) -> PaperFit:
-    return paper_fit(
+    held = paper_fit(
         fit.points, fit.curve.R_0, min_compute=fit.min_compute, ceilings=(ceiling,), c_mids=fit.c_mids
     )
+    return replace(held, r0_source=fit.r0_source)

@@ -92,7 +92,9 @@ class Points:
     @property
     def repeats(self) -> int:
         """How many points have the compute and the pass rate of another: a log that holds rows twice."""
-        return len(self) - len(np.unique(self.compute_N + 1j * self.pass_rate_N))
+        order_N = np.lexsort((self.pass_rate_N, self.compute_N))
+        same_N = (np.diff(self.compute_N[order_N]) == 0) & (np.diff(self.pass_rate_N[order_N]) == 0)
+        return int(np.count_nonzero(same_N))
 
     def select(self, keep_N: np.ndarray) -> Points:
         """The points that `keep_N` (booleans, or positions in the order wanted) picks."""
@@ -101,6 +103,10 @@ class Points:
             array = getattr(self, name)
             changes[name] = None if array is None else array[keep_N]
         return replace(self, **changes)
+
+    def kept_from(self, min_compute: float) -> np.ndarray:
+        """Which points are left without the start, booleans (N,): from `min_compute` on, and compute 0."""
+        return (self.compute_N == 0) | (self.compute_N >= min_compute)
 
     @classmethod
     def from_arrays(
@@ -158,9 +164,10 @@ class Points:
 
 def warn_of_repeats(points: Points) -> Points:
     """The same points, with a warning where a log may hold rows twice."""
-    if not points.repeats:
+    repeats = points.repeats
+    if not repeats:
         return points
-    what = f"{points.source}: {points.repeats} evaluations have the compute and the pass rate of another; "
+    what = f"{points.source}: {repeats} evaluations have the compute and the pass rate of another; "
     advice = "they count as repeated evaluations, so leave out rows that the log holds twice"
     return replace(points, warnings=(*points.warnings, what + advice))
 

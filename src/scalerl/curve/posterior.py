@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import Family, log_compute
+from scalerl.curve.families import Family, log_compute, log_compute_to, shares
 from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.nodes import family_nodes
 from scalerl.curve.noise import PHI, make_noise
@@ -45,10 +45,7 @@ class Draws:
     def curves_at(self, compute_M: np.ndarray) -> np.ndarray:
         """The mean curves at computes (M,), shape (n, M)."""
         x = log_compute(np.asarray(compute_M, dtype=float)) - self.log_mid_n[:, None]
-        b, share = np.exp(self.log_b_n)[:, None], np.empty_like(x)
-        for index, family in enumerate(self.families):
-            mine = self.family_n == index
-            share[mine] = family.share(b[mine], x[mine])
+        share = shares(self.families, self.family_n, np.exp(self.log_b_n)[:, None], x)
         return self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share
 
 
@@ -83,7 +80,7 @@ class Posterior:
         return self._take(np.flatnonzero(self.family_cells == family))
 
     def _take(self, keep: np.ndarray) -> Posterior:
-        log_weight = _normalised(self.log_weight[keep])
+        log_weight = normalised(self.log_weight[keep])
         return Posterior(
             self.family_cells[keep],
             self.log_b_cells[keep],
@@ -121,12 +118,7 @@ class Posterior:
     def share_cells(self, compute: float) -> np.ndarray:
         """Share of the gain at one compute, for every cell."""
         x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
-        b = np.exp(self.log_b_cells)
-        out = np.empty_like(x)
-        for index, family in enumerate(self.families):
-            mine = self.family_cells == index
-            out[mine] = family.share(b[mine], x[mine])
-        return out
+        return shares(self.families, self.family_cells, np.exp(self.log_b_cells), x)
 
     def curve_at(self, compute: float) -> np.ndarray:
         """The mean curve at one compute for every node, shape (cells, a, r)."""
@@ -135,16 +127,10 @@ class Posterior:
 
     def compute_to(self, target: float) -> np.ndarray:
         """Compute at which every node's curve reaches `target`; 0 below R_0, infinite above A."""
-        A = np.broadcast_to(self.A[:, :, None], self.R_0.shape)
-        share = np.clip((target - self.R_0) / np.maximum(A - self.R_0, 1e-12), 1e-12, 1 - 1e-12)
-        cells = np.broadcast_to(np.arange(len(self.family_cells))[:, None, None], share.shape)
-        b, x = np.exp(self.log_b_cells)[cells], np.empty(share.shape)
-        for index, family in enumerate(self.families):
-            mine = self.family_cells == index
-            x[mine] = family.inverse(b[mine], share[mine])
-        log_c = self.log_mid_cells[cells] + x
-        compute = np.exp(np.clip(log_c, -700, 700))
-        return np.where(target <= self.R_0, 0.0, np.where(target >= A, np.inf, compute))
+        b, log_mid = np.exp(self.log_b_cells)[:, None, None], self.log_mid_cells[:, None, None]
+        A = self.A[:, :, None]
+        log_c = log_compute_to(self.families, self.family_cells, A, b, log_mid, self.R_0, target)
+        return np.exp(np.where(np.isinf(log_c), log_c, np.clip(log_c, -700, 700)))
 
 
 def posterior(
@@ -159,7 +145,7 @@ def posterior(
     families = tuple(found.curve.family for found in best)
     parts = [family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
     rss = np.concatenate([part.rss.ravel() for part in parts])
-    log_weight = _normalised(np.concatenate([part.log_weight for part in parts]))
+    log_weight = normalised(np.concatenate([part.log_weight for part in parts]))
     weight = np.exp(log_weight)
     return Posterior(
         np.concatenate([np.full(len(part.log_b), i) for i, part in enumerate(parts)]),
@@ -176,6 +162,7 @@ def posterior(
     )
 
 
-def _normalised(log_weight: np.ndarray) -> np.ndarray:
+def normalised(log_weight: np.ndarray) -> np.ndarray:
+    """Logarithms of weights that sum to 1."""
     top = log_weight.max()
     return log_weight - top - np.log(np.exp(log_weight - top).sum())

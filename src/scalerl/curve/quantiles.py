@@ -7,6 +7,8 @@ import math
 
 import numpy as np
 
+Interval = tuple[float, float]
+"""Low and high."""
 _BINS = 8192
 _NORMAL_X = np.linspace(-8.5, 8.5, 8193)
 _NOISY_BINS = 2048  # its convolution costs the square, and noise needs no finer

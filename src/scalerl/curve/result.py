@@ -17,23 +17,22 @@ from scalerl.curve.identify import (
     MIN_RATIO,
     MIN_RATIO_LOW,
     Identification,
-    Interval,
     Intervals,
     Medians,
 )
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import Posterior
-from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
+from scalerl.curve.posterior import Draws, Posterior
+from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
-from scalerl.curve.seeds import rerun_at
+from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
 _DRAWS = 2000
-_FURTHEST = 8.0  # times the compute so far, beyond which nothing is looked for
+_TELL_WITHIN = 8.0  # times the compute so far, beyond which it is not said when A will be told
 
 Verdict = Literal["go", "no-go", "too close", "too early"]
 
@@ -83,6 +82,18 @@ class Forecast:
             "prediction": list(self.prediction),
             "rerun": list(self.rerun),
         }
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Whether a target is reached at a budget, by this run and by a rerun with another seed."""
+
+    probability: float
+    probability_rerun: float
+    verdict: Verdict
+    verdict_rerun: Verdict
+    why: str
+    """One sentence: why the verdict for this run is what it is."""
 
 
 @dataclass(frozen=True)
@@ -165,23 +176,40 @@ class Fit:
             InputError: `compute` is negative or not finite.
         """
         _check_compute(compute, "a compute to forecast at")
-        post, at_Q = self.posterior, tails(self.intervals.level)
-        value = post.curve_at(compute)
-        low, high = weighted_quantiles(value, post.weight, at_Q)
-        noisy = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
-        rerun = np.quantile(self._rerun(compute), at_Q)
+        at_Q, value = tails(self.intervals.level), self.posterior.curve_at(compute)
+        low, high = weighted_quantiles(value, self.posterior.weight, at_Q)
+        mean, prediction = self._evaluation(value)
+        rerun = np.quantile(self._rerun_at(compute), at_Q)
         return Forecast(
             float(compute),
-            float(np.clip(np.sum(value * post.weight), 0.0, 1.0)),
+            mean,
             float(self.curve(compute)),
             (float(low), float(high)),
-            (float(noisy[0]), float(noisy[1])),
+            prediction,
             (float(rerun[0]), float(rerun[1])),
         )
 
-    def _rerun(self, compute: float) -> np.ndarray:
+    def evaluation(self, compute: float) -> tuple[float, Interval]:
+        """`mean` and `prediction` of `forecast` alone, for those who ask at many computes.
+
+        Raises:
+            InputError: `compute` is negative or not finite.
+        """
+        _check_compute(compute, "a compute to forecast at")
+        return self._evaluation(self.posterior.curve_at(compute))
+
+    def _evaluation(self, value: np.ndarray) -> tuple[float, Interval]:
+        post, at_Q = self.posterior, tails(self.intervals.level)
+        noisy = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
+        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), (float(noisy[0]), float(noisy[1]))
+
+    @functools.cached_property
+    def _rerun(self) -> Draws:
+        return rerun(self.posterior.draws(_DRAWS), SEED_PRIOR)
+
+    def _rerun_at(self, compute: float) -> np.ndarray:
         """The mean curve of a rerun with another seed at `compute`, in equally probable values."""
-        return rerun_at(self.posterior.draws(_DRAWS), compute)
+        return self._rerun.curves_at(np.array([compute]))[:, 0]
 
     def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Median and interval of the mean curve at every compute, three arrays (M,), for plots."""
@@ -204,7 +232,7 @@ class Fit:
     def probability_rerun(self, target: float, budget: float) -> float:
         """The same probability for another run of the recipe, with another seed."""
         _check_target(target, budget)
-        return float(np.mean(self._rerun(budget) >= target))
+        return float(np.mean(self._rerun_at(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
         """Interval of the compute at which the mean curve reaches `target`; infinite where it never does."""
@@ -221,19 +249,30 @@ class Fit:
 
         "too early" unless the ceiling is identified; "go" from P = .95, "no-go" to .05, else "too close".
         """
-        probability = (self.probability_rerun if rerun else self.probability)(target, budget)
+        return self._verdict((self.probability_rerun if rerun else self.probability)(target, budget))
+
+    def reasons(self, target: float, budget: float) -> str:
+        """One sentence: why the verdict is what it is."""
+        return self.chance(target, budget).why
+
+    def chance(self, target: float, budget: float) -> Chance:
+        """Probabilities, verdicts and the reason in one, each computed once.
+
+        Raises:
+            InputError: as `probability`.
+        """
+        here, again = self.probability(target, budget), self.probability_rerun(target, budget)
+        why = f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {here:.2f}"
+        if not self.identified:
+            why = f"the ceiling is not identified: {self.why}"
+        return Chance(here, again, self._verdict(here), self._verdict(again), why)
+
+    def _verdict(self, probability: float) -> Verdict:
         if not self.identified:
             return "too early"
         if probability >= GO:
             return "go"
         return "no-go" if probability <= NO_GO else "too close"
-
-    def reasons(self, target: float, budget: float) -> str:
-        """One sentence: why the verdict is what it is."""
-        if not self.identified:
-            return f"the ceiling is not identified: {self.why}"
-        chance = self.probability(target, budget)
-        return f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {chance:.2f}"
 
     def gain_per_unit(self, compute: float) -> float:
         """Expected gain in pass rate per further unit of compute, or dollar on that axis."""
@@ -252,9 +291,12 @@ class Fit:
             )
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 
-    def expected_width(self, compute_M: np.ndarray) -> np.ndarray:
-        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far."""
-        noise, level = self.noise, self.intervals.level
+    def expected_width(self, compute_M: np.ndarray, level: float | None = None) -> np.ndarray:
+        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far.
+
+        `level` is that of the fit by default.
+        """
+        noise, level = self.noise, self.intervals.level if level is None else level
         return expected_width(self.posterior, self.sample, noise.sd, noise.phi, compute_M, level)
 
     @functools.cached_property
@@ -269,14 +311,12 @@ class Fit:
         seen = self.identification
         # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
         factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)
-        if factor > _FURTHEST:
+        if factor > _TELL_WITHIN:
             return None
-        compute_M = now * np.geomspace(factor, _FURTHEST, 16)
+        compute_M = now * np.geomspace(factor, _TELL_WITHIN, 16)
 
         def narrow(compute: float) -> float:
-            noise = self.noise
-            at = np.array([compute])
-            return -float(expected_width(self.posterior, self.sample, noise.sd, noise.phi, at)[0])
+            return -float(self.expected_width(np.array([compute]), level=0.95)[0])
 
         # The width falls with compute, so that four of the sixteen are enough to find the first.
         place = bisect.bisect_left(compute_M, -seen.widest, key=narrow)

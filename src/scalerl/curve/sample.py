@@ -38,6 +38,10 @@ class Sample:
     def __len__(self) -> int:
         return len(self.y_N)
 
+    def row_sd(self, sd: float) -> float:
+        """Noise of a usual row where that of one evaluation is `sd`: less, where rows are means."""
+        return math.sqrt(max(sd**2 - self.scatter**2, 0.0))
+
     @property
     def n_linear(self) -> int:
         """How many of (R_0, A) are free."""

@@ -26,25 +26,12 @@ def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray,
     return high_M - low_M + 2.0 / (1.0 - level) * missed_M
 
 
-def crps_sample(value_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
-    """Continuous ranked probability score of a weighed sample: E|X - y| - E|X - X'| / 2.
-
-    It is the integral of (F(z) - 1{z >= y})^2 over z (Gneiting and Raftery 2007, equations 20 and 21), and
-    |x - y| for a single value. Weights need not sum to 1.
-    """
-    order = np.argsort(value_K, kind="stable")
-    value_K, weight_K = np.asarray(value_K)[order], np.asarray(weight_K)[order] / np.sum(weight_K)
-    # E|X - X'| / 2 is the integral of F (1 - F), and F is constant between neighbours.
-    below = np.cumsum(weight_K)[:-1]
-    spread = float(np.sum(below * (1.0 - below) * np.diff(value_K)))
-    return float(weight_K @ np.abs(value_K - outcome)) - spread
-
-
 def crps_normal_mixture(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
     """Continuous ranked probability score of a mixture of normal distributions, in closed form.
 
-    `distance` less `half_spread` (Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5). An sd
-    may be 0. Weights need not sum to 1.
+    The integral of (F(z) - 1{z >= y})^2 over z, F the distribution function: `distance` less `half_spread`
+    (Gneiting and Raftery 2007, equations 20 and 21; Grimit, Gneiting, Berrocal and Johnson, QJRMS 132,
+    2006, equation 5). An sd may be 0. Weights need not sum to 1.
     """
     near_M = distance(np.asarray(mean_K)[:, None], sd_K, weight_K, np.array([outcome]))
     return float(near_M[0]) - half_spread(mean_K, sd_K, weight_K)

@@ -37,12 +37,15 @@ class SeedPrior:
     log_mid: float = 0.06
     log_sd: float = 0.7
 
+    @property
+    def median_3(self) -> np.ndarray:
+        """Median of tau for A, log B and log C_mid: of a log-normal, E tau^2 = median^2 exp(2 log_sd^2)."""
+        return np.array([self.A, self.log_b, self.log_mid]) * math.exp(-(self.log_sd**2))
+
     def spread(self) -> SeedSpread:
         """The prior as a distribution of tau on nodes."""
         z_T = np.linspace(-_REACH, _REACH, _NODES)
-        # E tau^2 = median^2 exp(2 log_sd^2) for a log-normal tau.
-        median_3 = np.array([self.A, self.log_b, self.log_mid]) * math.exp(-(self.log_sd**2))
-        tau_3T = median_3[:, None] * np.exp(self.log_sd * z_T)
+        tau_3T = self.median_3[:, None] * np.exp(self.log_sd * z_T)
         weight_T = np.exp(-0.5 * z_T**2)
         return SeedSpread(tau_3T, np.tile(weight_T / weight_T.sum(), (3, 1)))
 
@@ -101,23 +104,14 @@ def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
     )
 
 
-def rerun_at(
-    draws: Draws, compute: float, seed_prior: SeedPrior | SeedSpread = SEED_PRIOR, seed: int = 0
-) -> np.ndarray:
-    """The mean curve at `compute` of a rerun with another seed, one value for every draw of this run, (n,).
+def rerun(draws: Draws, prior: SeedPrior) -> Draws:
+    """The curves of a rerun with another seed, one for every draw of this run.
 
     This run has one seed effect and the rerun another of the same tau, so they differ by a variance of
     2 tau^2 in each of A, log B and log C_mid.
-
-    Args:
-        draws: curves of this run, from its posterior.
-        compute: in the unit of the run's axis.
-        seed_prior: the prior of tau, or what replicates say of it.
-        seed: of the random effects.
     """
-    spread = seed_prior.spread() if isinstance(seed_prior, SeedPrior) else seed_prior
-    here_3n, there_3n = spread.effects(len(draws.A_n), seed, runs=2)
-    return shifted(draws, there_3n - here_3n).curves_at(np.array([compute]))[:, 0]
+    here_3n, there_3n = prior.spread().effects(len(draws.A_n), runs=2)
+    return shifted(draws, there_3n - here_3n)
 
 
 def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,8 @@ import numpy as np
 
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.result import Forecast, Interval
+from scalerl.curve.quantiles import Interval
+from scalerl.curve.result import Forecast, span
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record import RunRecord
 
@@ -144,7 +145,7 @@ def sensitivity(
         raise InputError(f"a compute to forecast at is a number of 0 or more, found {compute:g}")
     rows, counts = [], set()
     for cut in sorted(wanted):
-        count = int(np.sum((points.compute_N == 0) | (points.compute_N >= cut * (1 - _SAME))))
+        count = int(np.count_nonzero(points.kept_from(cut * (1 - _SAME))))
         if count in counts:
             continue
         counts.add(count)
@@ -185,9 +186,9 @@ def _line(row: Row) -> str:
     if forecast is None:
         return start + row.why
     if row.A_interval is not None:
-        A = f"{row.A:.3f} [{row.A_interval[0]:.3f}, {row.A_interval[1]:.3f}]"
+        A = f"{row.A:.3f} {span(row.A_interval)}"
     return (
         f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  "
-        f"{forecast.mean:.3f} [{forecast.interval[0]:.3f}, {forecast.interval[1]:.3f}]"
+        f"{forecast.mean:.3f} {span(forecast.interval)}"
         f"{'' if row.identified else '  not identified'}"
     )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import FAMILIES
-from scalerl.curve.posterior import Draws
+from scalerl.curve.families import FAMILIES, inverses, log_compute_to
+from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, shifted, theta_moments
 
@@ -62,11 +62,33 @@ class Sides:
         return base, recipe
 
 
-def draw_sides(recipes: Recipes, base: str, name: str, prior: SeedPrior) -> Sides:
-    """Draw the base and one recipe in pairs; each pair has one family, and one tau of its seeds' effects."""
+@dataclass(frozen=True)
+class GivenFamily:
+    """What all pairs of a comparison share, given one family: posteriors of the runs, and the seeds' tau."""
+
+    posteriors: Mapping[str, Sequence[Posterior]]
+    spread: SeedSpread
+
+
+def given_family(recipes: Recipes, prior: SeedPrior, family: int) -> GivenFamily:
+    """Posteriors given one family; tau by the replicates of all recipes, where there are any."""
+    posts = {name: [fit.posterior.only(family) for fit in fits] for name, fits in recipes.items()}
+    replicated = [of_recipe for of_recipe in posts.values() if len(of_recipe) > 1]
+    if not replicated:
+        return GivenFamily(posts, prior.spread())
+    runs = [post.draws(1024) for of_recipe in replicated for post in of_recipe]
+    recipe_R = np.repeat(np.arange(len(replicated)), [len(of_recipe) for of_recipe in replicated])
+    return GivenFamily(posts, prior.spread().given(*theta_moments(runs), recipe_R))
+
+
+def draw_sides(recipes: Recipes, base: str, name: str, given: Callable[[int], GivenFamily]) -> Sides:
+    """Draw the base and one recipe in pairs; each pair has one family, and one tau of its seeds' effects.
+
+    `given` answers for the index of a family, and is asked for those alone that are worth drawing from.
+    """
     weight_F = _joint_weights([*recipes[base], *recipes[name]])
     parts = [
-        _draw_given(recipes, (base, name), prior, family, round(_DRAWS * weight))
+        _draw_given(given(family), (base, name), family, round(_DRAWS * weight))
         for family, weight in enumerate(weight_F)
         if weight > _LITTLE
     ]
@@ -93,7 +115,8 @@ def log_mid(draws: Draws) -> np.ndarray:
 
 def efficiency(draws: Draws) -> np.ndarray:
     """log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
-    return _log_compute_at(draws, np.full(len(draws.A_n), OWN_SHARE))
+    b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
+    return draws.log_mid_n + inverses(draws.families, draws.family_n, b, share_n)
 
 
 def pass_rate_at(budget: float) -> Quantity:
@@ -101,24 +124,17 @@ def pass_rate_at(budget: float) -> Quantity:
     return lambda draws: draws.curves_at(np.array([budget]))[:, 0]
 
 
-def log_compute_to(target: float) -> Quantity:
+def log_compute_at(target: float) -> Quantity:
     """log C at which a curve reaches a pass rate; -inf from R_0 down, inf from A up."""
-
-    def quantity(draws: Draws) -> np.ndarray:
-        gain_n = np.maximum(draws.A_n - draws.R_0_n, 1e-12)
-        share_n = np.clip((target - draws.R_0_n) / gain_n, 1e-12, 1 - 1e-12)
-        log_c_n = _log_compute_at(draws, share_n)
-        return np.where(target <= draws.R_0_n, -np.inf, np.where(target >= draws.A_n, np.inf, log_c_n))
-
-    return quantity
-
-
-def _log_compute_at(draws: Draws, share_n: np.ndarray) -> np.ndarray:
-    log_c_n = np.empty(len(share_n))
-    for index, family in enumerate(draws.families):
-        mine = draws.family_n == index
-        log_c_n[mine] = draws.log_mid_n[mine] + family.inverse(np.exp(draws.log_b_n[mine]), share_n[mine])
-    return log_c_n
+    return lambda draws: log_compute_to(
+        draws.families,
+        draws.family_n,
+        draws.A_n,
+        np.exp(draws.log_b_n),
+        draws.log_mid_n,
+        draws.R_0_n,
+        target,
+    )
 
 
 def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
@@ -132,31 +148,18 @@ def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
 
 
 def _draw_given(
-    recipes: Recipes, names: tuple[str, str], prior: SeedPrior, family: int, n: int
+    given: GivenFamily, names: tuple[str, str], family: int, n: int
 ) -> tuple[Draws, Draws, Draws, Draws]:
     """Given one family: mean curves of the runs of base and recipe, then the curves of the two recipes."""
-    spread = _seed_spread(recipes, prior, family)
     means, shares = [], []
     for side, name in enumerate(names):
-        runs = [
-            fit.posterior.only(family).draws(n, seed=2 * run + side) for run, fit in enumerate(recipes[name])
-        ]
-        mean, share = pooled(runs, spread)
+        runs = [post.draws(n, seed=2 * run + side) for run, post in enumerate(given.posteriors[name])]
+        mean, share = pooled(runs, given.spread)
         means.append(mean)
         shares.append(share)
-    effects = spread.effects(n, seed=family, runs=2)
+    effects = given.spread.effects(n, seed=family, runs=2)
     moved = [shifted(m, math.sqrt(s) * e) for m, s, e in zip(means, shares, effects, strict=True)]
     return means[0], means[1], moved[0], moved[1]
-
-
-def _seed_spread(recipes: Recipes, prior: SeedPrior, family: int) -> SeedSpread:
-    """tau given the replicates of all recipes, by their posteriors given one family."""
-    replicated = [fits for fits in recipes.values() if len(fits) > 1]
-    if not replicated:
-        return prior.spread()
-    runs = [fit.posterior.only(family).draws(1024) for fits in replicated for fit in fits]
-    recipe_R = np.repeat(np.arange(len(replicated)), [len(fits) for fits in replicated])
-    return prior.spread().given(*theta_moments(runs), recipe_R)
 
 
 _ARRAYS = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")

@@ -48,7 +48,7 @@ def standard_errors(
     Raises:
         CannotAnswerError: no more points than free parameters, or data that do not fix them.
     """
-    held = {bound.split(" ")[0] for bound in best.at_bounds} | (set() if sample.r0 is None else {"R_0"})
+    held = set(best.at_bounds) | (set() if sample.r0 is None else {"R_0"})
     free = [i for i, name in enumerate(_NAMES) if name not in held]
     degrees = sample.n_points - len(free)
     if degrees < 1:

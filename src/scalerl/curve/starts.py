@@ -13,7 +13,7 @@ from scalerl.curve.descent import TOLERANCE
 from scalerl.curve.families import Family
 from scalerl.curve.linear import Rows
 
-C_MID_FACTOR = 100.0
+SEARCH_REACH = 100.0
 """C_mid is searched from the smallest positive compute over this to the largest compute times this."""
 _STARTS = 3
 _EVEN = np.linspace(0, 1, 11)
@@ -28,7 +28,7 @@ def starts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For every run the deepest local minima of the grid, and a step; (run (M,), theta (2, M))."""
     coarse = rows.coarse()
-    log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(C_MID_FACTOR) * _BEYOND
+    log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
     log_b = log_b_range[0] + (log_b_range[1] - log_b_range[0]) * _EVEN
     s, nb, nm = len(span), len(log_b), log_mid.shape[1]
     x = coarse.log_c[:, None] - log_mid[:, :, None]

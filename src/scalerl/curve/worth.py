@@ -11,14 +11,13 @@ from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
 
 _DRAWS = 256
-_FURTHEST = 32.0  # times the compute so far, beyond which nothing is searched
+_MASS = 0.999  # of the posterior that is asked, at many computes
+_STOP_WITHIN = 32.0  # times the compute so far, beyond which nothing is searched
 
 
 def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
     """Expected dR/dC of the mean curve at computes (M,) above 0, in pass rate per unit of compute."""
-    step = 1e-3
-    up_M, down_M = (_mean(post, compute_M * math.exp(s)) for s in (step, -step))
-    return (up_M - down_M) / (2 * step * compute_M)
+    return _gain(post.heaviest(_MASS), compute_M)
 
 
 def stop_at(post: Posterior, now: float, worth: float) -> float:
@@ -27,8 +26,9 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     The expected gain can rise before it falls; what is returned is where it falls for good, and infinite if
     it does not within 32 times the compute so far.
     """
-    compute_M = now * np.geomspace(1.0, _FURTHEST, 161)
-    pays_M = gain_per_unit(post, compute_M) >= worth
+    compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
+    post = post.heaviest(_MASS)
+    pays_M = _gain(post, compute_M) >= worth
     if pays_M[-1]:
         return math.inf
     if not pays_M.any():
@@ -37,17 +37,22 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     low, high = compute_M[last : last + 2].tolist()
     for _ in range(20):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
+        low, high = (middle, high) if _gain(post, np.array([middle]))[0] >= worth else (low, middle)
     return high
 
 
+def _gain(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
+    step = 1e-3
+    up_M, down_M = (_mean(post, compute_M * math.exp(s)) for s in (step, -step))
+    return (up_M - down_M) / (2 * step * compute_M)
+
+
 def _mean(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
-    post = post.heaviest(0.999)
     return np.array([np.sum(post.curve_at(float(c)) * post.weight) for c in compute_M])
 
 
 def expected_width(
-    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float = 0.95
+    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float
 ) -> np.ndarray:
     """Expected width of A's interval if the run goes on to computes (M,), evaluated as often as so far.
 

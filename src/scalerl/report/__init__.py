@@ -7,12 +7,19 @@
 It reads the run folder alone, and never imports what trains.
 """
 
-from scalerl.report.curve_figure import curve_figure, curve_svg
-from scalerl.report.curve_view import axis_for
-from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
-from scalerl.report.health_figure import health_svg
-from scalerl.report.page import report_html, write_report
-from scalerl.report.terminal import closing_rows, print_closing
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.report.curve_figure import curve_figure, curve_svg
+    from scalerl.report.curve_view import axis_for
+    from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
+    from scalerl.report.health_figure import health_svg
+    from scalerl.report.page import report_html, write_report
+    from scalerl.report.terminal import closing_rows, print_closing
 
 __all__ = [
     "FrozenForecast",
@@ -29,3 +36,15 @@ __all__ = [
     "report_html",
     "write_report",
 ]
+
+lazy(
+    __name__,
+    {
+        "curve_figure": "curve_figure curve_svg",
+        "curve_view": "axis_for",
+        "frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
+        "health_figure": "health_svg",
+        "page": "report_html write_report",
+        "terminal": "closing_rows print_closing",
+    },
+)

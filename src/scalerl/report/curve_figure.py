@@ -37,19 +37,26 @@ if TYPE_CHECKING:
 _DASHES = (0, (4, 2))  # of the line where a run leaves every curve
 
 
-def curve_svg(run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None) -> str:
+def curve_svg(
+    run: RunRecord,
+    fit: Fit | None = None,
+    *,
+    frozen: FrozenForecast | None = None,
+    part: Fit | None = None,
+) -> str:
     """The main figure as inline SVG for the page.
 
     Args:
         run: the record.
         fit: a fit on all evaluations: its ceiling is shown, and its curve where there is no `frozen`.
         frozen: the forecast to show, with its own curve and band as stored.
+        part: of a misfit, the fit of the part that holds, where it was made already.
 
     Raises:
         InputError: the counters behind the compute axis are missing.
     """
     described = f"Pass rate against training compute, {len(run.evals)} evaluations"
-    return inline_svg(_draw(curve_view(run, fit, frozen)), "curve", described)
+    return inline_svg(_draw(curve_view(run, fit, frozen, part)), "curve", described)
 
 
 def curve_figure(

@@ -76,8 +76,12 @@ def axis_for(run: RunRecord, fit: Fit | None = None, frozen: FrozenForecast | No
     return run.default_axis
 
 
-def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -> CurveView:
+def curve_view(
+    run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None, part: Fit | None = None
+) -> CurveView:
     """Gather what is drawn. A forecast on another axis than the fit's is left out of the figure.
+
+    `part` is the fit of the part that holds; left out, it is made here.
 
     Raises:
         InputError: the counters behind the compute axis are missing.
@@ -90,7 +94,8 @@ def curve_view(run: RunRecord, fit: Fit | None, frozen: FrozenForecast | None) -
     target = frozen.target_compute if frozen else math.nan
     unit = unit_for(axis, max(largest, target if math.isfinite(target) else 0.0))
     window = frozen.compute if frozen else (largest if fit is not None else math.nan)
-    part = part_that_holds(fit) if fit is not None else None
+    if part is None and fit is not None:
+        part = part_that_holds(fit)
     return CurveView(
         unit=unit,
         compute_N=compute_N / unit.size,

@@ -81,7 +81,7 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
         "notices": notices(fit, part) if fit is not None else [],
         "no_fit": no_fit,
-        "curve": curve_svg(run, fit, frozen=frozen),
+        "curve": curve_svg(run, fit, frozen=frozen, part=part),
         "frozen": frozen,
         "misfit": fit is not None and fit.misfit is not None,
         "part": part,

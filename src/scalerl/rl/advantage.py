@@ -1,10 +1,10 @@
 """Advantages: from the rewards of verified groups to one number per completion.
 
 The order is fixed, and stated because trainers differ in it (docs/definitions.md):
-1. truncated completions leave their group, before the mean;
+1. truncated completions leave their group, before the mean (unless the recipe keeps them);
 2. A_i = r_i - mean of the rewards that are left in the group;
 3. groups whose rewards are all the same (zero variance) are dropped, or kept at A = 0;
-4. the scale: `BatchStd` divides by the standard deviation over the completions that are left.
+4. the scale, which is what the choices below differ in.
 
 Shapes in names: G completions of one group, N completions of the batch.
 """
@@ -13,9 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+
+
+class Advantage(Protocol):
+    """From the centred rewards of each group to its advantages."""
+
+    def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """One array (G,) per group, exactly 0 where a group has no signal; the same shapes come back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,58 @@ class BatchStd:
         return [a_G / std if std > 0 else a_G for a_G in centred]
 
 
+@dataclass(frozen=True)
+class PromptStd:
+    """A_i / std over the group (GRPO, arXiv 2402.03300, section 4.1.2): population form, no epsilon."""
+
+    kind: Literal["prompt_std"] = "prompt_std"
+
+    def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Scale each group by its own; an all-zero group stays zero."""
+        return [a_G / std if (std := float(a_G.std())) > 0 else a_G for a_G in centred]
+
+
+@dataclass(frozen=True)
+class NoStd:
+    """A_i as it is (Dr. GRPO, arXiv 2503.20783)."""
+
+    kind: Literal["none"] = "none"
+
+    def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Nothing is scaled."""
+        return list(centred)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """r_i less the mean of the *others* of its group (RLOO, arXiv 2402.14740), unscaled.
+
+    That is A_i G / (G - 1): what a completion is measured against then does not depend on itself.
+    """
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+
+    def __call__(self, centred: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """A group of one has no others, and stays zero."""
+        return [a_G * (len(a_G) / max(len(a_G) - 1, 1)) for a_G in centred]
+
+
+AnyAdvantage = BatchStd | PromptStd | NoStd | LeaveOneOut
+"""The advantages that a recipe can name."""
+
+_NOISE = 8 * np.finfo(float).eps  # of the largest reward: .1 + .2 and .3 are the same reward
+
+
 def centre(reward_G: np.ndarray) -> np.ndarray:
-    """Rewards less the mean of their group."""
-    return reward_G - reward_G.mean()
+    """Rewards less the mean of their group; exactly 0 where the group has no signal."""
+    return reward_G - reward_G.mean() if has_signal(reward_G) else np.zeros(len(reward_G))
 
 
 def has_signal(reward_G: np.ndarray) -> bool:
-    """Whether the rewards differ at all: an exact test, safe for any float rewards."""
-    return len(reward_G) > 1 and bool(reward_G.max() != reward_G.min())
+    """Whether the rewards differ by more than the last digits of a float.
+
+    A comparison of the largest with the smallest: the std of equal rewards such as .1 is not always 0.
+    """
+    if len(reward_G) < 2:
+        return False
+    return bool(np.ptp(reward_G) > _NOISE * np.abs(reward_G).max())

@@ -1,28 +1,90 @@
-"""Averaging: a weight for every token, summing to 1 over the whole batch.
+"""Averaging: a weight for every token, so that the loss is a plain sum over the batch.
 
-With weights the loss is a plain sum, so gradient accumulation and sharding cannot change it.
+Gradient accumulation and sharding can then not change the result. The weights sum to 1 but for
+`ConstantAverage`, where they sum to the share of the budget that was used.
+
+Shapes in names: N completions. `length_N` are sampled tokens; `group_N` numbers the group of each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 
+class Averaging(Protocol):
+    """From sampled lengths and group numbers, the weight of each token of each completion, (N,)."""
+
+    def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+        """`budget` is the most tokens that a completion may sample: context.thinking + context.answer."""
+        ...
+
+
 @dataclass(frozen=True)
 class PromptAverage:
-    """Every prompt counts alike, and within a prompt every token (ScaleRL section 2, arXiv 2510.13786; DAPO's
-    group form).
+    """Every prompt counts alike, and within a prompt every token (ScaleRL section 2, arXiv 2510.13786).
 
     weight = 1 / (number of groups * sampled tokens of the group's completions)
     """
 
     kind: Literal["prompt"] = "prompt"
 
-    def __call__(self, length_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
-        """Weight of each token of each completion, shape (N,), from sampled lengths and group numbers."""
+    def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+        """See `Averaging`."""
         _, index_N = np.unique(group_N, return_inverse=True)
         tokens_per_group = np.bincount(index_N, weights=length_N)
         return 1.0 / (len(tokens_per_group) * tokens_per_group[index_N])
+
+
+@dataclass(frozen=True)
+class SampleAverage:
+    """Every completion counts alike, and within it every token (GRPO, arXiv 2402.03300, eq. 3).
+
+    weight = 1 / (number of completions * sampled tokens of the completion)
+    """
+
+    kind: Literal["sample"] = "sample"
+
+    def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+        """See `Averaging`."""
+        return 1.0 / (len(length_N) * length_N)
+
+
+@dataclass(frozen=True)
+class TokenAverage:
+    """Every token of the batch counts alike (DAPO, arXiv 2503.14476, eq. 12).
+
+    weight = 1 / (sampled tokens of the batch)
+    """
+
+    kind: Literal["token"] = "token"
+
+    def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+        """See `Averaging`."""
+        return np.full(len(length_N), 1.0 / length_N.sum())
+
+
+@dataclass(frozen=True)
+class ConstantAverage:
+    """Divide by a constant, so that no length of any completion matters (Dr. GRPO, arXiv 2503.20783).
+
+    weight = 1 / (number of completions * length), with `length` the whole budget of a completion unless given
+    """
+
+    kind: Literal["constant"] = "constant"
+    length: int = 0
+    """In tokens; 0 is the whole budget."""
+
+    def __post_init__(self) -> None:
+        if self.length < 0:
+            raise ValueError("length must not be negative")
+
+    def __call__(self, length_N: np.ndarray, group_N: np.ndarray, budget: int) -> np.ndarray:
+        """See `Averaging`."""
+        return np.full(len(length_N), 1.0 / (len(length_N) * (self.length or budget)))
+
+
+AnyAveraging = PromptAverage | SampleAverage | TokenAverage | ConstantAverage
+"""The ways of averaging that a recipe can name."""

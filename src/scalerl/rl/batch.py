@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.rl.advantage import BatchStd, centre, has_signal
-from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.advantage import Advantage, centre, has_signal
+from scalerl.rl.averaging import Averaging
 from scalerl.rl.types import Group, Rollout
 
 
@@ -43,30 +43,39 @@ class Batch:
 
 
 def make_batch(
-    groups: Sequence[Group], advantage: BatchStd, averaging: PromptAverage, keep_zero_variance: bool = False
+    groups: Sequence[Group],
+    advantage: Advantage,
+    averaging: Averaging,
+    budget: int,
+    *,
+    keep_zero_variance: bool = False,
+    keep_truncated: bool = False,
 ) -> Batch:
-    """Build the batch of one trainer step; it may be empty, and the step is then skipped and counted."""
+    """Build the batch of one trainer step; it may be empty, and the step is then skipped and counted.
+
+    `budget` is the most tokens that a completion may sample.
+    """
     kept: list[list[Rollout]] = []
     centred: list[np.ndarray] = []
     without_signal = 0
     for group in groups:
+        rollouts = group.rollouts
         whole = [
             i
-            for i, rollout in enumerate(group.rollouts)
-            if not rollout.truncated and rollout.length > 0 and i not in group.failed
+            for i, r in enumerate(rollouts)
+            if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
         ]
         reward_G = group.reward_G[whole]
         signal = has_signal(reward_G)
         without_signal += not signal
         if signal or (keep_zero_variance and whole):
-            kept.append([group.rollouts[i] for i in whole])
+            kept.append([rollouts[i] for i in whole])
             centred.append(centre(reward_G))
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
-    weight_N = (
-        averaging(np.array([r.length for r in rollouts], dtype=float), group_N) if rollouts else np.zeros(0)
-    )
+    length_N = np.array([r.length for r in rollouts], dtype=float)
+    weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
     return _pad(rollouts, advantage_N, weight_N, len(kept), without_signal)
 
 

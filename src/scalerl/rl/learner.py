@@ -6,6 +6,7 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from scalerl.errors import DivergedError
 from scalerl.rl.batch import Batch
-from scalerl.rl.loss import Cispo
+from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights, hidden_states, log_probs_TV
 from scalerl.rl.types import Weights
 
@@ -46,10 +47,11 @@ class AdamW:
                 "warmup_steps and weight_decay must not be negative, max_grad_norm must be positive"
             )
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """The optimiser over the parameters of `model`."""
-        matrices = [p for p in model.parameters() if p.ndim >= 2]
-        vectors = [p for p in model.parameters() if p.ndim < 2]
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
+        """The optimiser over `parameters`."""
+        parameters = list(parameters)
+        matrices = [p for p in parameters if p.ndim >= 2]
+        vectors = [p for p in parameters if p.ndim < 2]
         groups = [
             {"params": matrices, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
@@ -73,31 +75,43 @@ class StepStats:
     ratio_mean: float = math.nan
     ratio_max: float = math.nan
     ratio_clipped: float = math.nan
-    """Share of tokens whose importance ratio is above the cap."""
+    """Share of tokens on which a bound of the loss on the importance ratio acts."""
+    kl: float = math.nan
+    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
     flops: float = 0.0
     tokens: int = 0
 
 
 class Learner:
-    """Trains one model in this process. `version` counts trainer steps, skipped ones included."""
+    """Trains one model in this process. `version` counts trainer steps, skipped ones included.
+
+    Weights of a lower precision have masters in float32: gradients are summed and steps are made there, as a
+    step of a small learning rate would round to nothing.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Cispo,
+        loss: Loss,
         optimiser: AdamW,
         temperature: float,
         fp32_logits: bool,
         micro_batch: int,
+        kl: Kl | None = None,
+        base: nn.Module | None = None,
     ) -> None:
+        """`base` is a model that stays as it is: what the divergence `kl` is measured from."""
         self.model = model.train()
         self.version = 0
         self._loss = loss
         self._settings = optimiser
-        self._optimiser = optimiser.build(model)
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
+        self._optimiser = optimiser.build(self._masters)
         self._temperature = temperature
         self._fp32_logits = fp32_logits
         self._micro_batch = micro_batch
+        self._kl, self._base = kl or Kl(), base
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
@@ -110,7 +124,7 @@ class Learner:
         if not len(batch):
             self.version += 1
             return StepStats()
-        sums, ratio_max = torch.zeros(4, dtype=torch.float64), 0.0
+        sums, ratio_max = torch.zeros(5, dtype=torch.float64), 0.0
         # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
         order = np.argsort(batch.length_N, kind="stable")
         for start in range(0, len(order), self._micro_batch):
@@ -119,16 +133,17 @@ class Learner:
         lr = self._settings.lr_at(self.version)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise DivergedError(
                 f"step {self.version + 1}: the gradient is not finite; the run ends before it"
             )
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
+        self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
-        loss, entropy, ratio, clipped = sums.tolist()
+        loss, entropy, ratio, clipped, kl = sums.tolist()
         length_N = batch.length_N - 1.0  # the last token is predicted, never read
         flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
         return StepStats(
@@ -139,39 +154,65 @@ class Learner:
             ratio_mean=ratio / tokens,
             ratio_max=ratio_max,
             ratio_clipped=clipped / tokens,
+            kl=kl / tokens if self._base is not None else math.nan,
             flops=flops,
             tokens=tokens,
         )
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio and clipped tokens, and
-        the largest ratio."""
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio, clipped tokens and
+        divergence, and the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
             return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
 
         weight_MT = cut(batch.weight_NT)
-        logp_MT, entropy_MT = self.log_probs(torch.from_numpy(batch.token_NT[rows, :extent]), weight_MT > 0)
+        token_MT, sampled_MT = torch.from_numpy(batch.token_NT[rows, :extent]), weight_MT > 0
+        logp_MT, entropy_MT = self.log_probs(token_MT, sampled_MT)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
-        loss = (self._loss(logp_MT, behaviour_MT, advantage_M) * weight_MT.to(logp_MT)).sum()
+        value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
+        kl_MT = torch.zeros_like(logp_MT)
+        if self._base is not None:
+            with torch.no_grad():
+                base_logp_MT, _ = self.log_probs(token_MT, sampled_MT, self._base)
+            kl_MT = self._kl(logp_MT, base_logp_MT)
+        loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
-        sampled_MT = weight_MT > 0
+        self._gather_gradients()
         ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].exp()
-        clipped = self._loss.clipped(ratio).sum()
-        sums = torch.stack([loss.detach(), entropy_MT.sum(), ratio.sum(), clipped]).double().cpu()
-        return sums, float(ratio.max())
+        parts = [loss, entropy_MT.sum(), ratio.sum(), clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
+        return torch.stack([part.detach().double() for part in parts]).cpu(), float(ratio.max())
 
-    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather_gradients(self) -> None:
+        """Add the gradients of one micro-batch to the masters' own."""
+        for parameter, master in zip(self._trained, self._masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                grad = parameter.grad.float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """The masters' values into the weights that the model computes with."""
+        for parameter, master in zip(self._trained, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def log_probs(
+        self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
 
         Only the wanted positions go through the head, so that the logits of prompts and padding are never
-        made. Right padding needs no mask: causal attention does not look ahead.
+        made. Right padding needs no mask: causal attention does not look ahead. Of `model`, where it is not
+        the one that is trained.
         """
+        model = self.model if model is None else model
         token_MT = token_MT.to(self._device)
-        hidden_MTD = hidden_states(self.model, input_ids=token_MT[:, :-1], use_cache=False)
-        logp_WV = log_probs_TV(self.model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
+        hidden_MTD = hidden_states(model, input_ids=token_MT[:, :-1], use_cache=False)
+        logp_WV = log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
         chosen_W = logp_WV.gather(-1, token_MT[:, 1:][wanted_MT][:, None])[:, 0]
         logp_MT = torch.zeros(wanted_MT.shape, device=self._device).masked_scatter(wanted_MT, chosen_W)
         with torch.no_grad():

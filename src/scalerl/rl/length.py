@@ -1,13 +1,15 @@
-"""Length control: when thinking ends, when an answer has run out of budget.
+"""Length control: when thinking ends, when an answer has run out of budget, what length costs.
 
-`ForcedInterruption` is the choice of a recipe, `LengthRule` the same with the tokens of one tokenizer, and
-`LengthState` follows the completions in the rows of a generator, token by token.
+`ForcedInterruption`, `LengthPenalty` and `NoLengthControl` are the choices of a recipe, `LengthRule` the same
+with the tokens of one tokenizer, and `LengthState` follows the completions in the rows of a generator, token
+by token.
 
 Shapes in names: R rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,12 +36,80 @@ class ForcedInterruption:
         if not 1 <= self.low <= self.high:
             raise ValueError("low and high must satisfy 1 <= low <= high")
 
+    def penalty(self, length: int, correct: bool) -> float:
+        """Length costs nothing."""
+        return 0.0
+
 
 @dataclass(frozen=True)
-class NoInterruption:
+class LengthPenalty:
+    """Take from the reward of a correct completion that is long.
+
+    clip((max_length - length) / cache - 1, -1, 0): DAPO's overlong shaping (arXiv 2503.14476, eq. 13), as in
+    arXiv 2510.13786.
+
+    Nothing up to max_length - cache sampled tokens, 1 from max_length on. Nobody is interrupted.
+    """
+
+    kind: Literal["length_penalty"] = "length_penalty"
+    max_length: int = 14336
+    cache: int = 2048
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cache <= self.max_length:
+            raise ValueError("max_length and cache must satisfy 1 <= cache <= max_length")
+
+    def penalty(self, length: int, correct: bool) -> float:
+        """What is added to the reward, 0 or negative."""
+        return min(max((self.max_length - length) / self.cache - 1.0, -1.0), 0.0) if correct else 0.0
+
+
+@dataclass(frozen=True)
+class NoLengthControl:
     """Let completions run until thinking and answer budget together are used up; then they are truncated."""
 
     kind: Literal["none"] = "none"
+
+    def penalty(self, length: int, correct: bool) -> float:
+        """Length costs nothing."""
+        return 0.0
+
+
+AnyLength = ForcedInterruption | LengthPenalty | NoLengthControl
+"""The length controls that a recipe can name."""
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The end of thinking as a tokenizer writes it.
+
+    Where it is one token, that token ends the thinking. Where it is several, it may be written in more than
+    one way (the last may be merged with what follows), so that it is looked for in the decoded text.
+    """
+
+    tokens: tuple[int, ...]
+    text: str = ""
+    last: frozenset[int] = frozenset()
+    """Tokens that can be the last of it, where it is several."""
+    decode: Callable[[list[int]], str] | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any, text: str) -> Marker:
+        """The marker `text` to `tokenizer`."""
+        tokens = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if len(tokens) == 1:
+            return cls(tokens)
+        last = frozenset(i for i in range(len(tokenizer)) if text[-1] in tokenizer.decode([i]))
+        return cls(tokens, text, last, tokenizer.decode)
+
+    @property
+    def window(self) -> int:
+        """The most tokens that it can take: every one has a character of it."""
+        return max(len(self.text), 1)
+
+    def closes(self, tail: np.ndarray) -> bool:
+        """Whether the text of the tokens `tail` holds it; -1 stands where there was none."""
+        return self.decode is not None and self.text in self.decode([int(t) for t in tail if t >= 0])
 
 
 @dataclass(frozen=True)
@@ -48,7 +118,7 @@ class LengthRule:
 
     thinking: int
     answer: int
-    end_of_thinking: int
+    end_of_thinking: Marker
     phrase: tuple[int, ...] = ()
     interrupt: tuple[int, int] | None = None
 
@@ -71,30 +141,31 @@ class LengthRule:
     @classmethod
     def resolve(
         cls,
-        choice: ForcedInterruption | NoInterruption,
+        choice: AnyLength,
         tokenizer: Any,
         thinking: int,
         answer: int,
         end_of_thinking: str,
     ) -> LengthRule:
-        """Find the token ids of the phrase and of the end of thinking.
+        """Find the tokens of the phrase and of the end of thinking.
 
         Raises:
-            InputError: the end of thinking is not one token, or the phrase does not end with it.
+            InputError: the tokenizer cannot write the end of thinking, or the phrase does not end with it.
         """
-        marker = tokenizer(end_of_thinking, add_special_tokens=False)["input_ids"]
-        if len(marker) != 1:
-            raise InputError(
-                f"length: {end_of_thinking!r} is {len(marker)} tokens to this tokenizer; it must be one"
-            )
-        if isinstance(choice, NoInterruption):
-            return cls(thinking, answer, marker[0])
+        marker = Marker.of(tokenizer, end_of_thinking)
+        if (
+            end_of_thinking.strip() not in tokenizer.decode(list(marker.tokens))
+            or not end_of_thinking.strip()
+        ):
+            raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
+        if not isinstance(choice, ForcedInterruption):
+            return cls(thinking, answer, marker)
         phrase = tuple(tokenizer(choice.phrase, add_special_tokens=False)["input_ids"])
-        if not phrase or phrase[-1] != marker[0]:
+        if not choice.phrase.endswith(end_of_thinking):
             raise InputError(f"length.phrase: must end with {end_of_thinking!r}")
         if choice.high > thinking:
             raise InputError(f"length.high: {choice.high} exceeds context.thinking ({thinking})")
-        return cls(thinking, answer, marker[0], phrase, (choice.low, choice.high))
+        return cls(thinking, answer, marker, phrase, (choice.low, choice.high))
 
 
 class LengthState:
@@ -108,6 +179,8 @@ class LengthState:
         self._interrupt_at_R = np.zeros(n_rows, dtype=np.int64)
         self._inserting_R = np.full(n_rows, -1)  # index into the phrase, or -1
         self._phrase = np.array([*rule.phrase, -1], dtype=np.int64)
+        self._last = np.array(sorted(rule.end_of_thinking.last), dtype=np.int64)
+        self._tail_RW = np.full((n_rows, rule.end_of_thinking.window), -1, dtype=np.int64)
 
     def start(self, row: int, interrupt_at: int) -> None:
         """Begin a new completion in `row`."""
@@ -115,6 +188,7 @@ class LengthState:
         self._thinking_R[row] = True
         self._interrupt_at_R[row] = interrupt_at
         self._inserting_R[row] = -1
+        self._tail_RW[row] = -1
 
     def forced_token(self) -> np.ndarray:
         """The token that must come next in each row, or -1 where the model chooses."""
@@ -130,7 +204,7 @@ class LengthState:
         self._answered_R += answering_R
 
         ended_R = ~inserting_R & (token_R == end_token)
-        closes_R = thinking_R & (token_R == rule.end_of_thinking)
+        closes_R = thinking_R & self._closes(token_R)
         if rule.phrase:
             starts_R = thinking_R & ~closes_R & (self._thought_R >= self._interrupt_at_R)
             last_R = self._inserting_R == len(rule.phrase) - 1
@@ -143,3 +217,15 @@ class LengthState:
         self._thinking_R &= ~closes_R
         truncated_R = out_R & ~ended_R
         return ended_R | truncated_R, truncated_R
+
+    def _closes(self, token_R: np.ndarray) -> np.ndarray:
+        """Where the end of thinking has just been written, by the model."""
+        marker, tail_RW = self.rule.end_of_thinking, self._tail_RW
+        tail_RW[:, :-1] = tail_RW[:, 1:]
+        tail_RW[:, -1] = token_R
+        if tail_RW.shape[1] == 1:
+            return token_R == marker.tokens[0]
+        closes_R = np.isin(token_R, self._last)
+        for row in np.flatnonzero(closes_R):
+            closes_R[row] = marker.closes(tail_RW[row])
+        return closes_R

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.errors import InputError
+from scalerl.rl.lora import merged_parameters
 from scalerl.rl.types import Weights
 
 
@@ -66,6 +67,14 @@ def without_dropout(model: nn.Module) -> None:
             module.__dict__["attention_dropout"] = 0.0
 
 
+def checkpoint_activations(model: Any) -> None:
+    """Keep only the inputs of every block for the backward pass, and compute the rest there again."""
+    # transformers 5.2x renamed the one to the other
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.enable_input_require_grads()  # embeddings that are not trained would cut the graph
+
+
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
     """Last hidden states, before the LM head: shape (B, T, D)."""
     return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
@@ -88,7 +97,7 @@ def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_l
 
 def copy_weights(model: nn.Module) -> Weights:
     """The parameters as numpy copies, by name; tied parameters once."""
-    return {name: p.detach().float().cpu().numpy().copy() for name, p in model.named_parameters()}
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in merged_parameters(model)}
 
 
 @torch.no_grad()
@@ -111,10 +120,13 @@ class FlopCount:
 
     @classmethod
     def of(cls, model: nn.Module) -> FlopCount:
-        """Count the matrix weights of `model`; a tied head counts once, as the head."""
+        """Count the matrix weights that a token meets; a tied head counts once, as the head."""
         config: Any = model.config
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        seen = {id(p): p.numel() for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings}
+        matrices = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings]
+        # Experts are one stack of matrices, of which a token meets `num_experts_per_tok`.
+        active = getattr(config, "num_experts_per_tok", 0)
+        seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
         head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
         seen[id(head)] = head.numel()
         heads = config.num_attention_heads

@@ -8,14 +8,17 @@
 
     admit    consumes tickets; waits for nothing; a ticket comes back when the generators have installed the
              weights of the step that consumed it
-    collect  consumes groups in order of admission; waits until the next batch of them is complete
-    step     consumes a batch; then publishes the weights, which unblocks admission
+    collect  consumes groups in order of admission; waits until the next batch of them is complete (with
+             `OffPolicy`, the next k batches)
+    step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
+             the k-th of a phase)
 
-There are (k + 1) batches of tickets and no other limit, so no trained token is older than k versions: with P
-groups a step, group g is admitted once version g // P - k is installed, so that it is sampled by that version
-or later, and it is consumed by the step that starts at version g // P. Completions in flight while the
-trainer steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv 2509.19128;
-PipelineRL-k, arXiv 2510.13786).
+`PipelineRL(k)` has (k + 1) batches of tickets and no other limit, so no trained token is older than k
+versions: with P groups a step, group g is admitted once version g // P - k is installed, so that it is
+sampled by that version or later, and it is consumed by the step that starts at version g // P. Completions in
+flight while the trainer steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv
+2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k batches of tickets, and all of a phase is
+sampled by the weights at its start: the last of its batches is trained at age k - 1.
 
 With the generator in this process the placement is `inline`: `collect` decodes just until the next batch is
 complete, then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
@@ -24,14 +27,18 @@ complete, then the trainer steps. That fixed rule makes a run a function of its 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from scalerl.rl.batch import Batch, make_batch
 from scalerl.rl.learner import Learner, StepStats
+from scalerl.rl.length import AnyLength
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.types import Generator, Group, Judge
+from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
 
 
 @dataclass(frozen=True)
@@ -55,22 +62,42 @@ def run_pipeline(
 ) -> Iterator[Step]:
     """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
     n_prompts, n_samples = recipe.batch.prompts, recipe.batch.samples
-    admitted = consumed = 0
+    schedule, ready = recipe.schedule, deque[Group]()
+    admitted = collected = installed = 0
     while True:
         started = time.perf_counter()
-        while admitted < consumed + recipe.schedule.tickets(n_prompts) and (draw := pool.draw()) is not None:
+        while admitted < installed + schedule.tickets(n_prompts) and (draw := pool.draw()) is not None:
             generator.submit(*draw, n_samples)
             admitted += 1
-        if admitted < consumed + n_prompts:
-            return
-        collected = generator.collect(n_prompts)
-        groups = [Group.of(*pair) for pair in zip(collected, judge(collected), strict=True)]
+        if not ready:
+            whole_batches = min(schedule.at_once(n_prompts), admitted - collected) // n_prompts
+            if not whole_batches:
+                return
+            sampled = generator.collect(whole_batches * n_prompts)
+            for rollouts, rewards in zip(sampled, judge(sampled), strict=True):
+                ready.append(make_group(rollouts, rewards, recipe.length))
+                pool.record(ready[-1])
+            collected += len(ready)
         generated = time.perf_counter()
-        for group in groups:
-            pool.record(group)
-        batch = make_batch(groups, recipe.advantage, recipe.averaging, recipe.zero_variance == "keep")
+        groups = [ready.popleft() for _ in range(n_prompts)]
+        batch = make_batch(
+            groups,
+            recipe.advantage,
+            recipe.averaging,
+            recipe.context.sampled,
+            keep_zero_variance=recipe.zero_variance == "keep",
+            keep_truncated=recipe.truncated == "keep",
+        )
         stats = learner.step(batch)
-        generator.update(learner.weights(), learner.version)
-        consumed += n_prompts  # only now: these tickets' weights are installed
+        if schedule.publishes(learner.version):
+            generator.update(learner.weights(), learner.version)
+            installed = collected - len(ready)  # only now: these tickets' weights are installed
         trained = time.perf_counter()
         yield Step(learner.version, tuple(groups), batch, stats, generated - started, trained - generated)
+
+
+def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
+    """The group of some completions; the length control may take from their rewards."""
+    group = Group.of(rollouts, rewards)
+    penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
+    return replace(group, reward_G=group.reward_G + np.array(penalties))

@@ -19,25 +19,50 @@ from scalerl.rl.types import Group, Prompt
 class NoPositiveResampling:
     """A prompt whose pass rate has reached `threshold` is never drawn again (arXiv 2510.13786, section 2).
 
-    The pass rate is over all completions of the prompt's whole history, truncated ones counted as failures.
+    The pass rate is over all completions of the prompt's whole history, or of its `latest` group alone;
+    truncated ones count as failures.
     """
 
     kind: Literal["no_positive_resampling"] = "no_positive_resampling"
     threshold: float = 0.9
+    history: Literal["all", "latest"] = "all"
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
             raise ValueError("threshold must be in (0, 1]")
 
-    def retires(self, correct: int, n: int) -> bool:
-        """Whether a prompt with `correct` of `n` completions right is done with."""
+    def retires(self, history: History) -> bool:
+        """Whether a prompt with this history is done with."""
+        correct, n = history.latest if self.history == "latest" else (history.correct, history.n)
         return n > 0 and correct / n >= self.threshold  # not correct >= threshold * n: .55 * 100 is above 55
 
 
+@dataclass(frozen=True)
+class Uniform:
+    """Every prompt is drawn in every pass, whatever its pass rate."""
+
+    kind: Literal["uniform"] = "uniform"
+
+    def retires(self, history: History) -> bool:
+        """Never."""
+        return False
+
+
+AnyCurriculum = NoPositiveResampling | Uniform
+"""The curricula that a recipe can name."""
+
+
 @dataclass
-class _History:
+class History:
+    """What became of a prompt's completions: over all of its groups, and of the latest (correct, n)."""
+
     correct: int = 0
     n: int = 0
+    latest: tuple[int, int] = (0, 0)
+
+    def add(self, correct: int, n: int) -> None:
+        """Take note of a group."""
+        self.correct, self.n, self.latest = self.correct + correct, self.n + n, (correct, n)
 
 
 @dataclass
@@ -45,12 +70,12 @@ class PromptPool:
     """Draws prompts in passes, and learns from verified groups."""
 
     prompts: Sequence[Prompt]
-    curriculum: NoPositiveResampling
+    curriculum: AnyCurriculum
     seed: int
     passes: int = 0
     _queue: list[Prompt] = field(default_factory=list)
     _draws: Counter[str] = field(default_factory=Counter)
-    _history: dict[str, _History] = field(default_factory=dict)
+    _history: dict[str, History] = field(default_factory=dict)
     _retired: set[str] = field(default_factory=set)
 
     @property
@@ -74,8 +99,7 @@ class PromptPool:
 
     def record(self, group: Group) -> None:
         """Take note of a verified group."""
-        history = self._history.setdefault(group.prompt.id, _History())
-        history.correct += int(group.correct_G.sum())
-        history.n += len(group.correct_G)
-        if self.curriculum.retires(history.correct, history.n):
+        history = self._history.setdefault(group.prompt.id, History())
+        history.add(int(group.correct_G.sum()), len(group.correct_G))
+        if self.curriculum.retires(history):
             self._retired.add(group.prompt.id)

@@ -1,7 +1,8 @@
 """The recipe: every choice of a run in one frozen object.
 
 A recipe is written by hand as sparse TOML, where what is not said takes its default, and is saved resolved in
-config.json. Choices with variants are objects whose `kind` names them in TOML:
+config.json. Choices with variants are objects whose `kind` names them in TOML; a kind that is not said is the
+default's:
 
     [loss]
     kind = "cispo"
@@ -11,10 +12,11 @@ config.json. Choices with variants are objects whose `kind` names them in TOML:
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,13 +25,14 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
 from scalerl.errors import InputError
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
+from scalerl.rl.advantage import AnyAdvantage, BatchStd
+from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, NoInterruption
-from scalerl.rl.loss import Cispo
-from scalerl.rl.pool import NoPositiveResampling
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.length import AnyLength, ForcedInterruption
+from scalerl.rl.lora import Lora
+from scalerl.rl.loss import AnyLoss, Cispo, Kl
+from scalerl.rl.pool import AnyCurriculum, NoPositiveResampling
+from scalerl.rl.schedule import AnySchedule, PipelineRL
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 
@@ -59,6 +62,11 @@ class Context:
 
     def __post_init__(self) -> None:
         _at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
+
+    @property
+    def sampled(self) -> int:
+        """The most tokens that a completion may sample."""
+        return self.thinking + self.answer
 
 
 @dataclass(frozen=True)
@@ -110,18 +118,24 @@ class Recipe:
     budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
     name: str = "scalerl"
     seed: int = 0
-    schedule: PipelineRL = field(default_factory=PipelineRL)
-    loss: Cispo = field(default_factory=Cispo)
-    averaging: PromptAverage = field(default_factory=PromptAverage)
-    advantage: BatchStd = field(default_factory=BatchStd)
+    schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
+    loss: Annotated[AnyLoss, Discriminator("kind")] = field(default_factory=Cispo)
+    kl: Kl = field(default_factory=Kl)
+    averaging: Annotated[AnyAveraging, Discriminator("kind")] = field(default_factory=PromptAverage)
+    advantage: Annotated[AnyAdvantage, Discriminator("kind")] = field(default_factory=BatchStd)
     zero_variance: Literal["drop", "keep"] = "drop"
-    fp32_logits: bool = True
-    curriculum: NoPositiveResampling = field(default_factory=NoPositiveResampling)
-    length: Annotated[ForcedInterruption | NoInterruption, Discriminator("kind")] = field(
-        default_factory=ForcedInterruption
-    )
+    truncated: Literal["drop", "keep"] = "drop"
+    curriculum: Annotated[AnyCurriculum, Discriminator("kind")] = field(default_factory=NoPositiveResampling)
+    length: Annotated[AnyLength, Discriminator("kind")] = field(default_factory=ForcedInterruption)
     end_of_thinking: str = "</think>"
     temperature: float = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
+    fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
+    """Where the LM head computes in float32 whatever the precision."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of every block for the backward pass: less memory, the same result."""
+    lora: Lora = field(default_factory=Lora)
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
@@ -145,15 +159,18 @@ def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of range.
     """
+    values = _with_kinds(values)
     _check_keys(Recipe, values, source)
     try:
-        return _ADAPTER.validate_python(dict(values))
+        return _ADAPTER.validate_python(values)
     except ValidationError as error:
         raise InputError(f"{source}: {_explain(error)}") from error
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a TOML file, or a recipe of the package by its name, and apply overrides like `loss.max_ratio=4`.
+    """Read a TOML file, a recipe of the package by its name, or that of a run folder.
+
+    Overrides are like `loss.max_ratio=4`.
 
     Raises:
         InputError: no such recipe, bad TOML, or what `from_dict` raises.
@@ -164,6 +181,8 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
+    if path.is_dir() and (path / "config.json").is_file():
+        return _overridden(_of_run(path / "config.json"), overrides)
     if not path.is_file():
         packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
         if not packaged.is_file():
@@ -178,6 +197,18 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML ({error})") from error
+    return _overridden(values, overrides)
+
+
+def _of_run(path: Path) -> dict[str, Any]:
+    """The resolved recipe of a run folder, to be run again."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["recipe"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: holds no recipe") from error
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         _override(values, override)
     return values
@@ -197,6 +228,17 @@ def _override(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise InputError(f"--set {override}: {parent!r} is a value, not a table")
     values[last] = value
+
+
+def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice that does not say its kind is of the default kind: `loss.max_ratio = 4` is CISPO's."""
+    out = dict(values)
+    for item in fields(Recipe):
+        value = out.get(item.name)
+        if isinstance(value, Mapping) and "kind" not in value and item.default_factory is not MISSING:
+            default = item.default_factory()
+            out[item.name] = {"kind": default.kind, **value} if hasattr(default, "kind") else value
+    return out
 
 
 def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = "") -> None:

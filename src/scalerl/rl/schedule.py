@@ -1,4 +1,9 @@
-"""Schedules: how far the trainer may be ahead of the weights that sampled a token."""
+"""Schedules: how far the trainer may be ahead of the weights that sampled a token.
+
+A schedule is three numbers in groups, at `prompts` groups a trainer step: how many may be admitted before the
+weights of their step are installed (tickets), how many are waited for at once, and after which steps the
+weights are published.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class PipelineRL:
-    """Weights are pushed after every trainer step; the trainer's lead over a token is at most `k` steps."""
+    """Weights are pushed after every trainer step; the trainer's lead over a token is at most `k` steps.
+
+    PipelineRL, arXiv 2509.19128; k as in arXiv 2510.13786. k = 0 is on-policy.
+    """
 
     kind: Literal["pipeline_rl"] = "pipeline_rl"
     k: int = 8
@@ -18,5 +26,55 @@ class PipelineRL:
             raise ValueError("k must not be negative")
 
     def tickets(self, prompts: int) -> int:
-        """Groups that may be admitted before the weights of their step are installed, at `prompts` a step."""
+        """Groups that may be admitted before the weights of their step are installed."""
         return (self.k + 1) * prompts
+
+    def at_once(self, prompts: int) -> int:
+        """Groups that the trainer waits for before it goes on."""
+        return prompts
+
+    def publishes(self, version: int) -> bool:
+        """Whether the weights of `version` go to the generators."""
+        return True
+
+    @property
+    def max_age(self) -> int:
+        """The largest age that a trained token can have."""
+        return self.k
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """Generate `k` batches, then make `k` updates with them: PPO-off-policy-k of arXiv 2510.13786.
+
+    Generator and trainer take turns. All of a phase is sampled by the weights at its start, so that the
+    largest age is k - 1; k = 1 is on-policy.
+    """
+
+    kind: Literal["off_policy"] = "off_policy"
+    k: int = 8
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError("k must be at least 1")
+
+    def tickets(self, prompts: int) -> int:
+        """Groups that may be admitted before the weights of their step are installed."""
+        return self.k * prompts
+
+    def at_once(self, prompts: int) -> int:
+        """Groups that the trainer waits for before it goes on: those of the whole phase."""
+        return self.k * prompts
+
+    def publishes(self, version: int) -> bool:
+        """Whether the weights of `version` go to the generators: at the end of a phase."""
+        return version % self.k == 0
+
+    @property
+    def max_age(self) -> int:
+        """The largest age that a trained token can have."""
+        return self.k - 1
+
+
+AnySchedule = PipelineRL | OffPolicy
+"""The schedules that a recipe can name."""

@@ -13,7 +13,7 @@ from scalerl.errors import InputError
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
-from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
@@ -22,7 +22,7 @@ from scalerl.rl.verify import Verifier
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
     """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed."""
-    model = load_model(model_folder, torch.float32)
+    model = load_model(model_folder, _dtype(recipe))
     _check_attention(model, model_folder)
     tokenizer = load_tokenizer(model_folder)
     length = LengthRule.resolve(
@@ -38,7 +38,12 @@ def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: in
     if tokenizer.eos_token_id is None:
         raise InputError(f"tokenizer of {model_folder} has no end token (eos_token)")
     sampling = Sampling(
-        recipe.temperature, recipe.fp32_logits, seed, recipe.context.prompt, length, tokenizer.eos_token_id
+        recipe.temperature,
+        recipe.fp32_logits in ("both", "generator"),
+        seed,
+        recipe.context.prompt,
+        length,
+        tokenizer.eos_token_id,
     )
     return TorchGenerator(model, tokenizer, sampling, rows)
 
@@ -76,14 +81,23 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
 
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
     """The learner of a recipe, at version 0."""
+    model: Any = recipe.lora.apply(load_model(model_folder, _dtype(recipe)))
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
     return Learner(
-        load_model(model_folder, torch.float32),  # in bf16 a small step would round to nothing
+        model,
         recipe.loss,
         recipe.optimiser,
         recipe.temperature,
-        recipe.fp32_logits,
+        recipe.fp32_logits in ("both", "trainer"),
         recipe.batch.micro,
+        recipe.kl,
+        load_model(model_folder, _dtype(recipe)).requires_grad_(False) if recipe.kl.coefficient else None,
     )
+
+
+def _dtype(recipe: Recipe) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
 
 
 def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:

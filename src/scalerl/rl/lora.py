@@ -1,0 +1,68 @@
+"""LoRA through peft: a few small matrices are trained, and the weights that are published are whole.
+
+Generators, evaluations and checkpoints see a plain model: what they get are the merged weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (arXiv 2106.09685) on every linear layer but the head; off at rank 0.
+
+    An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
+    log-probabilities must be those of the weights that are published.
+    """
+
+    rank: int = 0
+    alpha: int = 32
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not self.alpha > 0:
+            raise ValueError("rank must not be negative, and alpha must be positive")
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Put adapters into `model`, in place, and let only them be trained; returns it.
+
+        Raises:
+            InputError: peft is not installed.
+        """
+        if not self.rank:
+            return model
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+        except ImportError:
+            raise InputError("lora: needs peft: pip install 'scalerl[lora]'") from None
+        head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=linear, lora_dropout=0.0)
+        inject_adapter_in_model(config, model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+        return model
+
+
+@torch.no_grad()
+def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of the plain model by name, adapters added to what they adapt."""
+    adapted = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        owner, _, leaf = name.rpartition(".base_layer.")
+        if not owner:
+            yield name, parameter
+        elif leaf == "weight":
+            layer: Any = adapted[owner]
+            yield f"{owner}.weight", parameter + layer.get_delta_weight("default").to(parameter.dtype)
+        else:
+            yield f"{owner}.{leaf}", parameter

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+
+from scalerl.rl.learner import AdamW, Learner
+from scalerl.rl.lora import Lora
+from scalerl.rl.loss import Cispo
+from scalerl.rl.model import copy_weights, install_weights, load_model
+
+TOKEN_MT = torch.arange(12)[None] + 3
+WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
+
+
+@pytest.fixture
+def learner(llama_folder):
+    model = Lora(rank=4, alpha=8).apply(load_model(llama_folder))
+    return Learner(model, Cispo(), AdamW(lr=1e-2, warmup_steps=0), 1.0, True, 64)
+
+
+def train(learner):
+    """A few steps that raise the probability of one completion."""
+    for _ in range(3):
+        logp_MT, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
+        (-logp_MT.sum()).backward()
+        learner._optimiser.step()
+        learner._optimiser.zero_grad()
+
+
+def test_only_the_adapters_are_trained_and_they_begin_as_nothing(learner, llama_folder):
+    trained = {n for n, p in learner.model.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    plain = load_model(llama_folder)
+    assert sum(p.numel() for p in learner._masters) < 0.5 * sum(p.numel() for p in plain.parameters())
+    for name, weight in copy_weights(plain).items():
+        np.testing.assert_array_equal(weight, learner.weights()[name])
+
+
+def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llama_folder):
+    before = learner.weights()
+    train(learner)
+    plain = load_model(llama_folder)
+    assert set(learner.weights()) == {name for name, _ in plain.named_parameters()}
+    install_weights(plain, learner.weights())
+    expected, _ = learner.log_probs(TOKEN_MT, WANTED_MT)
+    found, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    install_weights(plain, before)
+    unchanged, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
+    assert (unchanged - expected).abs().max() > 1e-2

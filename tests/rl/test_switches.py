@@ -1,0 +1,111 @@
+"""Every choice beside every other: runs of three steps in which each pair of variants meets at least once."""
+
+import math
+from dataclasses import replace
+from itertools import combinations, islice, product
+
+import numpy as np
+import pytest
+
+from scalerl.rl.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd
+from scalerl.rl.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption, LengthPenalty, NoLengthControl
+from scalerl.rl.lora import Lora
+from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pool import NoPositiveResampling, PromptPool, Uniform
+from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps, from_dict
+from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.types import Reward
+
+SWITCHES = {
+    "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],
+    "loss": [Cispo(), Dapo(), Grpo(), Gspo(), Gspo(length_normalised=False), Reinforce()],
+    "averaging": [PromptAverage(), SampleAverage(), TokenAverage(), ConstantAverage()],
+    "advantage": [BatchStd(), PromptStd(), NoStd(), LeaveOneOut()],
+    "zero_variance": ["drop", "keep"],
+    "truncated": ["drop", "keep"],
+    "precision": ["float32", "bfloat16"],
+    "fp32_logits": ["both", "generator", "trainer", "neither"],
+    "curriculum": [NoPositiveResampling(), NoPositiveResampling(history="latest"), Uniform()],
+    "length": [
+        ForcedInterruption(low=2, high=12, phrase="! </think>"),
+        LengthPenalty(max_length=20, cache=12),
+        NoLengthControl(),
+    ],
+    "kl": [Kl(), Kl(coefficient=0.1), Kl(coefficient=0.1, estimator="k2")],
+    "activation_checkpointing": [False, True],
+    "lora": [Lora(), Lora(rank=2, alpha=4)],
+    "temperature": [1.0, 0.7],
+}
+
+
+def covering_rows():
+    """Rows of choices, by place in `SWITCHES`, until every pair has met: the best of some at random."""
+    sizes = [len(options) for options in SWITCHES.values()]
+    columns = list(combinations(range(len(sizes)), 2))
+    left = {(i, j, a, b) for i, j in columns for a, b in product(range(sizes[i]), range(sizes[j]))}
+    rng, rows = np.random.default_rng(0), []
+    while left:
+        i, j, a, b = min(left)
+        trials = rng.integers(0, sizes, (200, len(sizes)))
+        trials[:, i], trials[:, j] = a, b
+        met = [left & {(i, j, row[i], row[j]) for i, j in columns} for row in trials.tolist()]
+        best = max(range(len(met)), key=lambda n: len(met[n]))
+        left -= met[best]
+        rows.append(tuple(trials[best].tolist()))
+    return rows
+
+
+ROWS = covering_rows()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "".join(map(str, row)))
+def test_every_pair_of_choices_trains(row, llama_folder):
+    chosen = {name: options[n] for (name, options), n in zip(SWITCHES.items(), row, strict=True)}
+    recipe = Recipe(
+        model=llama_folder,
+        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
+        budget=Steps(3),
+        batch=BatchSize(prompts=3, samples=4, micro=5),
+        context=Context(prompt=8, thinking=12, answer=20),
+        optimiser=AdamW(lr=1e-2, warmup_steps=0),
+        rows=40,
+    )
+    recipe = replace(recipe, **chosen)
+    assert from_dict(recipe.to_dict()) == recipe
+    learner = load_learner(recipe, recipe.model)
+    generator = load_generator(recipe, recipe.model, 0, recipe.rows)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    before = {name: weight.copy() for name, weight in learner.weights().items()}
+
+    def verify(rollout):
+        right = bool(rollout.token_T.sum() % 2) and not rollout.truncated
+        return Reward(1.0 if right else -1.0, right)
+
+    def judge(groups):
+        return [[verify(rollout) for rollout in group] for group in groups]
+
+    steps = list(islice(run_pipeline(recipe, pool, generator, learner, judge), 3))
+    assert [step.index for step in steps] == [1, 2, 3]
+    for step in steps:
+        ages = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]
+        assert ages.max(initial=0) <= recipe.schedule.max_age
+        assert math.isfinite(step.stats.loss) == bool(len(step.batch))
+        assert math.isfinite(step.stats.kl) == bool(len(step.batch) and recipe.kl.coefficient)
+    assert any(len(step.batch) for step in steps)
+    moved = [float(np.abs(w - before[name]).max()) for name, w in learner.weights().items()]
+    assert all(map(math.isfinite, moved))
+    assert max(moved) > 1e-4
+    if recipe.schedule.publishes(3):  # what the generator has is what the learner has
+        for name, parameter in generator.model.named_parameters():
+            np.testing.assert_array_equal(parameter.detach().float().numpy(), learner.weights()[name])
+
+
+def test_the_rows_hold_every_pair():
+    sizes = [len(options) for options in SWITCHES.values()]
+    for i, j in combinations(range(len(sizes)), 2):
+        assert len({(row[i], row[j]) for row in ROWS}) == sizes[i] * sizes[j]
