@@ -223,5 +223,5 @@ def test_the_recipe_of_a_run_folder_is_run_again(write, tmp_path):
     )
     for text in ("{", "[]", "{}", '{"recipe": 3}'):
         config.write_text(text)
-        with pytest.raises(InputError, match="config.json: holds no recipe"):
+        with pytest.raises(InputError, match=r"config\.json: holds no recipe"):
             load_recipe(tmp_path / "run")

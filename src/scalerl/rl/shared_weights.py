@@ -1,0 +1,111 @@
+"""Weights in shared memory: one process writes them, others read them, and nobody reads half of two versions.
+
+    header    per buffer: a count that is odd while it is written, and the version in it; which one is current
+    buffers   two of them: the next version is written while readers copy the current one
+
+A reader copies the current buffer and looks at its count again: where that has changed, the writer was in it,
+and the reader begins anew with what is then current. Nobody waits for anybody, so that a reader that is slow,
+or killed in the middle, holds nobody up.
+
+The memory is a file without a name: it is gone with the last process that has it, however that ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.types import Weights
+
+_HEADER = 64  # bytes, five int64 of which are used
+_COUNT, _VERSION, _CURRENT = slice(0, 2), slice(2, 4), 4
+_ALIGN = 16  # float32 numbers
+
+
+class SharedWeights:
+    """The parameters of a model in float32. Goes to another process as an argument of its start."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Memory for weights like these, which are version 0. The process that makes it alone writes."""
+        self._layout: list[tuple[str, tuple[int, ...], int]] = []
+        self._size = 0
+        for name, weight in weights.items():
+            self._layout.append((name, weight.shape, self._size))
+            self._size += -(-weight.size // _ALIGN) * _ALIGN
+        memory = Path("/dev/shm")  # where there is none, a file on disk that is rarely written out
+        with tempfile.TemporaryFile(dir=memory if memory.is_dir() else None) as file:
+            file.truncate(_HEADER + 2 * 4 * self._size)
+            self._map(os.dup(file.fileno()))
+        self._header[_VERSION] = -1
+        self.write(weights, 0)
+
+    def _map(self, fd: int) -> None:
+        self._fd = fd
+        memory = mmap.mmap(fd, _HEADER + 2 * 4 * self._size)
+        self._header = np.ndarray(5, dtype=np.int64, buffer=memory)
+        self._buffers = np.ndarray((2, self._size), dtype=np.float32, buffer=memory, offset=_HEADER)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._layout, self._size, DupFd(self._fd)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._layout, self._size, fd = state
+        self._map(fd.detach())
+
+    @property
+    def version(self) -> int:
+        """The current version."""
+        return int(self._header[_VERSION][self._header[_CURRENT]])
+
+    def write(self, weights: Weights, version: int) -> None:
+        """Make `weights` current."""
+        into = 1 - int(self._header[_CURRENT])
+        self._header[_COUNT][into] += 1
+        _fence()
+        for (name, _, _), place in zip(self._layout, self._places(into), strict=True):
+            np.copyto(place, weights[name])
+        self._header[_VERSION][into] = version
+        _fence()
+        self._header[_COUNT][into] += 1
+        _fence()
+        self._header[_CURRENT] = into
+
+    def read(self, into: Mapping[str, np.ndarray]) -> int:
+        """Copy the current weights into float32 arrays of their shapes, and return their version."""
+        while True:
+            current = int(self._header[_CURRENT])
+            count = int(self._header[_COUNT][current])
+            _fence()
+            version = int(self._header[_VERSION][current])
+            for (name, _, _), place in zip(self._layout, self._places(current), strict=True):
+                np.copyto(into[name], place)
+            _fence()
+            if count % 2 == 0 and self._header[_COUNT][current] == count:
+                return version
+
+    def _places(self, buffer: int) -> list[np.ndarray]:
+        return [
+            self._buffers[buffer, start : start + int(np.prod(shape))].reshape(shape)
+            for _, shape, start in self._layout
+        ]
+
+
+_BARRIERS = threading.Lock(), threading.Lock()
+
+
+def _fence() -> None:
+    """What was written before is seen before what is written after, and read likewise.
+
+    x86-64 orders stores and loads so by itself; elsewhere taking two locks in turn is a full barrier.
+    """
+    for barrier in _BARRIERS:
+        with barrier:
+            pass
