@@ -40,7 +40,7 @@ $(VENV)/torch-ready: $(VENV)/python-ready
 	touch $@
 
 $(VENV)/ready: $(VENV)/torch-ready pyproject.toml
-	$(BIN)/pip install --quiet --editable '.[train,dev]'
+	$(BIN)/pip install --quiet --editable '.[train,data,dev]'
 	touch $@
 
 clean:

@@ -28,12 +28,13 @@ def main() -> None:
     from scalerl.rl.evaluate import Evaluator
     from scalerl.rl.model import copy_weights, load_model
     from scalerl.rl.recipe import load_recipe
-    from scalerl.rl.tasks.chain import Demonstrations
+    from scalerl.rl.tasks.chain import Chain, Demonstrations
 
     recipe = load_recipe("demo")
     recipe = replace(recipe, evaluation=replace(recipe.evaluation, samples=16))
-    thinking = recipe.context.thinking
-    perfect = Demonstrations(recipe.task, thinking, give_up=0.0, slip=0.0, ramble=0.0)
+    task, thinking = recipe.task, recipe.context.thinking
+    assert isinstance(task, Chain)
+    perfect = Demonstrations(task, thinking, give_up=0.0, slip=0.0, ramble=0.0)
     spec = BaseModel(
         perfect,
         careful_loss=0.0,
@@ -45,13 +46,13 @@ def main() -> None:
     result = Evaluator(recipe, str(folder)).evaluate(copy_weights(load_model(folder)), 0)
 
     rates: dict[int, list[float]] = defaultdict(list)
-    for prompt, correct in zip(recipe.task.prompts("heldout"), result.correct_P, strict=True):
+    for prompt, correct in zip(task.prompts("heldout"), result.correct_P, strict=True):
         rates[int(prompt.id.split("/")[1])].append(correct / recipe.evaluation.samples)
     print("| operations | thinking tokens needed | pass rate | known beforehand |\n|---|---|---|---|")
     for k, rate in sorted(rates.items()):
         print(f"| {k} | {2 * k} | {np.mean(rate):.3f} | {1.0 if 2 * k <= thinking else 0.1:.1f} |")
     every = np.mean([r for rate in rates.values() for r in rate])
-    print(f"| all | | {every:.3f} | {recipe.task.ceiling(thinking):.2f} |")
+    print(f"| all | | {every:.3f} | {task.ceiling(thinking):.2f} |")
 
 
 if __name__ == "__main__":

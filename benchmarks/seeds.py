@@ -139,12 +139,14 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
     from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.tasks.chain import Chain
 
     recipe = load_recipe("demo")
     folders = args.refit or train_all([args.runs / f"seed{seed}" for seed in range(args.seeds)], args.jobs)
     records = [RunRecord.read(folder) for folder in sorted(folders, key=number)]
     forecasts = [list(refit(run)) if args.refit else frozen_forecasts(run) for run in records]
     found = [result for pair in zip(records, forecasts, strict=True) for result in results(*pair)]
+    assert isinstance(recipe.task, Chain)
     report(found, recipe.task.ceiling(recipe.context.thinking))
 
 

@@ -12,8 +12,7 @@ from scalerl.rl.batch import make_batch
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.loss import Cispo
 from scalerl.rl.model import FlopCount, load_model
-from scalerl.rl.pipeline import judge
-from scalerl.rl.types import Reward
+from scalerl.rl.types import Group, Reward
 
 # Hidden 32, intermediate 48, 2 layers, 4 heads of 8 with 2 of keys and values, vocabulary 19:
 # per layer q and o 32 x 32 each, k and v 32 x 16 each, gate, up and down 32 x 48 each; the head 32 x 19.
@@ -64,8 +63,8 @@ def test_a_generator_counts_each_completion_once(sampled):
 
 
 def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
-    by_parity = [lambda r: Reward(float(r.token_T.sum() % 2), True)] * len(sampled[1])
-    batch = make_batch(list(map(judge, sampled[1], by_parity)), BatchStd(), PromptAverage(), 100)
+    rewards = [[Reward(float(r.token_T.sum() % 2), True) for r in rollouts] for rollouts in sampled[1]]
+    batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage(), 100)
     assert len(batch) > 4  # several micro-batches
     stats = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4).step(batch)
     assert stats.flops == 3 * cost(batch.length_N)

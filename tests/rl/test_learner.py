@@ -12,8 +12,7 @@ from scalerl.rl.batch import make_batch
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.loss import Cispo, Kl
 from scalerl.rl.model import checkpoint_activations, load_model
-from scalerl.rl.pipeline import judge
-from scalerl.rl.types import Reward
+from scalerl.rl.types import Group, Reward
 
 UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)
 
@@ -29,7 +28,7 @@ def batch(llama_folder, make_generator, uneven_prompts):
     for prompt in uneven_prompts:
         generator.submit(prompt, 0, 4)
     groups = [
-        judge(rollouts, lambda r: Reward(1.0 if r.token_T.sum() % 2 else -1.0, True))
+        Group.of(rollouts, [Reward(1.0 if r.token_T.sum() % 2 else -1.0, True) for r in rollouts])
         for rollouts in generator.collect(6)
     ]
     assert any(r.interrupted for g in groups for r in g.rollouts)

@@ -6,10 +6,10 @@ from transformers import PreTrainedTokenizerFast
 from scalerl.errors import InputError
 from scalerl.rl.length import ForcedInterruption, LengthPenalty, LengthRule, Marker, NoLengthControl
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import judge
-from scalerl.rl.setup import verifier
+from scalerl.rl.pipeline import make_group
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
 from scalerl.rl.types import Reward
+from scalerl.rl.verify import Verifier
 
 END, CLOSE, UP, DIGIT = (VOCABULARY.index(word) for word in ("<eos>", "</think>", "!", "0"))
 PHRASE = (UP, UP, CLOSE)
@@ -124,9 +124,9 @@ def test_a_generator_interrupts_as_the_rule_says(save_model, make_generator, une
 
 def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_folder):
     right = tuple(VOCABULARY.index(word) for word in ["+", "7", "</think>", "7", "<eos>"])
-    verify = verifier(Chain(), load_tokenizer(llama_folder))
-    assert verify(make_rollout(5, token_T=right)) == Reward(1.0, True)
-    assert verify(make_rollout(5, token_T=right, truncated=True)) == Reward(-1.0, False)
+    verifier = Verifier(Chain(), load_tokenizer(llama_folder))
+    group = [make_rollout(5, token_T=right), make_rollout(5, token_T=right, truncated=True)]
+    assert verifier.judge([group]) == [[Reward(1.0, True), Reward(-1.0, False)]]
 
 
 def test_the_rule_finds_its_tokens_or_says_what_is_wrong(llama_folder):
@@ -151,7 +151,7 @@ def test_the_length_penalty_by_hand():
 
 def test_the_penalty_is_taken_from_the_reward_and_not_from_what_is_correct(make_rollout):
     rollouts = [make_rollout(3), make_rollout(13)]
-    group = judge(rollouts, lambda rollout: Reward(1.0, True), LengthPenalty(max_length=14, cache=2))
+    group = make_group(rollouts, [Reward(1.0, True)] * 2, LengthPenalty(max_length=14, cache=2))
     assert group.reward_G.tolist() == [1.0, 0.5]
     assert group.correct_G.all()
 

@@ -64,6 +64,11 @@ def by_parity(rollout):
     return Reward(1.0 if right else -1.0, right)
 
 
+def one_by_one(verify):
+    """The judge of groups that gives every completion what `verify` says of it."""
+    return lambda groups: [[verify(rollout) for rollout in group] for group in groups]
+
+
 def parts(recipe, seed=0):
     recipe = replace(recipe, seed=seed)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
@@ -74,7 +79,7 @@ def parts(recipe, seed=0):
 def run(recipe, n_steps, verify=by_parity, seed=0):
     """The first `n_steps` steps, the generator and the learner."""
     recipe, pool, generator, learner = parts(recipe, seed)
-    loop = run_pipeline(recipe, pool, generator, learner, verify)
+    loop = run_pipeline(recipe, pool, generator, learner, one_by_one(verify))
     return list(islice(loop, n_steps)), generator, learner
 
 
@@ -145,7 +150,7 @@ def test_a_batch_without_signal_changes_nothing_but_the_version(recipe):
 
     recipe, pool, generator, learner = parts(recipe)
     at_start = weight_bytes(learner.weights())
-    loop = run_pipeline(recipe, pool, generator, learner, flat_at_first)
+    loop = run_pipeline(recipe, pool, generator, learner, one_by_one(flat_at_first))
     for version in (1, 2):
         step = next(loop)
         assert (step.index, learner.version) == (version, version)

@@ -12,7 +12,7 @@ from scalerl.rl.tasks.chain import Chain
 
 LEAST = """
 model = "tiny"
-task = {k_max = 6}
+task = {kind = "chain", k_max = 6}
 budget = {kind = "steps", amount = 40}
 """
 
@@ -63,7 +63,7 @@ def test_variants_are_chosen_by_kind(write):
     recipe = load_recipe(
         write(
             '[length]\nkind = "none"\n[budget]\nkind = "flops"\namount = 1e15\n',
-            'model = "tiny"\ntask = {}\n',
+            'model = "tiny"\ntask = {kind = "chain"}\n',
         )
     )
     assert recipe.length == NoLengthControl()
@@ -141,16 +141,19 @@ def test_a_mistake_is_named_in_one_line(write, more, message):
 @pytest.mark.parametrize(
     ("base", "message"),
     [
-        ('model = "tiny"\ntask = {}\n', "missing key 'budget'$"),
-        ('task = {}\nbudget = {kind = "steps", amount = 1}\n', "missing key 'model'$"),
-        ('model = "tiny"\ntask = {}\nbudget = {kind = "steps"}\n', "missing key 'budget.amount'$"),
-        ('model = "tiny"\ntask = {}\nbudget = {amount = 4}\n', "missing key 'budget.kind'"),
+        ('model = "tiny"\ntask = {kind = "chain"}\n', "missing key 'budget'$"),
+        ('task = {kind = "chain"}\nbudget = {kind = "steps", amount = 1}\n', "missing key 'model'$"),
         (
-            'model = "tiny"\ntask = {}\nbudget = {kind = "steps", amount = 0}\n',
+            'model = "tiny"\ntask = {kind = "chain"}\nbudget = {kind = "steps"}\n',
+            "missing key 'budget.amount'$",
+        ),
+        ('model = "tiny"\ntask = {kind = "chain"}\nbudget = {amount = 4}\n', "missing key 'budget.kind'"),
+        (
+            'model = "tiny"\ntask = {kind = "chain"}\nbudget = {kind = "steps", amount = 0}\n',
             "budget: amount must be positive",
         ),
         (
-            'model = "tiny"\ntask = {k_max = 50}\nbudget = {kind = "steps", amount = 1}\n',
+            'model = "tiny"\ntask = {kind = "chain", k_max = 50}\nbudget = {kind = "steps", amount = 1}\n',
             "task: k_max must be",
         ),
     ],

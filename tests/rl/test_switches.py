@@ -86,7 +86,10 @@ def test_every_pair_of_choices_trains(row, llama_folder):
         right = bool(rollout.token_T.sum() % 2) and not rollout.truncated
         return Reward(1.0 if right else -1.0, right)
 
-    steps = list(islice(run_pipeline(recipe, pool, generator, learner, verify), 3))
+    def judge(groups):
+        return [[verify(rollout) for rollout in group] for group in groups]
+
+    steps = list(islice(run_pipeline(recipe, pool, generator, learner, judge), 3))
     assert [step.index for step in steps] == [1, 2, 3]
     for step in steps:
         ages = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]

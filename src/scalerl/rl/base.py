@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from scalerl.errors import WriteError
+from scalerl.errors import InputError, WriteError
 from scalerl.jsonl import dumps
 from scalerl.record import write_atomically
 from scalerl.rl.model import FlopCount
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Demonstrations, write_tokenizer
+from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
 
 CHAIN_BASE = "chain-base"
 USUAL_STEPS = 1200
@@ -80,6 +80,8 @@ def find_model(
     """
     if recipe.model != CHAIN_BASE:
         return recipe.model, {}
+    if not isinstance(recipe.task, Chain):
+        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
     spec = BaseModel(Demonstrations(recipe.task, recipe.context.thinking))
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())

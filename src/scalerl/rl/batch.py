@@ -60,7 +60,11 @@ def make_batch(
     without_signal = 0
     for group in groups:
         rollouts = group.rollouts
-        whole = [i for i, r in enumerate(rollouts) if r.length > 0 and (keep_truncated or not r.truncated)]
+        whole = [
+            i
+            for i, r in enumerate(rollouts)
+            if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
+        ]
         reward_G = group.reward_G[whole]
         signal = has_signal(reward_G)
         without_signal += not signal

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.setup import load_generator, verifier
+from scalerl.rl.setup import load_generator, load_verifier
 from scalerl.rl.types import Weights
 
 
@@ -31,6 +31,8 @@ class Evaluation:
     version: int
     correct_P: np.ndarray
     """Correct completions of each held-out prompt."""
+    failed: float
+    """Completions whose verification failed; they count as not correct."""
     truncated: float
     interrupted: float
     mean_length: float
@@ -47,7 +49,7 @@ class Evaluator:
         self._prompts = recipe.task.prompts("heldout")
         rows = min(recipe.evaluation.rows, len(self._prompts) * self._n_samples)
         self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
-        self._recipe = recipe
+        self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
     def evaluate(self, weights: Weights, version: int) -> Evaluation:
         """Sample every held-out prompt with `weights`, and judge the completions."""
@@ -57,11 +59,12 @@ class Evaluator:
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)
         groups = generator.collect(len(self._prompts))
-        verify = verifier(self._recipe.task, generator.tokenizer)
+        verdicts = self._verifier.judge(groups)
         rollouts = [rollout for group in groups for rollout in group]
         return Evaluation(
             version=version,
-            correct_P=np.array([sum(verify(r).correct for r in group) for group in groups]),
+            correct_P=np.array([sum(reward.correct for reward in rewards) for rewards in verdicts]),
+            failed=float(np.mean([bool(reward.failed) for rewards in verdicts for reward in rewards])),
             truncated=float(np.mean([r.truncated for r in rollouts])),
             interrupted=float(np.mean([r.interrupted for r in rollouts])),
             mean_length=float(np.mean([r.length for r in rollouts])),
@@ -76,7 +79,8 @@ class Evaluator:
         return future
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the processes that verify."""
+        self._verifier.close()
 
 
 class EvaluationProcess:

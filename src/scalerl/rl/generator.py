@@ -23,6 +23,7 @@ from torch import nn
 from scalerl.rl.cache import SlotCache
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
+from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_key, uniform
 from scalerl.rl.types import Prompt, Rollout, Weights
 
@@ -100,9 +101,7 @@ class TorchGenerator:
         """Admit a group; see `scalerl.rl.types.Generator`."""
         place = self._admitted
         self._admitted += 1
-        prompt_T = np.array(
-            self.tokenizer(prompt.text, add_special_tokens=False)["input_ids"], dtype=np.int64
-        )
+        prompt_T = prompt_tokens(self.tokenizer, prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
             raise ValueError(
                 f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "

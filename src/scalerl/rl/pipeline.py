@@ -28,17 +28,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.rl.batch import Batch, make_batch
 from scalerl.rl.learner import Learner, StepStats
-from scalerl.rl.length import AnyLength, NoLengthControl
+from scalerl.rl.length import AnyLength
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.types import Generator, Group, Reward, Rollout
+from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def run_pipeline(
     pool: PromptPool,
     generator: Generator,
     learner: Learner,
-    verify: Callable[[Rollout], Reward],
+    judge: Judge,
 ) -> Iterator[Step]:
     """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
     n_prompts, n_samples = recipe.batch.prompts, recipe.batch.samples
@@ -73,8 +73,9 @@ def run_pipeline(
             whole_batches = min(schedule.at_once(n_prompts), admitted - collected) // n_prompts
             if not whole_batches:
                 return
-            for rollouts in generator.collect(whole_batches * n_prompts):
-                ready.append(judge(rollouts, verify, recipe.length))
+            sampled = generator.collect(whole_batches * n_prompts)
+            for rollouts, rewards in zip(sampled, judge(sampled), strict=True):
+                ready.append(make_group(rollouts, rewards, recipe.length))
                 pool.record(ready[-1])
             collected += len(ready)
         generated = time.perf_counter()
@@ -95,17 +96,8 @@ def run_pipeline(
         yield Step(learner.version, tuple(groups), batch, stats, generated - started, trained - generated)
 
 
-_FREE = NoLengthControl()
-
-
-def judge(
-    rollouts: Sequence[Rollout], verify: Callable[[Rollout], Reward], length: AnyLength = _FREE
-) -> Group:
-    """Verify the completions of one group; the length control may take from the rewards."""
-    verdicts = [verify(rollout) for rollout in rollouts]
-    penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, verdicts, strict=True)]
-    return Group(
-        tuple(rollouts),
-        np.array([v.value + p for v, p in zip(verdicts, penalties, strict=True)], dtype=float),
-        np.array([v.correct for v in verdicts]),
-    )
+def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
+    """The group of some completions; the length control may take from their rewards."""
+    group = Group.of(rollouts, rewards)
+    penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
+    return replace(group, reward_G=group.reward_G + np.array(penalties))

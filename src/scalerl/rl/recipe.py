@@ -34,6 +34,7 @@ from scalerl.rl.loss import AnyLoss, Cispo, Kl
 from scalerl.rl.pool import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.schedule import AnySchedule, PipelineRL
 from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.dataset import Dataset
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Recipe:
 
     model: str
     """A Hugging Face causal LM: a folder, or a name."""
-    task: Chain
+    task: Annotated[Chain | Dataset, Discriminator("kind")]
     budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
     name: str = "scalerl"
     seed: int = 0
@@ -250,7 +251,8 @@ def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = 
             raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
         if isinstance(value, Mapping) and (variants := _variants(hints[key])):
             fitting = [v for v in variants if value.get("kind") in get_args(get_type_hints(v).get("kind"))]
-            _check_keys((fitting or variants)[0], value, source, f"{prefix}{key}.")
+            for variant in fitting if len(variants) > 1 else variants:  # a wrong kind is said later
+                _check_keys(variant, value, source, f"{prefix}{key}.")
 
 
 def _variants(hint: Any) -> list[Any]:

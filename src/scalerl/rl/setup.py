@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
+from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.types import Reward, Rollout, Task
-
-FAILED = Reward(-1.0, False)
+from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.verify import Verifier
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
@@ -58,14 +58,25 @@ def _check_attention(model: nn.Module, name: str | Path) -> None:
         )
 
 
-def check_prompts(recipe: Recipe, model_folder: str | Path) -> None:
-    """Raise InputError if a prompt of the task is longer than `context.prompt`."""
-    tokenizer = load_tokenizer(model_folder)
-    for prompt in [*recipe.task.prompts("heldout"), *recipe.task.prompts("train")]:
-        length = len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"])
-        if length > recipe.context.prompt:
-            allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed"
-            raise InputError(f"{allowed}, and prompt {prompt.id} has {length}")
+def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
+    """The recipe, its task without the prompts longer than `context.prompt` where that is what it says.
+
+    Raises:
+        InputError: prompts are too long, and the task does not say that they are to be dropped.
+    """
+    tokenizer, task = load_tokenizer(model_folder), recipe.task
+    prompts = [*task.prompts("heldout"), *task.prompts("train")]
+    lengths = {prompt.id: len(prompt_tokens(tokenizer, prompt)) for prompt in prompts}
+    long = [name for name, length in lengths.items() if length > recipe.context.prompt]
+    if not long:
+        return recipe
+    if isinstance(task, Dataset) and task.too_long == "drop":
+        return replace(recipe, task=task.without(frozenset(long)))
+    allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed, and prompt {long[0]} has"
+    how = "; task.too_long = 'drop' leaves them out" if isinstance(task, Dataset) else ""
+    raise InputError(
+        f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"
+    )
 
 
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
@@ -89,12 +100,7 @@ def _dtype(recipe: Recipe) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
 
 
-def verifier(task: Task, tokenizer: Any) -> Callable[[Rollout], Reward]:
-    """Judges rollouts: a truncated one has failed, whatever it says; the task judges the others' text."""
-
-    def verify(rollout: Rollout) -> Reward:
-        if rollout.truncated:
-            return FAILED
-        return task.verify(rollout.prompt, tokenizer.decode(rollout.token_T))
-
-    return verify
+def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
+    """The verifier of a recipe: a task that brings code of others is judged in processes of its own."""
+    task = recipe.task
+    return Verifier(task, tokenizer, task.limits if isinstance(task, Dataset) else None)

@@ -34,7 +34,7 @@ from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
 from scalerl.rl.pipeline import Step, run_pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import check_prompts, load_generator, load_learner, verifier
+from scalerl.rl.setup import check_prompts, load_generator, load_learner, load_verifier
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
@@ -193,10 +193,10 @@ def train(
     """
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     check_unused(Path(folder))
-    check_prompts(recipe, model_folder)
+    recipe = check_prompts(recipe, model_folder)
     generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
     learner = load_learner(recipe, model_folder)
-    verify = verifier(recipe.task, generator.tokenizer)
+    verifier = load_verifier(recipe, generator.tokenizer)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
     heldout = recipe.task.prompts("heldout")
 
@@ -217,7 +217,7 @@ def train(
         evaluations.ask(0, learner.weights())
         due, milestones = 1, MILESTONES
         clock = time.perf_counter()
-        for step in run_pipeline(recipe, pool, generator, learner, verify):
+        for step in run_pipeline(recipe, pool, generator, learner, verifier.judge):
             _count(counters, step, generator.counters, time.perf_counter() - clock)
             writer.step(_step_row(step, counters, pool.left))
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
@@ -244,6 +244,7 @@ def train(
         raise
     finally:
         evaluate.close()
+        verifier.close()
         evaluations.write_finished()
     return RunRecord.read(writer.path)
 

@@ -7,9 +7,10 @@ Shapes in names: T tokens of a completion, G completions of a group, N completio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, Self
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class Prompt:
     id: str
     text: str
     answer: str
+    messages: tuple[tuple[str, str], ...] | None = None
+    """The conversation (role, content) that the tokenizer's chat template turns into tokens; without one the
+    tokens are those of `text`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,29 @@ class Reward:
 
     value: float
     correct: bool
+    failed: str | None = None
+    """Why there is no verdict, where the verification itself failed: the completion leaves the loss."""
+
+
+FAILED = Reward(-1.0, False)
+"""What a truncated completion gets, and one whose verification failed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the verification of one completion may take, in processes of its own."""
+
+    seconds: float = 10.0
+    memory_gib: float = 4.0
+    """Address space of each process."""
+    workers: int = 2
+    """Processes that verify side by side; the rewards do not depend on how many there are."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf or not 0 < self.memory_gib < math.inf:
+            raise ValueError("seconds and memory_gib must be positive and finite")
+        if self.workers < 1:
+            raise ValueError("workers must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -74,11 +101,27 @@ class Group:
     rollouts: tuple[Rollout, ...]
     reward_G: np.ndarray
     correct_G: np.ndarray
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Completions whose verification failed, by their place in the group, and why."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> Self:
+        """The group of `rollouts` with their rewards."""
+        return cls(
+            tuple(rollouts),
+            np.array([reward.value for reward in rewards], dtype=float),
+            np.array([reward.correct for reward in rewards]),
+            {i: reward.failed for i, reward in enumerate(rewards) if reward.failed},
+        )
 
     @property
     def prompt(self) -> Prompt:
         """The prompt that all completions share."""
         return self.rollouts[0].prompt
+
+
+Judge = Callable[[Sequence[Sequence[Rollout]]], list[list[Reward]]]
+"""Gives every completion of some groups its reward."""
 
 
 class Task(Protocol):
