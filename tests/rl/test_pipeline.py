@@ -39,22 +39,31 @@ class Watched:
     def __init__(self, generator):
         self.generator = generator
         self.submitted, self.collected, self.tickets = [], [], []
-        self.installed = 0
 
     def submit(self, prompt, draw, n_samples):
         self.submitted.append((prompt.id, draw))
         # A ticket is out from admission until the weights of the step that consumed it are installed.
-        self.tickets.append(len(self.submitted) - P * self.installed)
+        self.tickets.append(len(self.submitted) - P * self.generator.installed)
         return self.generator.submit(prompt, draw, n_samples)
 
-    def collect(self, n_groups):
-        groups = self.generator.collect(n_groups)
+    @property
+    def ready(self):
+        return self.generator.ready
+
+    @property
+    def installed(self):
+        return self.generator.installed
+
+    def work(self):
+        self.generator.work()
+
+    def take(self, n_groups):
+        groups = self.generator.take(n_groups)
         self.collected += [(rollouts[0].prompt.id, rollouts[0].draw) for rollouts in groups]
         return groups
 
     def update(self, weights, version):
-        assert version > self.installed
-        self.installed = version
+        assert version > self.generator.installed
         self.generator.update(weights, version)
 
 

@@ -19,7 +19,8 @@ from scalerl.rl.types import Group, Rollout
 class Batch:
     """Completions that enter the loss, right-padded. Position t predicts the token at t.
 
-    `weight_NT` sums to 1 over the batch (less with `ConstantAverage`) and is 0 on prompts, inserted tokens and padding.
+    `weight_NT` sums to 1 over the batch (to less with `ConstantAverage`), and is 0 on prompts, on inserted
+    tokens and on padding.
     """
 
     token_NT: np.ndarray

@@ -12,6 +12,7 @@ Shapes in names: R rows, L positions of a row (prompt and completion), V vocabul
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_key, uniform
-from scalerl.rl.types import Prompt, Rollout, Weights
+from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,6 @@ class _Request:
     sample: int
     key: np.uint64
     interrupt_at: int
-
-
-@dataclass
-class Counters:
-    """What a generator has spent."""
-
-    tokens: int = 0
-    """Tokens sampled."""
-    flops: float = 0.0
-    ticks: int = 0
-    row_ticks_used: int = 0
 
 
 class TorchGenerator:
@@ -114,22 +104,46 @@ class TorchGenerator:
             self._waiting.append(_Request(place, prompt, prompt_T, draw, sample, key, at))
         return place
 
-    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """Decode until the next `n_groups` groups in order of admission are complete."""
+    @property
+    def ready(self) -> int:
+        """Groups that are complete, next in order, and not taken."""
+        n = self._collected
+        while n in self._finished and all(rollout is not None for rollout in self._finished[n]):
+            n += 1
+        return n - self._collected
+
+    @property
+    def busy(self) -> bool:
+        """Whether a completion waits or is under way."""
+        return bool(self._waiting) or bool(self._active_R.any())
+
+    def work(self) -> None:
+        """One decode step."""
+        started = time.perf_counter()
+        self.tick()
+        self.counters.seconds += time.perf_counter() - started
+
+    def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """The next `n_groups` groups in order of admission."""
         places = range(self._collected, self._collected + n_groups)
-        if places.stop > self._admitted:
-            raise ValueError(
-                f"only {self._admitted - self._collected} groups are admitted, {n_groups} were asked for"
-            )
-        while any(rollout is None for place in places for rollout in self._finished[place]):
-            self.tick()
         self._collected = places.stop
         return [tuple(r for r in self._finished.pop(place) if r is not None) for place in places]
+
+    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """Decode until the next `n_groups` groups in order of admission are complete, and take them."""
+        while self.ready < n_groups:
+            self.work()
+        return self.take(n_groups)
 
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""
         install_weights(self.model, weights)
         self.version = version
+
+    @property
+    def installed(self) -> int:
+        """The version of the weights: they are exchanged at once."""
+        return self.version
 
     # -- one decode step -------------------------------------------------------------------------------
 

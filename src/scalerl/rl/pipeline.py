@@ -6,10 +6,10 @@
         | pass rates           | weights, version          rewards ------------+          v
         +----------------------+--------------------------------------------------- Learner.step
 
-    admit    consumes tickets; waits for nothing; a ticket comes back when the generators have installed the
+    admit    consumes tickets; waits for nothing; a ticket comes back when every generator has installed the
              weights of the step that consumed it
-    collect  consumes groups in order of admission; waits until the next batch of them is complete (with
-             `OffPolicy`, the next k batches)
+    work     consumes groups in order of admission; waits until the next batch of them is complete (with
+             `OffPolicy`, the next k batches), and admits meanwhile
     step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
              the k-th of a phase)
 
@@ -20,8 +20,10 @@ flight while the trainer steps go on with the new weights and the KV cache of th
 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k batches of tickets, and all of a phase is
 sampled by the weights at its start: the last of its batches is trained at age k - 1.
 
-With the generator in this process the placement is `inline`: `collect` decodes just until the next batch is
-complete, then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
+With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
+batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
+With generators in processes of their own (`scalerl.rl.local`) they decode all the while, `work` waits for a
+message of theirs, and weights are installed in the middle of whatever is in flight.
 """
 
 from __future__ import annotations
@@ -63,21 +65,35 @@ def run_pipeline(
     """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
     n_prompts, n_samples = recipe.batch.prompts, recipe.batch.samples
     schedule, ready = recipe.schedule, deque[Group]()
-    admitted = collected = installed = 0
-    while True:
-        started = time.perf_counter()
-        while admitted < installed + schedule.tickets(n_prompts) and (draw := pool.draw()) is not None:
+    admitted = collected = 0
+
+    def admit() -> None:
+        nonlocal admitted
+        # Every version is the answer to one batch: so many groups have come back as installed weights.
+        while admitted < generator.installed * n_prompts + schedule.tickets(n_prompts):
+            if (draw := pool.draw()) is None:
+                return
             generator.submit(*draw, n_samples)
             admitted += 1
+
+    while True:
+        started = time.perf_counter()
+        admit()
         if not ready:
-            whole_batches = min(schedule.at_once(n_prompts), admitted - collected) // n_prompts
-            if not whole_batches:
+            wanted = schedule.at_once(n_prompts)
+            while generator.ready < wanted:
+                if admitted < collected + wanted and not pool.left:
+                    wanted = (admitted - collected) // n_prompts * n_prompts  # the last that there is
+                    continue
+                generator.work()
+                admit()
+            if not wanted:
                 return
-            sampled = generator.collect(whole_batches * n_prompts)
+            sampled = generator.take(wanted)
             for rollouts, rewards in zip(sampled, judge(sampled), strict=True):
                 ready.append(make_group(rollouts, rewards, recipe.length))
                 pool.record(ready[-1])
-            collected += len(ready)
+            collected += wanted
         generated = time.perf_counter()
         groups = [ready.popleft() for _ in range(n_prompts)]
         batch = make_batch(
@@ -91,7 +107,6 @@ def run_pipeline(
         stats = learner.step(batch)
         if schedule.publishes(learner.version):
             generator.update(learner.weights(), learner.version)
-            installed = collected - len(ready)  # only now: these tickets' weights are installed
         trained = time.perf_counter()
         yield Step(learner.version, tuple(groups), batch, stats, generated - started, trained - generated)
 

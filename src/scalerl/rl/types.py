@@ -136,6 +136,21 @@ class Task(Protocol):
         ...
 
 
+@dataclass
+class Counters:
+    """What a generator has spent."""
+
+    tokens: int = 0
+    """Tokens sampled."""
+    flops: float = 0.0
+    ticks: int = 0
+    """Decode steps."""
+    row_ticks_used: int = 0
+    """Rows that held a completion, summed over the decode steps."""
+    seconds: float = 0.0
+    """Of decoding, over all processes."""
+
+
 class Generator(Protocol):
     """Samples completions. Where and on what engine is its own business.
 
@@ -147,10 +162,29 @@ class Generator(Protocol):
         """Admit a group of `n_samples` completions; returns its place in the order of admission."""
         ...
 
-    def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """Wait until the next `n_groups` groups in order are complete, and hand them over."""
+    @property
+    def ready(self) -> int:
+        """Groups that are complete, next in order, and not taken."""
+        ...
+
+    def work(self) -> None:
+        """One decode step where the generator is in this process; elsewhere, wait until something happens."""
+        ...
+
+    def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """The next `n_groups` groups in order, which must be ready."""
         ...
 
     def update(self, weights: Weights, version: int) -> None:
         """Go on with new weights. Completions in flight keep their KV cache, stale as it is."""
+        ...
+
+    @property
+    def installed(self) -> int:
+        """The version of the weights that no part of the generator is behind."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """What has been spent so far."""
         ...

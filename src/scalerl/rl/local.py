@@ -1,0 +1,254 @@
+"""The placement `local`: generators in processes of their own, beside the learner in this one.
+
+                 submit                               groups, as they are complete
+    this process -------> GeneratorProcess  0 .. n-1  -----------------------------> this process
+                 weights in shared memory             versions installed, counters
+
+    submit     goes to the process with the fewest groups in flight; waits for nothing
+    process    takes submissions, installs the newest weights between two decode steps, decodes; a thread of
+               its own sends what is complete, so that decoding waits for nobody
+    work       waits for a message of any process, or for its end
+    update     writes the weights to shared memory; waits for nothing. `installed` is the version that every
+               process has said it has installed
+
+A process that dies is started again with the weights of the day, and its groups in flight are submitted to it
+again: the same draws (random numbers are counters), by newer weights.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.shared_weights import SharedWeights
+from scalerl.rl.types import Counters, Prompt, Rollout, Weights
+
+_SPAWN = get_context("spawn")
+MOST_DEATHS = 5
+"""Deaths of a process in a row, with no group complete in between, that end the run."""
+_Group = tuple[Prompt, int, int]  # prompt, draw, completions
+
+
+class LocalGenerator:
+    """Generators in `n_processes` processes, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
+
+    Raises:
+        WorkerError: a process does not start, or dies again and again.
+    """
+
+    def __init__(self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1) -> None:
+        self._shared = SharedWeights(weights)
+        self._processes = [_Process(recipe, model_folder, self._shared) for _ in range(n_processes)]
+        self._complete: dict[int, tuple[Rollout, ...]] = {}
+        self._admitted = self._taken = 0
+        self.restarts = 0
+        """Processes that died and were started again."""
+
+    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+        """Admit a group; see `scalerl.rl.types.Generator`."""
+        place = self._admitted
+        self._admitted += 1
+        process = min(self._processes, key=lambda p: len(p.in_flight))
+        process.submit(place, (prompt, draw, n_samples))
+        return place
+
+    @property
+    def ready(self) -> int:
+        """Groups that can be taken."""
+        n = self._taken
+        while n in self._complete:
+            n += 1
+        return n - self._taken
+
+    def work(self) -> None:
+        """Wait until a process says something, and take note."""
+        self._listen(timeout=None)
+
+    def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
+        """The next `n_groups` groups in order of admission, which are complete."""
+        places = range(self._taken, self._taken + n_groups)
+        self._taken = places.stop
+        return [self._complete.pop(place) for place in places]
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Offer new weights; completions in flight go on with them and their old KV cache."""
+        self._shared.write(weights, version)
+        for process in self._processes:
+            process.tell(None)  # wakes one that has nothing to decode
+
+    @property
+    def installed(self) -> int:
+        """The version that every process has installed."""
+        self._listen(timeout=0)
+        return min(process.installed for process in self._processes)
+
+    @property
+    def counters(self) -> Counters:
+        """What all processes have spent, the dead ones included."""
+        spent = [counters for process in self._processes for counters in (process.counters, process.buried)]
+        return Counters(*(sum(values) for values in zip(*map(_values, spent), strict=True)))
+
+    def close(self) -> None:
+        """End the processes; what is in flight is lost."""
+        for process in self._processes:
+            process.kill()
+
+    def _listen(self, timeout: float | None) -> None:
+        by_channel = {p.channel: p for p in self._processes} | {p.sentinel: p for p in self._processes}
+        for process in {id(p): p for p in (by_channel[c] for c in wait(list(by_channel), timeout))}.values():
+            try:
+                while process.channel.poll():
+                    self._take_note(process, process.channel.recv())
+            except (EOFError, OSError):
+                self._restart(process)
+
+    def _take_note(self, process: _Process, message: tuple[str, Any, Counters]) -> None:
+        what, value, process.counters = message
+        if what == "complete":
+            place, rollouts = value
+            if process.in_flight.pop(place, None) is not None:
+                self._complete[place] = rollouts
+            process.deaths = 0
+        elif what == "installed":
+            process.installed = value
+        else:
+            raise WorkerError(f"the generator cannot go on: {value}")
+
+    def _restart(self, process: _Process) -> None:
+        process.deaths += 1
+        self.restarts += 1
+        if process.deaths > MOST_DEATHS:
+            raise WorkerError(f"the generator died {process.deaths} times in a row (out of memory?)")
+        process.restart()
+
+
+@dataclass
+class _Process:
+    """A generator's process as seen from here."""
+
+    recipe: Any
+    model_folder: str
+    shared: SharedWeights
+    in_flight: dict[int, _Group] = field(default_factory=dict)
+    installed: int = -1
+    deaths: int = 0
+    counters: Counters = field(default_factory=Counters)
+    buried: Counters = field(default_factory=Counters)
+    """What its processes before this one had spent."""
+
+    def __post_init__(self) -> None:
+        self.channel, theirs = _SPAWN.Pipe()
+        arguments = (self.recipe, self.model_folder, self.shared, theirs)
+        self._process = _SPAWN.Process(target=generate, args=arguments, daemon=True)
+        before = _ignore_interrupts()
+        self._process.start()
+        _heed_interrupts(before)
+        theirs.close()
+
+    @property
+    def sentinel(self) -> int:
+        return self._process.sentinel
+
+    def submit(self, place: int, group: _Group) -> None:
+        self.in_flight[place] = group
+        self.tell((place, *group))
+
+    def tell(self, message: Any) -> None:
+        with suppress(OSError):  # it is dead: `_listen` will see that, and submit again what is in flight
+            self.channel.send(message)
+
+    def restart(self) -> None:
+        """Start anew, with what was in flight."""
+        self.kill()
+        pairs = zip(_values(self.buried), _values(self.counters), strict=True)
+        self.buried, self.counters = Counters(*(a + b for a, b in pairs)), Counters()
+        self.installed = -1
+        self.__post_init__()
+        for place, group in self.in_flight.items():
+            self.tell((place, *group))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.channel.close()
+
+
+def _values(counters: Counters) -> tuple[Any, ...]:
+    return tuple(vars(counters).values())
+
+
+def _ignore_interrupts() -> Any:
+    """Ctrl-C is for this process, which then ends the others: they inherit that they ignore the signal."""
+    main = threading.current_thread() is threading.main_thread()
+    return signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+
+
+def _heed_interrupts(before: Any) -> None:
+    if before is not None:
+        signal.signal(signal.SIGINT, before)
+
+
+# -- in the process of a generator -------------------------------------------------------------------------
+
+
+def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
+    """Decode what is submitted, with the newest weights, until the channel is closed."""
+    from scalerl.rl.setup import load_generator
+
+    _end_with_the_parent()
+    torch.set_num_threads(1)
+    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_send, args=(said, channel), daemon=True).start()
+    try:
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+    except ScalerlError as error:
+        said.put(("failed", str(error), Counters()))
+        time.sleep(10)  # until it has been read; the parent ends this process
+        return
+    staging = {name: np.empty(p.shape, dtype=np.float32) for name, p in generator.model.named_parameters()}
+    places: list[int] = []
+    generator.version = -1
+    while True:
+        if shared.version != generator.version:
+            generator.update(staging, shared.read(staging))
+            said.put(("installed", generator.version, replace(generator.counters)))
+        while channel.poll(None if not generator.busy else 0):
+            message = channel.recv()
+            if message is None:
+                break  # new weights
+            place, *group = message
+            places.append(place)
+            generator.submit(*group)
+        if generator.busy:
+            generator.work()
+        for rollouts in generator.take(generator.ready):
+            said.put(("complete", (places.pop(0), rollouts), replace(generator.counters)))
+
+
+def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:
+    while True:
+        channel.send(said.get())
+
+
+def _end_with_the_parent() -> None:
+    """A trainer that was killed must not leave this process behind."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
