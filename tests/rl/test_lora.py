@@ -5,7 +5,8 @@ import torch
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo
-from scalerl.rl.model import copy_weights, install_weights, load_model
+from scalerl.rl.model import copy_weights, install_weights, load_model, load_tokenizer
+from scalerl.rl.train import save_checkpoint
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
@@ -48,3 +49,11 @@ def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llam
     install_weights(plain, before)
     unchanged, _ = learner.log_probs(TOKEN_MT, WANTED_MT, plain)
     assert (unchanged - expected).abs().max() > 1e-2
+
+
+def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
+    train(learner)
+    save_checkpoint(learner.model, load_tokenizer(llama_folder), tmp_path / "final")
+    saved = copy_weights(load_model(tmp_path / "final"))
+    for name, weight in learner.weights().items():
+        np.testing.assert_array_equal(saved[name], weight)

@@ -54,6 +54,13 @@ class Watched:
     def installed(self):
         return self.generator.installed
 
+    @property
+    def counters(self):
+        return self.generator.counters
+
+    def close(self):
+        self.generator.close()
+
     def work(self):
         self.generator.work()
 

@@ -140,6 +140,9 @@ class TorchGenerator:
         install_weights(self.model, weights)
         self.version = version
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     @property
     def installed(self) -> int:
         """The version of the weights: they are exchanged at once."""

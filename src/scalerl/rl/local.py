@@ -103,10 +103,13 @@ class LocalGenerator:
     def close(self) -> None:
         """End the processes; what is in flight is lost."""
         for process in self._processes:
-            process.kill()
+            process.channel.close()  # at the next decode step they see that
+        for process in self._processes:
+            process.end()
 
     def _listen(self, timeout: float | None) -> None:
-        by_channel = {p.channel: p for p in self._processes} | {p.sentinel: p for p in self._processes}
+        by_channel: dict[Any, _Process] = {p.channel: p for p in self._processes}
+        by_channel |= {p.sentinel: p for p in self._processes}
         for process in {id(p): p for p in (by_channel[c] for c in wait(list(by_channel), timeout))}.values():
             try:
                 while process.channel.poll():
@@ -171,7 +174,9 @@ class _Process:
 
     def restart(self) -> None:
         """Start anew, with what was in flight."""
-        self.kill()
+        self.channel.close()
+        self._process.kill()
+        self._process.join()
         pairs = zip(_values(self.buried), _values(self.counters), strict=True)
         self.buried, self.counters = Counters(*(a + b for a, b in pairs)), Counters()
         self.installed = -1
@@ -179,10 +184,11 @@ class _Process:
         for place, group in self.in_flight.items():
             self.tell((place, *group))
 
-    def kill(self) -> None:
+    def end(self) -> None:
+        """Wait for the end of a process whose channel is closed, and not for ever."""
+        self._process.join(timeout=10)
         self._process.kill()
         self._process.join()
-        self.channel.close()
 
 
 def _values(counters: Counters) -> tuple[Any, ...]:
@@ -205,6 +211,11 @@ def _heed_interrupts(before: Any) -> None:
 
 def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
     """Decode what is submitted, with the newest weights, until the channel is closed."""
+    with suppress(EOFError, OSError):
+        _generate(recipe, model_folder, shared, channel)
+
+
+def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
     from scalerl.rl.setup import load_generator
 
     _end_with_the_parent()
@@ -238,8 +249,9 @@ def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Con
 
 
 def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:
-    while True:
-        channel.send(said.get())
+    with suppress(OSError):  # the channel is closed: the other thread sees that as well
+        while True:
+            channel.send(said.get())
 
 
 def _end_with_the_parent() -> None:

@@ -66,3 +66,10 @@ def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield f"{owner}.weight", parameter + layer.get_delta_weight("default").to(parameter.dtype)
         else:
             yield f"{owner}.{leaf}", parameter
+
+
+def plain_state(model: nn.Module) -> dict[str, Tensor] | None:
+    """The state of the plain model, adapters merged; None where there are none: its own is that."""
+    if not any(hasattr(module, "lora_A") for module in model.modules()):
+        return None
+    return {name: weight.detach().contiguous() for name, weight in merged_parameters(model)}

@@ -109,6 +109,34 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Inline:
+    """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
+
+    kind: Literal["inline"] = "inline"
+
+    @property
+    def devices(self) -> int:
+        """Devices whose time is counted."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Local:
+    """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
+
+    kind: Literal["local"] = "local"
+    generators: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least(1, generators=self.generators)
+
+    @property
+    def devices(self) -> int:
+        """Devices whose time is counted: the generators and the trainer."""
+        return self.generators + 1
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults are the paper's."""
 
@@ -141,6 +169,7 @@ class Recipe:
     optimiser: AdamW = field(default_factory=AdamW)
     rows: int = 768
     """Completions that a generator decodes at once."""
+    placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     evaluation: Evaluation = field(default_factory=Evaluation)
 
     def __post_init__(self) -> None:

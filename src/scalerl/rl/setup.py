@@ -13,18 +13,28 @@ from scalerl.errors import InputError
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
+from scalerl.rl.local import LocalGenerator
 from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.types import Generator, Weights
 from scalerl.rl.verify import Verifier
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
     """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed."""
-    model = load_model(model_folder, _dtype(recipe))
-    _check_attention(model, model_folder)
-    tokenizer = load_tokenizer(model_folder)
+    model, tokenizer = load_model(model_folder, _dtype(recipe)), load_tokenizer(model_folder)
+    return TorchGenerator(model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+
+
+def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:
+    """How completions are sampled from this model.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe.
+    """
+    _check_attention(model, recipe.model)
     length = LengthRule.resolve(
         recipe.length, tokenizer, recipe.context.thinking, recipe.context.answer, recipe.end_of_thinking
     )
@@ -36,8 +46,8 @@ def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: in
             f"{config.max_position_embeddings}"
         )
     if tokenizer.eos_token_id is None:
-        raise InputError(f"tokenizer of {model_folder} has no end token (eos_token)")
-    sampling = Sampling(
+        raise InputError(f"tokenizer of {recipe.model} has no end token (eos_token)")
+    return Sampling(
         recipe.temperature,
         recipe.fp32_logits in ("both", "generator"),
         seed,
@@ -45,7 +55,13 @@ def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: in
         length,
         tokenizer.eos_token_id,
     )
-    return TorchGenerator(model, tokenizer, sampling, rows)
+
+
+def place_generator(recipe: Recipe, model_folder: str | Path, weights: Weights) -> Generator:
+    """The generator of a run, where the recipe places it; `weights` are those of version 0."""
+    if recipe.placement.kind == "inline":
+        return load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+    return LocalGenerator(recipe, str(model_folder), weights, recipe.placement.generators)
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import asdict, dataclass, field
@@ -31,10 +31,13 @@ from scalerl.record import (
     mean_p_1mp,
 )
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
+from scalerl.rl.lora import plain_state
+from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pipeline import Step, run_pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import check_prompts, load_generator, load_learner, load_verifier
+from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator, sampling_of
+from scalerl.rl.types import Counters as GeneratorCounters
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
@@ -67,6 +70,7 @@ class Progress:
 class _Counters:
     """Cumulative over the run: what an evaluation is recorded with."""
 
+    devices: int = 1
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -181,9 +185,9 @@ def train(
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
-    Generator and learner share this process (the placement `inline`), so one seed gives one result, bit for
-    bit; evaluations run in a process of their own unless `evaluate_aside` is false, with the same result. (A
-    script that calls this needs the usual `if __name__ == "__main__":` then, as the process is spawned.)
+    With the placement `inline` generator and learner share this process, so that one seed gives one result,
+    bit for bit. Evaluations run in a process of their own unless `evaluate_aside` is false, with the same
+    result. (A script that calls this needs the usual `if __name__ == "__main__":`, as processes are spawned.)
     `forecaster` freezes a forecast of the end at each of `MILESTONES`. `extra` goes into config.json.
 
     Raises:
@@ -194,14 +198,15 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     check_unused(Path(folder))
     recipe = check_prompts(recipe, model_folder)
-    generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
-    learner = load_learner(recipe, model_folder)
-    verifier = load_verifier(recipe, generator.tokenizer)
+    tokenizer, learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
+    sampling_of(recipe, learner.model, tokenizer, recipe.seed)  # complains before anything is made
+    verifier = load_verifier(recipe, tokenizer)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
     heldout = recipe.task.prompts("heldout")
 
     writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
-    counters = _Counters()
+    generator = place_generator(recipe, model_folder, learner.weights())
+    counters = _Counters(recipe.placement.devices)
     view = _View(watch)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
     evaluations = _Evaluations(
@@ -238,11 +243,12 @@ def train(
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
             evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
-        save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "final")
+        save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "final")
     except KeyboardInterrupt:
-        save_checkpoint(learner.model, generator.tokenizer, writer.path / "checkpoints" / "interrupted")
+        save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "interrupted")
         raise
     finally:
+        generator.close()
         evaluate.close()
         verifier.close()
         evaluations.write_finished()
@@ -290,10 +296,11 @@ def _spent(recipe: Recipe, step: int, counters: _Counters) -> float:
     return counters.flops if recipe.budget.kind == "flops" else float(step)
 
 
-def _count(counters: _Counters, step: Step, generator: Any, wall_seconds: float) -> None:
-    counters.generate_seconds += step.generate_seconds
+def _count(counters: _Counters, step: Step, generator: GeneratorCounters, wall_seconds: float) -> None:
+    busy = generator.seconds - counters.generate_seconds + step.train_seconds
+    counters.generate_seconds = generator.seconds
     counters.train_seconds += step.train_seconds
-    counters.idle_seconds += max(wall_seconds - step.generate_seconds - step.train_seconds, 0.0)
+    counters.idle_seconds += max(wall_seconds * counters.devices - busy, 0.0)
     counters.generate_flops = generator.flops
     counters.generated = generator.tokens
     counters.train_flops += step.stats.flops
@@ -319,6 +326,7 @@ def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]
         "completions_used": len(step.batch),
         "zero_variance": step.batch.zero_variance / len(step.groups),
         "truncated": float(np.mean([r.truncated for r in rollouts])),
+        "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
         "interrupted": float(np.mean([r.interrupted for r in rollouts])),
         "mean_length": float(np.mean([r.length for r in rollouts])),
         **{key: value for key, value in stats.items() if key not in ("flops", "tokens")},
@@ -346,7 +354,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
         "recipe": recipe.to_dict(),
         "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
         "budget": asdict(recipe.budget),
-        "placement": "inline",
+        "placement": recipe.placement.kind,
         "versions": {
             "scalerl": __version__,
             "python": platform.python_version(),
@@ -371,7 +379,7 @@ def save_checkpoint(model: Any, tokenizer: Any, folder: Path) -> None:
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        model.save_pretrained(aside)
+        model.save_pretrained(aside, state_dict=plain_state(model))
         tokenizer.save_pretrained(aside)
         for file in aside.iterdir():
             with file.open("rb") as handle:

@@ -188,3 +188,7 @@ class Generator(Protocol):
     def counters(self) -> Counters:
         """What has been spent so far."""
         ...
+
+    def close(self) -> None:
+        """Let go of what is held; completions in flight are lost."""
+        ...

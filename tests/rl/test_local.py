@@ -1,0 +1,127 @@
+"""Generators in processes of their own: ages, order and what happens when one dies."""
+
+import os
+import signal
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from scalerl.errors import WorkerError
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption
+from scalerl.rl.local import LocalGenerator
+from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pool import PromptPool, Uniform
+from scalerl.rl.recipe import BatchSize, Context, Local, Recipe, Steps
+from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.types import Reward
+
+P = 2
+
+
+@pytest.fixture(scope="module")
+def recipe(llama_folder):
+    return Recipe(
+        model=llama_folder,
+        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
+        budget=Steps(12),
+        batch=BatchSize(prompts=P, samples=4, micro=8),
+        context=Context(prompt=8, thinking=30, answer=15),
+        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
+        optimiser=AdamW(lr=3e-3, warmup_steps=2),
+        curriculum=Uniform(),
+        placement=Local(),
+        rows=16,
+    )
+
+
+def by_parity(groups):
+    return [[Reward(1.0 if r.token_T.sum() % 2 else -1.0, True) for r in rollouts] for rollouts in groups]
+
+
+@pytest.fixture
+def start():
+    """A function that makes the loop of a recipe with generators aside; they end with the test."""
+    made = []
+
+    def make(recipe, processes=1):
+        learner = load_learner(recipe, recipe.model)
+        generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
+        made.append(generator)
+        pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+        return run_pipeline(recipe, pool, generator, learner, by_parity), generator, learner
+
+    yield make
+    for generator in made:
+        generator.close()
+
+
+def order_of_draws(recipe, n):
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    return [(prompt.id, draw) for prompt, draw in filter(None, (pool.draw() for _ in range(n)))]
+
+
+def drawn(steps):
+    return [(g.prompt.id, g.rollouts[0].draw) for step in steps for g in step.groups]
+
+
+@pytest.mark.parametrize("schedule", [PipelineRL(k=8), PipelineRL(k=1), PipelineRL(k=0), OffPolicy(k=3)])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_no_token_is_older_than_the_schedule_allows(recipe, start, schedule, processes):
+    recipe = replace(recipe, schedule=schedule)
+    loop, generator, _ = start(recipe, processes)
+    steps = list(islice(loop, 12))
+    for step in steps:
+        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert ages.min() >= 0
+        assert ages.max() <= schedule.max_age
+    assert drawn(steps) == order_of_draws(recipe, 12 * P)  # in the order of admission, each exactly once
+    assert generator.counters.tokens >= sum(r.length for s in steps for g in s.groups for r in g.rollouts)
+    assert generator.counters.seconds > 0
+    assert generator.restarts == 0
+
+
+def test_what_is_sampled_is_what_one_process_would_sample(recipe, start):
+    """On-policy nothing is in flight across an update: the same completions, wherever they came from."""
+    recipe = replace(recipe, schedule=PipelineRL(k=0))
+    loop, _, learner = start(recipe, 2)
+    steps = list(islice(loop, 4))
+    other = load_learner(recipe, recipe.model)
+    inline = load_generator(recipe, recipe.model, recipe.seed, recipe.rows)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    alone = list(islice(run_pipeline(recipe, pool, inline, other, by_parity), 4))
+    for step, expected in zip(steps, alone, strict=True):
+        for group, like in zip(step.groups, expected.groups, strict=True):
+            for rollout, twin in zip(group.rollouts, like.rollouts, strict=True):
+                np.testing.assert_array_equal(rollout.token_T, twin.token_T)
+    for name, weight in learner.weights().items():
+        np.testing.assert_allclose(weight, other.weights()[name], atol=1e-4)
+
+
+def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe, start):
+    loop, generator, _ = start(recipe, 2)
+    steps = []
+    for kill in range(3):
+        while generator.restarts < kill:
+            steps.append(next(loop))
+        steps += islice(loop, 3)
+        os.kill(generator._processes[kill % 2]._process.pid, signal.SIGKILL)
+    steps += islice(loop, 12)
+    assert generator.restarts == 3
+    assert drawn(steps) == order_of_draws(recipe, len(steps) * P)
+    for step in steps:
+        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert ages.min() >= 0
+        assert ages.max() <= recipe.schedule.max_age
+
+
+def test_a_generator_that_cannot_start_ends_the_run_with_its_reason(recipe, tmp_path):
+    learner = load_learner(recipe, recipe.model)
+    generator = LocalGenerator(recipe, str(tmp_path / "nothing"), learner.weights())
+    with pytest.raises(WorkerError, match="nothing cannot be loaded"):
+        generator.work()
+    generator.close()
