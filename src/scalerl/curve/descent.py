@@ -29,6 +29,9 @@ _THETA, _R_0, _A, _FOLLOW, _NORMAL, _GRAM = slice(2), 2, 3, slice(4, 6), slice(6
 _BB, _BC, _CC, _BR, _CR, _RSS = 6, 7, 10, 8, 11, 14  # of the normal matrix, R the residual
 _TOWARD = slice(_BR, _CR + 1, _CR - _BR)
 
+# How far the model is believed, (2, M): Marquardt's damping, and the longest step; and their least and most.
+_TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
+
 
 class Found(NamedTuple):
     """Where searches ended: theta (2, M), the best (R_0, A) there, and which were not given up."""
@@ -43,21 +46,23 @@ def descend(rows: Rows, run: np.ndarray, family: Family, theta: np.ndarray, box:
     """Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, for M searches side by side."""
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
-    state, damping = _evaluate(rows, family, theta), np.full(m, 1e-3)
+    state, trust = _evaluate(rows, family, theta), np.ones((2, m))
+    trust[0] = 1e-3
     for count in range(1, _STEPS + 1):
         bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
-        trial = clip(state[_THETA] + _step(rows, state, box, damping, bend), *box)
+        trial = clip(state[_THETA] + _step(rows, state, box, trust, bend), *box)
         moved = np.abs(trial - state[_THETA])
         ends = np.maximum(moved[0], moved[1]) < _CLOSE
         new = _evaluate(rows, family, trial)
         better = new[_RSS] <= state[_RSS] + rows.exact
         relief = 0.03 if bend is None else 0.2
         if np.count_nonzero(better) == len(better):
-            state, damping = new, damping * relief + 1e-12
+            state, trust = new, trust * np.array([[relief], [3.0]])
         else:
             state = np.where(better, new, state)
-            damping = damping * np.where(better, relief, 10.0) + 1e-12
-            ends |= damping > 1e10
+            trust = trust * np.where(better, [[relief], [3.0]], [[10.0], [0.3]])
+            ends |= trust[0] > 1e10
+        trust = clip(trust, *_TRUSTED)
         if count in (2, 5) and len(active) > 1:
             spare = _spare(rows, run[active], state)
             kept[active[spare]] = False
@@ -70,7 +75,7 @@ def descend(rows: Rows, run: np.ndarray, family: Family, theta: np.ndarray, box:
             if not len(left):
                 break
             active, rows = active[left], rows.take(left)
-            state, damping, box = state[:, left], damping[left], box[:, :, left]
+            state, trust, box = state[:, left], trust[:, left], box[:, :, left]
     return Found(ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept))
 
 
@@ -111,11 +116,11 @@ def _evaluate(rows: Rows, family: Family, theta: np.ndarray) -> np.ndarray:
 
 
 def _step(
-    rows: Rows, state: np.ndarray, box: np.ndarray, damping: np.ndarray, bend: np.ndarray | None
+    rows: Rows, state: np.ndarray, box: np.ndarray, trust: np.ndarray, bend: np.ndarray | None
 ) -> np.ndarray:
     """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
     A, R_0 = state[_A], state[_R_0]
-    step = _solve(state, state[_NORMAL], A - R_0, box, damping, bend)
+    step = _solve(state, state[_NORMAL], A - R_0, box, trust, bend)
     by_b, by_c = state[_FOLLOW] * step
     beyond = (A + by_b + by_c > rows.high) & (rows.high > A)
     if np.count_nonzero(beyond):
@@ -127,7 +132,7 @@ def _step(
             else R_0
         )
         along = projected(rows, gram, R_0, A).reshape(9, -1)
-        step = np.where(beyond, _solve(state, along, A - R_0, box, damping, bend), step)
+        step = np.where(beyond, _solve(state, along, A - R_0, box, trust, bend), step)
     return step
 
 
@@ -136,7 +141,7 @@ def _solve(
     normal: np.ndarray,
     gain: np.ndarray,
     box: np.ndarray,
-    damping: np.ndarray,
+    trust: np.ndarray,
     bend: np.ndarray | None,
 ) -> np.ndarray:
     """The step in theta (2, M) of a normal matrix: what lies on a bound and wants to go beyond is held."""
@@ -153,6 +158,7 @@ def _solve(
         held = (low & (toward < 0)) | (high & (toward > 0))
         toward_b, toward_c = np.where(held, 0.0, toward)
         bc = np.where(held.any(axis=0), 0.0, bc)
+    damping, reach = trust
     more = 1.0 + damping
     bb, cc = bb * more + 1e-300, cc * more + 1e-300
     det = bb * cc
@@ -161,7 +167,7 @@ def _solve(
     step[0], step[1] = toward_b * cc - bc * toward_c, toward_c * bb - bc * toward_b
     step /= det
     far = np.maximum(np.abs(step[0]), np.abs(step[1]) * (0.5 * np.exp(theta[0])))
-    return step / np.maximum(far, 1.0)
+    return step * (reach / np.maximum(far, reach))
 
 
 def _bend(rows: Rows, family: Family, state: np.ndarray) -> np.ndarray:
