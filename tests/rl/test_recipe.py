@@ -225,3 +225,36 @@ def test_the_recipe_of_a_run_folder_is_run_again(write, tmp_path):
         config.write_text(text)
         with pytest.raises(InputError, match=r"config\.json: holds no recipe"):
             load_recipe(tmp_path / "run")
+
+
+PUBLISHED = ["scalerl", "deepseek_grpo", "qwen25_dapo", "magistral", "minimax_m1"]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_recipes_load_and_resolve(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert load_recipe(name, ["loss.max_ratio=4"]).loss.max_ratio == 4
+
+
+def test_the_published_recipes_are_what_the_paper_compares():
+    recipes = {name: load_recipe(name) for name in PUBLISHED}
+    rows = {
+        name: (
+            r.loss.kind,
+            r.schedule.kind,
+            r.averaging.kind,
+            r.advantage.kind,
+            r.batch.prompts * r.batch.samples,
+        )
+        for name, r in recipes.items()
+    }
+    assert rows == {
+        "scalerl": ("cispo", "pipeline_rl", "prompt", "batch_std", 768),
+        "deepseek_grpo": ("grpo", "off_policy", "sample", "prompt_std", 768),
+        "qwen25_dapo": ("dapo", "off_policy", "prompt", "prompt_std", 1280),
+        "magistral": ("dapo", "pipeline_rl", "prompt", "batch_std", 768),
+        "minimax_m1": ("cispo", "off_policy", "prompt", "prompt_std", 1280),
+    }
+    assert [r.fp32_logits for r in recipes.values()] == ["both", "neither", "neither", "neither", "both"]
