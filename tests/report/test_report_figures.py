@@ -125,6 +125,8 @@ def test_evidence_of_updates_in_flight():
         ("largest age of a trained token", "8 steps; the schedule allows k = 8"),
         ("largest age of an entry of a KV cache", "11 steps"),
     ]
+    off_policy = in_flight_rows([{"age_max": 7}], {"schedule": {"kind": "off_policy", "k": 8}})
+    assert off_policy == [("largest age of a trained token", "7 steps; the schedule allows k - 1 = 7")]
     assert in_flight_rows([{"age_max": 3}], None) == [("largest age of a trained token", "3 steps")]
     assert in_flight_rows([{"loss": 0.1}], None) == []
 
