@@ -131,6 +131,9 @@ class TorchGenerator:
 
     def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """Decode until the next `n_groups` groups in order of admission are complete, and take them."""
+        admitted = self._admitted - self._collected
+        if n_groups > admitted:
+            raise ValueError(f"only {admitted} groups are admitted, {n_groups} were asked for")
         while self.ready < n_groups:
             self.work()
         return self.take(n_groups)
