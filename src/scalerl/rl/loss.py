@@ -90,15 +90,14 @@ class Reinforce:
 
 
 @dataclass(frozen=True)
-class Grpo:
-    """PPO's clipped surrogate by token, as in GRPO (arXiv 2402.03300, eq. 3; PPO, arXiv 1707.06347, eq. 7).
+class _TokenClip:
+    """PPO's clipped surrogate by token (arXiv 1707.06347, eq. 7).
 
     per token = -min(rho A, clip(rho, min_ratio, max_ratio) A)
 
     A token beyond the bound that its advantage pushes towards loses its gradient.
     """
 
-    kind: Literal["grpo"] = "grpo"
     min_ratio: float = 0.8
     max_ratio: float = 1.2
 
@@ -114,25 +113,21 @@ class Grpo:
 
 
 @dataclass(frozen=True)
-class Dapo:
+class Grpo(_TokenClip):
+    """The clipped surrogate as in GRPO (arXiv 2402.03300, eq. 3): -min(rho A, clip(rho, .8, 1.2) A)."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+@dataclass(frozen=True)
+class Dapo(_TokenClip):
     """GRPO's loss with a higher upper bound (DAPO, arXiv 2503.14476, eq. 8), here that of arXiv 2510.13786.
 
     DAPO's own is 1.28. Its averaging by token and its sampling are choices of their own here.
     """
 
     kind: Literal["dapo"] = "dapo"
-    min_ratio: float = 0.8
     max_ratio: float = 1.26
-
-    def __post_init__(self) -> None:
-        _check_bounds(self.min_ratio, self.max_ratio)
-
-    def __call__(
-        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
-    ) -> TokenLoss:
-        """See `Loss`; gradient flows through the ratio."""
-        ratio_NT = (logp_NT - behaviour_logp_NT).exp()
-        return _surrogate(ratio_NT, advantage_N[:, None], self.min_ratio, self.max_ratio)
 
 
 @dataclass(frozen=True)
