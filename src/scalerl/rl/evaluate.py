@@ -9,17 +9,16 @@ Shapes in names: P held-out prompts.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 import torch
 
+from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
 from scalerl.rl.setup import load_generator, load_verifier
 from scalerl.rl.types import Weights
 
@@ -90,12 +89,8 @@ class EvaluationProcess:
         self._pool = ProcessPoolExecutor(
             1, mp_context=get_context("spawn"), initializer=_start, initargs=(recipe, model_folder)
         )
-        # Ctrl-C is for the trainer, which then closes this process: it inherits that it ignores the signal.
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        self._pool.submit(os.getpid)  # starts the process
-        if main:
-            signal.signal(signal.SIGINT, before)
+        with deaf_to_interrupts():
+            self._pool.submit(os.getpid)  # starts the process
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""
@@ -111,17 +106,9 @@ _evaluator: Evaluator | None = None
 
 def _start(recipe: Any, model_folder: str) -> None:
     global _evaluator
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    end_with_the_parent()
     torch.set_num_threads(1)
     _evaluator = Evaluator(recipe, model_folder)
-
-
-def _end_with_the_parent() -> None:
-    """A trainer that was killed must not leave this process behind."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _evaluate(weights: Weights, version: int) -> Evaluation:

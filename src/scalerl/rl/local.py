@@ -17,14 +17,12 @@ again: the same draws (random numbers are counters), by newer weights.
 
 from __future__ import annotations
 
-import os
 import queue
-import signal
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -32,6 +30,7 @@ import numpy as np
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
 from scalerl.rl.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
@@ -155,9 +154,8 @@ class _Process:
         self.channel, theirs = _SPAWN.Pipe()
         arguments = (self.recipe, self.model_folder, self.shared, theirs)
         self._process = _SPAWN.Process(target=generate, args=arguments, daemon=True)
-        before = _ignore_interrupts()
-        self._process.start()
-        _heed_interrupts(before)
+        with deaf_to_interrupts():
+            self._process.start()
         theirs.close()
 
     @property
@@ -195,17 +193,6 @@ def _values(counters: Counters) -> tuple[Any, ...]:
     return tuple(vars(counters).values())
 
 
-def _ignore_interrupts() -> Any:
-    """Ctrl-C is for this process, which then ends the others: they inherit that they ignore the signal."""
-    main = threading.current_thread() is threading.main_thread()
-    return signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-
-
-def _heed_interrupts(before: Any) -> None:
-    if before is not None:
-        signal.signal(signal.SIGINT, before)
-
-
 # -- in the process of a generator -------------------------------------------------------------------------
 
 
@@ -218,7 +205,7 @@ def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Con
 def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
     from scalerl.rl.setup import load_generator
 
-    _end_with_the_parent()
+    end_with_the_parent()
     torch.set_num_threads(1)
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_send, args=(said, channel), daemon=True).start()
@@ -252,15 +239,3 @@ def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:
     with suppress(OSError):  # the channel is closed: the other thread sees that as well
         while True:
             channel.send(said.get())
-
-
-def _end_with_the_parent() -> None:
-    """A trainer that was killed must not leave this process behind."""
-
-    def watch() -> None:
-        parent = parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
