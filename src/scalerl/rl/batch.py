@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.rl.advantage import Advantage, centre, has_signal
+from scalerl.rl.advantage import Advantage, centre
 from scalerl.rl.averaging import Averaging
 from scalerl.rl.types import Group, Rollout
 
@@ -66,12 +66,12 @@ def make_batch(
             for i, r in enumerate(rollouts)
             if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
         ]
-        reward_G = group.reward_G[whole]
-        signal = has_signal(reward_G)
+        centred_G = centre(group.reward_G[whole])
+        signal = centred_G.any()
         without_signal += not signal
         if signal or (keep_zero_variance and whole):
             kept.append([rollouts[i] for i in whole])
-            centred.append(centre(reward_G))
+            centred.append(centred_G)
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])

@@ -51,7 +51,6 @@ class Step:
     groups: tuple[Group, ...]
     batch: Batch
     stats: StepStats
-    generate_seconds: float
     train_seconds: float
 
 
@@ -70,14 +69,14 @@ def run_pipeline(
     def admit() -> None:
         nonlocal admitted
         # Every version is the answer to one batch: so many groups have come back as installed weights.
-        while admitted < generator.installed * n_prompts + schedule.tickets(n_prompts):
+        allowed = generator.installed * n_prompts + schedule.tickets(n_prompts)
+        while admitted < allowed:
             if (draw := pool.draw()) is None:
                 return
             generator.submit(*draw, n_samples)
             admitted += 1
 
     while True:
-        started = time.perf_counter()
         admit()
         if not ready:
             wanted = schedule.at_once(n_prompts)
@@ -94,7 +93,7 @@ def run_pipeline(
                 ready.append(make_group(rollouts, rewards, recipe.length))
                 pool.record(ready[-1])
             collected += wanted
-        generated = time.perf_counter()
+        started = time.perf_counter()
         groups = [ready.popleft() for _ in range(n_prompts)]
         batch = make_batch(
             groups,
@@ -107,8 +106,7 @@ def run_pipeline(
         stats = learner.step(batch)
         if schedule.publishes(learner.version):
             generator.update(learner.weights(), learner.version)
-        trained = time.perf_counter()
-        yield Step(learner.version, tuple(groups), batch, stats, generated - started, trained - generated)
+        yield Step(learner.version, tuple(groups), batch, stats, time.perf_counter() - started)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

@@ -18,7 +18,7 @@ from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
-from scalerl.rl.types import Generator, Weights
+from scalerl.rl.types import Generator
 from scalerl.rl.verify import Verifier
 
 
@@ -57,11 +57,16 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
     )
 
 
-def place_generator(recipe: Recipe, model_folder: str | Path, weights: Weights) -> Generator:
-    """The generator of a run, where the recipe places it; `weights` are those of version 0."""
+def place_generator(recipe: Recipe, model_folder: str | Path, learner: Learner) -> Generator:
+    """The generator of a run, where the recipe places it, with the weights of `learner`.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe.
+    """
     if recipe.placement.kind == "inline":
         return load_generator(recipe, model_folder, recipe.seed, recipe.rows)
-    return LocalGenerator(recipe, str(model_folder), weights, recipe.placement.generators)
+    sampling_of(recipe, learner.model, load_tokenizer(model_folder), recipe.seed)  # complains here, not there
+    return LocalGenerator(recipe, str(model_folder), learner.weights(), recipe.placement.generators)
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

@@ -36,7 +36,7 @@ from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pipeline import Step, run_pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator, sampling_of
+from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.types import Counters as GeneratorCounters
 
 MAX_PENDING = 3
@@ -199,13 +199,12 @@ def train(
     check_unused(Path(folder))
     recipe = check_prompts(recipe, model_folder)
     tokenizer, learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
-    sampling_of(recipe, learner.model, tokenizer, recipe.seed)  # complains before anything is made
+    generator = place_generator(recipe, model_folder, learner)  # complains before anything is written
     verifier = load_verifier(recipe, tokenizer)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
     heldout = recipe.task.prompts("heldout")
 
     writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
-    generator = place_generator(recipe, model_folder, learner.weights())
     counters = _Counters(recipe.placement.devices)
     view = _View(watch)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
