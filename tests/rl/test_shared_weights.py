@@ -40,9 +40,10 @@ def test_nobody_reads_half_of_two_versions():
     while any(reader.is_alive() for reader in readers) and out.qsize() < 2:
         version += 1  # as fast as can be, without a pause: readers are overtaken in the middle of a copy
         shared.write(weights_of(version), version)
-    results = [out.get() for _ in readers]
     for reader in readers:
         reader.join()
+    assert [reader.exitcode for reader in readers] == [0, 0]
+    results = [out.get(timeout=10) for _ in readers]
     assert version > 100
     for torn, backwards, met in results:
         assert (torn, backwards) == (0, 0)
@@ -59,8 +60,8 @@ def test_an_unguarded_read_would_be_torn():
     while reader.is_alive() and not out.qsize():
         version += 1
         shared.write(weights_of(version), version)
-    assert out.get() > 0
     reader.join()
+    assert out.get(timeout=10) > 0
 
 
 def _read_unguarded(shared, seconds, out):

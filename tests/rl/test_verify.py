@@ -108,7 +108,7 @@ BEHAVIOURS = {
     "meets": meets,
 }
 '''
-FAST = Limits(seconds=0.8, memory_gib=1.0, workers=2)
+FAST = Limits(seconds=3.0, memory_gib=1.0, workers=2)  # what answers must do so on a busy machine as well
 
 
 @pytest.fixture(scope="module")
