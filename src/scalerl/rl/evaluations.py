@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -109,6 +110,7 @@ class Evaluations:
         self.counters.evaluate_seconds += result.seconds
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         n = len(self.prompt_ids)
+        spread = mean_p_1mp(result.correct_P, self.n_samples)
         point = EvalPoint.from_json(
             row
             | {
@@ -117,7 +119,7 @@ class Evaluations:
                 "version": result.version,
                 "n_prompts": n,
                 "n_samples": self.n_samples,
-                "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples),
+                "mean_p_1mp": None if math.isnan(spread) else spread,
                 "truncated": result.truncated,
                 "interrupted": result.interrupted,
                 "mean_length": result.mean_length,

@@ -25,9 +25,9 @@ from torch import nn
 from scalerl.rl.cache import SlotCache
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
-from scalerl.rl.packing import pack_rollouts, unpack_rollouts
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 

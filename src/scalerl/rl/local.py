@@ -32,8 +32,8 @@ import numpy as np
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.packing import pack_rollouts, unpack_rollouts
 from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
+from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
@@ -192,7 +192,7 @@ class _Process:
     def __post_init__(self) -> None:
         self.channel, theirs = _SPAWN.Pipe()
         arguments = (self.recipe, self.model_folder, self.shared, theirs)
-        self._process = _SPAWN.Process(target=generate, args=arguments, daemon=True)
+        self._process = _SPAWN.Process(target=generate, name="generator", args=arguments, daemon=True)
         with deaf_to_interrupts():
             self._process.start()
         theirs.close()

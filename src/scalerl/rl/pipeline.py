@@ -39,9 +39,9 @@ import numpy as np
 from scalerl.rl.batch import Batch, make_batch
 from scalerl.rl.learner import Learner, StepStats
 from scalerl.rl.length import AnyLength
-from scalerl.rl.packing import pack_groups, unpack_groups
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.saved_rollouts import pack_groups, unpack_groups
 from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
 
 
