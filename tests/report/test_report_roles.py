@@ -14,7 +14,7 @@ def step(n, generate=0.9, train=0.5, **ledger):
         "idle_seconds": {"generate": 2 * (1 - generate) * n, "train": (1 - train) * n},
         "tokens": {"generated": 1800 * n, "trained": 1000 * n},
         "queue": {"generating": 5, "generated": 1, "verified": 0},
-        "ledger": {"admitted": 10 * n + 6, "trained": 8 * n, "zero_variance": 2 * n, "in_flight": 6, **ledger},
+        "ledger": {"admitted": 10 * n + 6, "trained": 8 * n, "zero_variance": 2 * n, "in_flight": 6} | ledger,
     }
 
 
