@@ -151,8 +151,7 @@ def train(
             if stopping:
                 evaluations.write_finished(wait=True)
             if stopping or checkpoints.due(step.index):
-                state = {name: part.state() for name, part in parts.items()}
-                checkpoints.make(step.index, {**state, "lengths": writer.lengths()})
+                checkpoints.make(step.index, state_of(parts) | {"lengths": writer.lengths()})
             if stopping:
                 raise KeyboardInterrupt
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
@@ -168,6 +167,11 @@ def train(
         checkpoints.close()
         writer.close()
     return RunRecord.read(folder)
+
+
+def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of everything that the parts of a run need to go on."""
+    return {name: part.state() for name, part in parts.items()}
 
 
 @dataclass
