@@ -1,6 +1,7 @@
 """Tiny models with random weights of a large spread, so that their distributions are far from uniform."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,15 @@ from transformers import (
 )
 
 from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.length import LengthRule, Marker
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption, LengthRule, Marker
 from scalerl.rl.model import load_model, load_tokenizer
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, write_tokenizer
-from scalerl.rl.types import Prompt, Rollout
+from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pool import PromptPool
+from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, write_tokenizer
+from scalerl.rl.types import Prompt, Reward, Rollout
 
 TOKENS = {
     "vocab_size": len(VOCABULARY),
@@ -73,6 +79,59 @@ def save_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def llama_folder(save_model):
     return save_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(llama_folder):
+    """Two groups of four a step, in rows for eight steps, with completions of 1 to 46 tokens."""
+    return Recipe(
+        model=llama_folder,
+        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
+        budget=Steps(12),
+        batch=BatchSize(prompts=2, samples=4, micro=8),
+        context=Context(prompt=8, thinking=30, answer=15),
+        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
+        optimiser=AdamW(lr=3e-3, warmup_steps=2),
+        rows=64,
+    )
+
+
+def _parity(rollout):
+    right = bool(rollout.token_T[rollout.sampled_T].sum() % 2) and not rollout.truncated
+    return Reward(1.0 if right else -1.0, right)
+
+
+def _one_by_one(verify):
+    return lambda groups: [[verify(rollout) for rollout in group] for group in groups]
+
+
+@pytest.fixture(scope="session")
+def by_parity():
+    """A reward of a rollout that any model gets about half of the time."""
+    return _parity
+
+
+@pytest.fixture(scope="session")
+def judge_by():
+    """A function that makes the judge of groups from a reward of a rollout."""
+    return _one_by_one
+
+
+@pytest.fixture(scope="session")
+def start_run():
+    """A function that makes the loop of a recipe, inline, with its generator and its learner.
+
+    `verify` gives a rollout its reward; `watch` may put something around the generator.
+    """
+
+    def make(recipe, verify=_parity, watch=lambda generator: generator, seed=0):
+        recipe = replace(recipe, seed=seed)
+        pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
+        generator = watch(load_generator(recipe, recipe.model, seed, recipe.rows))
+        learner = load_learner(recipe, recipe.model)
+        return run_pipeline(recipe, pool, generator, learner, _one_by_one(verify)), generator, learner
+
+    return make
 
 
 @pytest.fixture(scope="session")
