@@ -1,5 +1,6 @@
 """Tiny models with random weights of a large spread, so that their distributions are far from uniform."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -199,3 +200,15 @@ def make_rollout():
         )
 
     return make
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """A function that writes rows to a JSONL file and returns its path."""
+
+    def write(rows, name="data.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
