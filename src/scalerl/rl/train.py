@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import shutil
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -163,6 +164,7 @@ class _Evaluations:
                 "n_prompts": n,
                 "n_samples": self.n_samples,
                 "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples),
+                "failed": result.failed,
                 "truncated": result.truncated,
                 "interrupted": result.interrupted,
                 "mean_length": result.mean_length,
@@ -224,6 +226,8 @@ def train(
         for step in run_pipeline(recipe, pool, generator, learner, verifier.judge):
             _count(counters, step, generator.counters, time.perf_counter() - clock)
             writer.step(_step_row(step, counters, pool.left))
+            for failure in verifier.new_failures():
+                print(f"scalerl: {failure}", file=sys.stderr, flush=True)
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
             if share >= due / recipe.evaluation.count:
                 evaluations.ask(step.index, learner.weights())
