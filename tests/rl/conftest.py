@@ -1,7 +1,6 @@
 """Tiny models with random weights of a large spread, so that their distributions are far from uniform."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,14 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    GemmaConfig,
     GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
+    MixtralConfig,
+    OPTConfig,
     PreTrainedConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -43,14 +48,20 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
 }
-EXPERTS = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 24}
 GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 
-MAKERS: dict[str, Callable[..., PreTrainedConfig]] = {
-    "llama": lambda **changes: LlamaConfig(**{**TOKENS, **SHAPE, **changes}),
-    "qwen3": lambda **changes: Qwen3Config(**{**TOKENS, **SHAPE, "head_dim": 16, **changes}),
-    "qwen3_moe": lambda **changes: Qwen3MoeConfig(**{**TOKENS, **SHAPE, **EXPERTS, **changes}),
-    "gpt2": lambda **changes: GPT2Config(**{**TOKENS, **GPT2_SHAPE, **changes}),
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, SHAPE),
+    "qwen3": (Qwen3Config, {**SHAPE, "head_dim": 16}),
+    "qwen3_moe": (Qwen3MoeConfig, {**SHAPE, **EXPERTS, "head_dim": 16}),
+    "mixtral": (MixtralConfig, {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": (GemmaConfig, {**SHAPE, "head_dim": 8}),  # tied, and its embeddings are scaled
+    "gpt2": (GPT2Config, GPT2_SHAPE),
+    "gpt_neox": (GPTNeoXConfig, SHAPE),  # attention and MLP side by side, biases, part of a head rotated
+    "opt": (OPTConfig, {**SHAPE, "ffn_dim": 48, "word_embed_proj_dim": 32}),  # positions with an offset
+    "granite": (GraniteConfig, {**SHAPE, "logits_scaling": 8.0}),
+    "cohere": (CohereConfig, {**SHAPE, "logit_scale": 0.0625}),
 }
 
 
@@ -69,7 +80,8 @@ def save_model(tmp_path_factory):
     ) -> str:
         folder = str(tmp_path_factory.mktemp(architecture))
         torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(MAKERS[architecture](**changes)).to(dtype)
+        config, shape = FAMILIES[architecture]
+        model: Any = AutoModelForCausalLM.from_config(config(**{**TOKENS, **shape, **changes})).to(dtype)
         model.save_pretrained(folder)
         write_tokenizer(folder)
         return folder

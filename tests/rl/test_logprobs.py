@@ -32,7 +32,9 @@ def sample(generator, prompts, n_samples):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen3_moe", "gpt2"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "qwen3", "qwen3_moe", "mixtral", "gemma", "gpt2", "gpt_neox", "opt"]
+)
 def test_recorded_log_probabilities_are_the_trainers(
     save_model, make_generator, uneven_prompts, architecture, temperature
 ):

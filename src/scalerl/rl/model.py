@@ -63,8 +63,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # no module in Llama and its kin
-            module.__dict__["attention_dropout"] = 0.0
+        for name, value in vars(module).items():  # Llama's attention_dropout, OPT's dropout and layerdrop
+            if "drop" in name and isinstance(value, float):
+                vars(module)[name] = 0.0
 
 
 def checkpoint_activations(model: Any) -> None:

@@ -15,6 +15,7 @@ from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
+from scalerl.rl.probe import check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
@@ -23,9 +24,15 @@ from scalerl.rl.verify import Verifier
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
-    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed."""
+    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
+    """
     model, tokenizer = load_model(model_folder, _dtype(recipe)), load_tokenizer(model_folder)
-    return TorchGenerator(model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+    sampling = sampling_of(recipe, model, tokenizer, seed)
+    check_sampling(model, tokenizer, sampling, recipe.model)
+    return TorchGenerator(model, tokenizer, sampling, rows)
 
 
 def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:
@@ -101,8 +108,14 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
 
 
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    """The learner of a recipe, at version 0."""
-    model: Any = recipe.lora.apply(load_model(model_folder, _dtype(recipe)))
+    """The learner of a recipe, at version 0.
+
+    Raises:
+        InputError: the model cannot be loaded, or computes at random while it is trained.
+    """
+    plain = load_model(model_folder, _dtype(recipe))
+    check_training(plain, recipe.model)
+    model: Any = recipe.lora.apply(plain)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     return Learner(
