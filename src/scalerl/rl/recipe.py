@@ -124,8 +124,8 @@ class Inline:
 class Local:
     """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
 
-    kind: Literal["local"] = "local"
     generators: int = 1
+    kind: Literal["local"] = "local"
 
     def __post_init__(self) -> None:
         _at_least(1, generators=self.generators)
@@ -173,7 +173,8 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
 
     def __post_init__(self) -> None:
-        _positive(temperature=self.temperature)
+        if not 0.01 <= self.temperature <= 100:
+            raise ValueError("temperature must be between 0.01 and 100")
         _at_least(1, rows=self.rows)
         _at_least(0, seed=self.seed)
 

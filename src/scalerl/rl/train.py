@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, WorkerError, WriteError
+from scalerl.errors import CannotAnswerError, DivergedError, WorkerError, WriteError
 from scalerl.record import (
     DeviceSeconds,
     EvalPoint,
@@ -155,6 +155,8 @@ class _Evaluations:
     def _write(self, row: dict[str, Any], result: Evaluation) -> None:
         self.counters.evaluate_seconds += result.seconds
         row["device_seconds"]["evaluate"] = self.counters.evaluate_seconds
+        if not math.isfinite(result.entropy):
+            raise DivergedError(f"step {row['step']}: the model's probabilities are not finite any more")
         n = len(self.prompt_ids)
         point = EvalPoint.from_json(
             row
@@ -163,7 +165,7 @@ class _Evaluations:
                 "version": result.version,
                 "n_prompts": n,
                 "n_samples": self.n_samples,
-                "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples),
+                "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples) if self.n_samples > 1 else None,
                 "failed": result.failed,
                 "truncated": result.truncated,
                 "interrupted": result.interrupted,
@@ -195,6 +197,7 @@ def train(
     Raises:
         InputError: the folder exists, the model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
+        DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: after the evaluations under way have been written.
     """
     torch.set_num_threads(1)  # results must not depend on how many cores there are
@@ -231,6 +234,7 @@ def train(
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
             if share >= due / recipe.evaluation.count:
                 evaluations.ask(step.index, learner.weights())
+                due = max(due, math.floor(share * recipe.evaluation.count))
                 while due / recipe.evaluation.count <= share:
                     due += 1
                 passed = [milestone for milestone in milestones if milestone <= share]
