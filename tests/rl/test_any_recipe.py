@@ -118,9 +118,9 @@ ODD: dict[Any, list[Any]] = {
 }
 # What is only slow, or needs the network, is no fault: how much is asked for is the user's business.
 SLOW: dict[str, list[Any]] = {
-    "batch.prompts": [0, 30],
-    "batch.samples": [1, 40],
-    "evaluation.samples": [0, 30],
+    "batch.prompts": [0, 12],
+    "batch.samples": [1, 20],
+    "evaluation.samples": [0, 12],
     "placement.generators": [0],
     "task.limits.workers": [0],
     "task.limits.memory_gib": [0.0, -1.0, 1e-3],
@@ -275,7 +275,11 @@ def test_every_key_of_the_recipe_is_drawn():
 
 
 QUIET = settings(
-    deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck), print_blob=False
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    print_blob=False,
 )
 
 

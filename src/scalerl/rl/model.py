@@ -37,6 +37,11 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model
 
 
+def compute_device() -> torch.device:
+    """Where models compute: the first GPU if there is one. All models of a run share it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer that stands beside a model.
 
