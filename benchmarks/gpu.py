@@ -25,13 +25,15 @@ import numpy as np
 import torch
 
 from random_model import END_TOKEN, chain_tokenizer, random_qwen3
-from scalerl.rl.batch import Batch
+from scalerl.rl.advantage import BatchStd
+from scalerl.rl.averaging import TokenAverage
+from scalerl.rl.batch import make_batch
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.loss import Cispo
 from scalerl.rl.model import FlopCount, compute_device
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Group, Prompt, Reward, Rollout
 
 QWEN3_06B = {
     "vocab_size": 151_936,
@@ -119,26 +121,37 @@ def generation(model: Any, machine: Machine, rows: int, tokens: int) -> tuple[fl
     return made / took, made / floor
 
 
+def group_of(completions: int, tokens: int, vocabulary: int) -> Group:
+    """Completions of random tokens after prompts of a quarter of them, every other one right."""
+    rng, start = np.random.default_rng(0), tokens // 4
+    rollouts = [
+        Rollout(
+            prompt=Prompt("p", "", ""),
+            draw=0,
+            sample=sample,
+            prompt_T=rng.integers(0, vocabulary, start),
+            token_T=rng.integers(0, vocabulary, tokens - start),
+            sampled_T=np.ones(tokens - start, dtype=bool),
+            logp_T=np.full(tokens - start, -np.log(vocabulary), dtype=np.float32),
+            version_T=np.zeros(tokens - start, dtype=np.int32),
+            first_version=0,
+            truncated=False,
+            interrupted=False,
+        )
+        for sample in range(completions)
+    ]
+    return Group.of(rollouts, [Reward(1.0 - 2.0 * (n % 2), n % 2 == 0) for n in range(completions)])
+
+
 def training(model: Any, machine: Machine, completions: int, tokens: int, micro: int) -> tuple[float, float]:
     """Trained tokens a second of whole steps, and the most that matrix products allow."""
     learner = Learner(model, Cispo(), AdamW(), 1.0, True, micro)
-    rng = np.random.default_rng(0)
-    shape, sampled_NT = (completions, tokens), np.arange(tokens)[None] >= min(16, tokens // 2)
-    weight_NT = np.where(sampled_NT, 1.0, 0.0).repeat(completions, 0)
-    batch = Batch(
-        token_NT=rng.integers(0, model.config.vocab_size, shape),
-        behaviour_logp_NT=np.full(shape, -np.log(model.config.vocab_size), dtype=np.float32),
-        weight_NT=weight_NT / weight_NT.sum(),
-        version_NT=np.zeros(shape, dtype=np.int64),
-        advantage_N=rng.choice([-1.0, 1.0], completions),
-        length_N=np.full(completions, tokens),
-        groups_used=completions,
-        zero_variance=0,
-    )
+    group = group_of(completions, tokens, model.config.vocab_size)
+    batch = make_batch([group], BatchStd(), TokenAverage(), tokens)
     took = best_seconds(machine.device, lambda: learner.step(batch), times=3)
     read = tokens - 1.0  # the last token is predicted, never read
     flops = 3 * FlopCount.of(model).forward(completions * read, completions * read * (read + 1) / 2)
-    made = int((weight_NT > 0).sum())
+    made = int(batch.sampled_NT.sum())
     return made / took, made * machine.flops / flops
 
 

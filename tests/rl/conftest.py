@@ -26,7 +26,7 @@ from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, LengthRule, Marker
 from scalerl.rl.model import load_model, load_tokenizer
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
 from scalerl.rl.setup import load_generator, load_learner
@@ -142,7 +142,8 @@ def start_run():
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
         generator = watch(load_generator(recipe, recipe.model, seed, recipe.rows))
         learner = load_learner(recipe, recipe.model)
-        return run_pipeline(recipe, pool, generator, learner, _one_by_one(verify)), generator, learner
+        loop = Pipeline(recipe, pool, generator, learner, _one_by_one(verify)).steps()
+        return loop, generator, learner
 
     return make
 

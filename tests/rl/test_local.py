@@ -10,7 +10,7 @@ import pytest
 
 from scalerl.errors import WorkerError
 from scalerl.rl.local import LocalGenerator
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import Local
 from scalerl.rl.schedule import OffPolicy, PipelineRL
@@ -39,7 +39,7 @@ def start(judge):
         generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
         made.append(generator)
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-        return run_pipeline(recipe, pool, generator, learner, judge), generator, learner
+        return Pipeline(recipe, pool, generator, learner, judge).steps(), generator, learner
 
     yield make
     for generator in made:

@@ -44,6 +44,16 @@ class Watched:
     def counters(self):
         return self.generator.counters
 
+    @property
+    def in_flight(self):
+        return self.generator.in_flight
+
+    def state(self):
+        return self.generator.state()
+
+    def restore(self, state):
+        self.generator.restore(state)
+
     def close(self):
         self.generator.close()
 
