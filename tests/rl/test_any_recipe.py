@@ -119,6 +119,7 @@ ODD: dict[Any, list[Any]] = {
     tuple: [[], [0], [0.5], [1, 2, 3], [-1, 0.5], "ab", None, [math.nan, 0.1], [0.1, 0.999999]],
     "table": [None, "x", 3, [], {}, {"kind": "no such"}, {"kin": "cispo"}],
 }
+WEIGHT = {int: 1.0, float: 1.0, tuple: 1.0, str: 0.6}
 # What is only slow, or needs the network, is no fault: how much is asked for is the user's business.
 SLOW: dict[str, list[Any]] = {
     "batch.prompts": [0, 12],
@@ -186,7 +187,7 @@ def places(table: dict[str, Any], prefix: str = "") -> list[tuple[dict[str, Any]
 def spoil(rng: Random, table: dict[str, Any]) -> None:
     """Leave out one key of a table or of its parts, or misspell it, or give it an odd value."""
     found = places({"model": 0, **table}) if rng.random() < 0.2 else places(table)
-    weights = [1.0 if plain(TYPES.get(key)) in (int, float) or key in SLOW else 0.15 for *_, key in found]
+    weights = [1.0 if key in SLOW else WEIGHT.get(plain(TYPES.get(key)), 0.15) for *_, key in found]
     inside, name, key = rng.choices(found, weights)[0]
     inside = table if key == "model" else inside
     dice = rng.random()

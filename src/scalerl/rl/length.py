@@ -152,11 +152,11 @@ class LengthRule:
         Raises:
             InputError: the tokenizer cannot write the end of thinking, or the phrase does not end with it.
         """
+        written = end_of_thinking.strip()
+        if not written:
+            raise InputError("end_of_thinking: must not be empty")
         marker = Marker.of(tokenizer, end_of_thinking)
-        if (
-            end_of_thinking.strip() not in tokenizer.decode(list(marker.tokens))
-            or not end_of_thinking.strip()
-        ):
+        if written not in tokenizer.decode(list(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
         if not isinstance(choice, ForcedInterruption):
             return cls(thinking, answer, marker)
