@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ def train(
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
             model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
+        DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: it was stopped.
     """
     folder = Path(folder)
@@ -133,6 +135,8 @@ def train(
             counters.add(step, generator.counters, time.perf_counter() - clock)
             clock = time.perf_counter()
             writer.step(step_row(step, counters, pipeline), groups_row(step))
+            for failure in verifier.new_failures():
+                print(f"scalerl: {failure}", file=sys.stderr, flush=True)
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
 
             evaluating = time.perf_counter()
@@ -187,6 +191,7 @@ class _Agenda:
     def evaluates(self, share: float) -> bool:
         """Whether an evaluation is due; those that one step passes together are made once."""
         before = self.due
+        self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
         return self.due > before
