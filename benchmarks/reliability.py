@@ -121,7 +121,7 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
     def kill() -> None:
         nonlocal killed
-        while killed < kills and not done.wait(rng.uniform(6, 12))  # longer than a start takes:
+        while killed < kills and not done.wait(rng.uniform(6, 12)):  # longer than a start takes
             processes = [p for p in multiprocessing.active_children() if p.name == "generator"]
             if len(processes) == 2:
                 rng.choice(processes).kill()
