@@ -19,7 +19,7 @@ ALLOWED = {
     "console": set(),
     "commands": {"record", "ingest", "curve", "report", "rl", "console"},
 }
-BOTTOM = {"errors", "_version", "_lazy", "jsonl"}
+BOTTOM = {"errors", "_version", "_lazy", "alarms", "jsonl"}
 
 
 def imported(file: Path) -> set[str]:

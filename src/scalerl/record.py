@@ -6,6 +6,7 @@
       eval_prompts.jsonl  the successes of every held-out prompt at every evaluation
       steps.jsonl         one line per trainer step
       forecasts.jsonl     every forecast made during the run, frozen when written
+      alarms.jsonl        what was wrong with the run's health, from when and until when
       checkpoints/        what a resume needs, or the final weights
       report.html         made from the files above, never read back
 
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, WriteError, brief
 from scalerl.jsonl import dumps, number, parse_jsonl, read_bytes, read_jsonl, whole
 
@@ -160,6 +162,8 @@ class RunRecord:
     warnings: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
     """Line of every evaluation in its file, for errors; empty where they came from no file."""
+    alarms: tuple[Alarm, ...] = ()
+    """What was wrong with the run's health: alarms, and what was but a warning."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -177,7 +181,8 @@ class RunRecord:
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
         forecasts = tuple(_read_rows(path / "forecasts.jsonl", warnings))
-        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines)
+        alarms = read_alarms(path / "alarms.jsonl", warnings)
+        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines, alarms)
 
     @classmethod
     def parse_evals(cls, data: bytes, source: str) -> RunRecord:
@@ -279,7 +284,7 @@ def _axis_value(point: EvalPoint, axis: str) -> float:
 class RunWriter:
     """Writes a run folder, one whole line at a time; no other code writes there.
 
-    Evaluations and forecasts are synced to the disk as they are written, steps are flushed.
+    Evaluations, forecasts and alarms are synced to the disk as they are written, steps are flushed.
     """
 
     def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
@@ -315,6 +320,10 @@ class RunWriter:
     def step(self, row: Mapping[str, Any]) -> None:
         """Append one trainer step."""
         self._append("steps.jsonl", row)
+
+    def alarm(self, row: Mapping[str, Any]) -> None:
+        """Append what is wrong with the run's health, or is no longer."""
+        self._append("alarms.jsonl", row, sync=True)
 
     def forecast(self, row: Mapping[str, Any]) -> None:
         """Append one forecast; it is on the disk when this returns, and is never changed."""

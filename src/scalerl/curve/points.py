@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.alarms import warnings_of
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 
@@ -148,6 +149,7 @@ class Points:
         # Step 0 comes before any training: what the devices idled while starting up is no training compute.
         compute_N = np.where(step_N == 0, 0.0, compute_N)
         single = any(point.n_samples == 1 for point in record.evals)
+        alarms = warnings_of(record.alarms, int(step_N.max(initial=0)))
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
@@ -157,7 +159,7 @@ class Points:
             str(record.evals_file),
             axis,
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
-            (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ())),
+            (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ()), *alarms),
         )
         return warn_of_repeats(points)
 

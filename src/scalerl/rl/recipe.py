@@ -27,6 +27,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
+from scalerl.rl.health import Health
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import AnyLength, ForcedInterruption
 from scalerl.rl.lora import Lora
@@ -171,6 +172,7 @@ class Recipe:
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
         _positive(temperature=self.temperature)

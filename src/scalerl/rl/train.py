@@ -8,7 +8,7 @@ import platform
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, WorkerError, WriteError
+from scalerl.errors import CannotAnswerError, DivergedError, PausedError, WorkerError, WriteError
 from scalerl.record import (
     DeviceSeconds,
     EvalPoint,
@@ -35,9 +35,11 @@ from scalerl.rl.lora import plain_state
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pipeline import Step, run_pipeline
 from scalerl.rl.pool import PromptPool
+from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.types import Counters as GeneratorCounters
+from scalerl.rl.watch import Finding, Watch
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
@@ -64,6 +66,8 @@ class Progress:
     """The last row of forecasts.jsonl."""
     evaluated: bool = False
     """Whether this is an evaluation (its step is then `step`) and not a step."""
+    findings: tuple[str, ...] = ()
+    """What is to be said of the run's health, if this is about that alone."""
 
 
 @dataclass
@@ -193,6 +197,8 @@ def train(
     Raises:
         InputError: the folder exists, the model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
+        PausedError: an alarm, where `health.on_alarm` is "pause".
+        DivergedError: a gradient is not finite.
         KeyboardInterrupt: after the evaluations under way have been written.
     """
     torch.set_num_threads(1)  # results must not depend on how many cores there are
@@ -207,6 +213,20 @@ def train(
     writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
     counters = _Counters(recipe.placement.devices)
     view = _View(watch)
+    health, probe = (
+        Watch(recipe.health, recipe.precision),
+        Probe(learner, recipe.schedule, recipe.health.probe),
+    )
+
+    def tell(findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            writer.alarm(finding.json())
+        view.findings(findings)
+
+    def on_point(point: EvalPoint) -> None:
+        view.point(point)
+        tell(health.evaluation(point))
+
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
     evaluations = _Evaluations(
         evaluate,
@@ -215,7 +235,7 @@ def train(
         recipe.task.heldout_hash,
         recipe.evaluation.samples,
         counters,
-        view.point,
+        on_point,
     )
     try:
         evaluations.ask(0, learner.weights())
@@ -223,7 +243,9 @@ def train(
         clock = time.perf_counter()
         for step in run_pipeline(recipe, pool, generator, learner, verifier.judge):
             _count(counters, step, generator.counters, time.perf_counter() - clock)
-            writer.step(_step_row(step, counters, pool.left))
+            row = _step_row(step, counters, pool.left) | _probed(probe, step, counters)
+            writer.step(row)
+            tell(health.step(row))
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
             if share >= due / recipe.evaluation.count:
                 evaluations.ask(step.index, learner.weights())
@@ -239,10 +261,17 @@ def train(
             clock = time.perf_counter()
             if share >= 1:
                 break
+            if health.alarm and recipe.health.on_alarm == "pause":
+                evaluations.write_finished(wait=True)
+                save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "paused")
+                raise PausedError(f"paused: {health.alarm}; {writer.path} keeps what was run")
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
             evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
         save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "final")
+    except DivergedError:
+        tell(health.diverged(learner.version + 1))
+        raise
     except KeyboardInterrupt:
         save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "interrupted")
         raise
@@ -275,11 +304,14 @@ class _View:
         self._pass_rate = point.pass_rate
         self._tell(point.step, evaluated=True)
 
-    def _tell(self, step: int, evaluated: bool) -> None:
-        progress = Progress(
-            step, self._share, self._tokens_per_second, self._pass_rate, self.forecast, evaluated
-        )
-        self._watch(progress)
+    def findings(self, findings: Sequence[Finding]) -> None:
+        """Something is to be said of the run's health."""
+        if findings:
+            self._tell(findings[-1].step, evaluated=False, findings=tuple(map(str, findings)))
+
+    def _tell(self, step: int, evaluated: bool, findings: tuple[str, ...] = ()) -> None:
+        speed, rate = self._tokens_per_second, self._pass_rate
+        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, findings))
 
 
 def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _View) -> None:
@@ -308,6 +340,14 @@ def _count(counters: _Counters, step: Step, generator: GeneratorCounters, wall_s
     counters.prompts += len(step.groups)
 
 
+def _probed(probe: Probe, step: Step, counters: _Counters) -> dict[str, float]:
+    """The probe's fields; its time is counted as evaluating, for it trains nothing."""
+    started = time.perf_counter()
+    found = probe([rollout for group in step.groups for rollout in group.rollouts])
+    counters.evaluate_seconds += time.perf_counter() - started
+    return found
+
+
 def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]:
     """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
@@ -320,8 +360,10 @@ def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]
         "time": time.time(),
         "skipped": not len(step.batch),
         "reward_mean": float(np.mean([group.reward_G.mean() for group in step.groups])),
+        "correct": float(np.mean([group.correct_G.mean() for group in step.groups])),
         "groups": len(step.groups),
         "groups_used": step.batch.groups_used,
+        "completions": len(rollouts),
         "completions_used": len(step.batch),
         "zero_variance": step.batch.zero_variance / len(step.groups),
         "truncated": float(np.mean([r.truncated for r in rollouts])),
