@@ -1,8 +1,8 @@
 """Alarms of a run, read from alarms.jsonl: what was wrong, from which step on, and until when.
 
-One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value", "threshold", "since", "over",
-"high_is_bad", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that began at
-`since`. A run that was never alarmed has no such file.
+One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value", "threshold", "since",
+"over", "high_is_bad", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that
+began at `since`. A run of which nothing was to be said has no such file.
 """
 
 from __future__ import annotations

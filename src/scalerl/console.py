@@ -43,9 +43,8 @@ class TrainingProgress:
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.rl.train.Progress`."""
-        for finding in progress.findings:
-            self._say(finding)
-        if progress.findings:
+        if progress.finding:
+            self._say(progress.finding)
             return
         text = (
             f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  "

@@ -84,8 +84,8 @@ class LogpGap(_Limits):
 
     The two differ by kernels and precision alone: see `scalerl.rl.probe`. A threshold of 0 follows the
     precision of the weights. In float32 kernels agree to 1e-5, so .0001 and .001 are our own judgement. In
-    bfloat16 .03 is the upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference of
-    .045 root mean square: SGLang RL team, 2025), and .1 is our own judgement.
+    bfloat16 .03 is the upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference
+    of .045 root mean square: SGLang RL team, 2025), and .1 is our own judgement.
     """
 
     warning: float = 0.0
@@ -118,8 +118,8 @@ class Sampling(_Limits):
 
     The rank of a token is the probability of all likelier ones and half of its own. Where the token was
     sampled from that distribution its mean is 1/2 and its variance (1 - sum p^3) / 12, whatever the
-    distribution: the mid-p form of the probability integral transform. The mean is below 1/2 where sampling is
-    sharper than the trainer believes (temperature, top-p, top-k), and above where it is flatter; recorded
+    distribution: the mid-p form of the probability integral transform. The mean is below 1/2 where sampling
+    is sharper than the trainer believes (temperature, top-p, top-k), and above where it is flatter; recorded
     log-probabilities do not show that. 4 and 6 standard errors are our own judgement: with the normal
     distribution once in 16,000 and 500 million windows.
     """
@@ -139,9 +139,32 @@ class Sampling(_Limits):
 
 
 @dataclass(frozen=True)
+class Head(_Limits):
+    """Whether the generator's LM head has the precision of the trainer's, in standard errors; only in a low
+    precision.
+
+    Per token |trainer - recorded| less the same with the trainer's head in the other precision; the sum over
+    the root of the sum of squares. It is negative as long as the heads agree, and grows with the root of the
+    number of tokens where they do not. 4 and 6 are our own judgement.
+    """
+
+    warning: float = 4.0
+    alarm: float = 6.0
+    window: int = 50
+    reads = ("head_gap", "head_gap_rms", "probe_tokens")
+
+    def __call__(self, rows: Rows) -> float:
+        """See the class."""
+        probes = [row for row in rows if row.get("head_gap_rms")][-self.window :]
+        squares = sum(row["probe_tokens"] * row["head_gap_rms"] ** 2 for row in probes)
+        excess = sum(row["probe_tokens"] * row["head_gap"] for row in probes)
+        return max(excess, 0.0) / math.sqrt(squares) if probes else math.nan
+
+
+@dataclass(frozen=True)
 class EffectiveSample(_Limits):
-    """(sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left once
-    the importance ratios have weighed it (Kong, 1992); mean. Low is bad.
+    """(sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left
+    once the importance ratios have weighed it (Kong, 1992); mean. Low is bad.
 
     .5 and .3: the lower end of good, and the warning, of verl's guide to rollout correction (2025).
     """
@@ -237,8 +260,8 @@ class GradNorm(_Limits):
 class RewardDrop(_Limits):
     """How far the share correct in training is below the best window that is remembered.
 
-    The curriculum takes solved prompts away, which lowers it by .1 and more in a run that is well; .25 and .4 are
-    our own judgement.
+    The curriculum takes solved prompts away, which lowers it by .1 and more in a run that is well; .25 and .4
+    are our own judgement.
     """
 
     warning: float = 0.25
@@ -256,8 +279,8 @@ class RewardDrop(_Limits):
 
 @dataclass(frozen=True)
 class PassRateDrop(_Limits):
-    """How far the held-out pass rate is below its best so far, beyond three standard errors of the difference;
-    mean of the latest `window` evaluations.
+    """How far the held-out pass rate is below its best so far, beyond three standard errors of the
+    difference; mean of the latest `window` evaluations.
 
     The curve assumes that the pass rate does not fall (arXiv 2510.13786, equation 1); .02 and .05 are our own
     judgement.
@@ -325,6 +348,7 @@ class Health:
     """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
     truncated: Truncated = field(default_factory=Truncated)
     logp_gap: LogpGap = field(default_factory=LogpGap)
+    head: Head = field(default_factory=Head)
     sampling: Sampling = field(default_factory=Sampling)
     ess: EffectiveSample = field(default_factory=EffectiveSample)
     ratio_clipped: RatioClipped = field(default_factory=RatioClipped)

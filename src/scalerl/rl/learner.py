@@ -114,7 +114,7 @@ class Learner:
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
         self._temperature = temperature
-        self._fp32_logits = fp32_logits
+        self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
         self._kl, self._base = kl or Kl(), base
         self._flop_count = FlopCount.of(model)
@@ -167,8 +167,8 @@ class Learner:
         )
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log ratio|,
-        clipped tokens and divergence, and the largest ratio."""
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
+        ratio|, clipped tokens and divergence, and the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -226,8 +226,16 @@ class Learner:
             entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
         return logp_MT, torch.zeros_like(logp_MT).masked_scatter(wanted_MT, entropy_W)
 
-    def distributions(self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V)."""
+    def distributions(
+        self,
+        token_MT: Tensor,
+        wanted_MT: Tensor,
+        model: nn.Module | None = None,
+        fp32_logits: bool | None = None,
+    ) -> Tensor:
+        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
+        the LM head in the precision of the recipe, or as `fp32_logits` says."""
         model = self.model if model is None else model
+        fp32 = self.fp32_logits if fp32_logits is None else fp32_logits
         hidden_MTD = hidden_states(model, input_ids=token_MT.to(self._device)[:, :-1], use_cache=False)
-        return log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
+        return log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, fp32)

@@ -1,21 +1,24 @@
 """The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
 
-Trained tokens cannot tell: most are a few versions old, and a difference may be age. So the probe keeps a copy
-of the weights of one version, waits for completions that this version began, and scores them with that copy
-by the trainer's own forward pass:
+Trained tokens cannot tell: most are a few versions old, and a difference may be age. So the probe keeps a
+copy of the weights of one version, waits for completions that this version began, and scores them with that
+copy by the trainer's own forward pass:
 
     hold     the weights of version v as they are published
-    score    in the batches of the next steps, a few completions whose KV cache was begun by v: their tokens up
-             to the first that another version sampled, so that neither weights nor KV cache differ
+    score    in the batches of the next steps, a few completions whose KV cache was begun by v: their tokens
+             up to the first that another version sampled, so that neither weights nor KV cache differ
     release  once no token of v can come any more (v is older than the schedule allows); hold the next
 
-What is left between the two log-probabilities is kernels and precision (the gap), and a wrong temperature,
-weights that got lost or corrupted on their way, or a head of another precision show in it. Whether the tokens
-are a sample of the trainer's distribution at all is a second figure (the rank), as a generator may well
-record the probabilities of a distribution that it did not sample from.
+What is left between the two log-probabilities is kernels and precision, and it says three things:
 
-It costs a forward pass of `completions` of the batch's completions, and memory for one copy of the trained
-weights. The copy is of the learner's own weights, not of what was published.
+    gap      |trainer - recorded|: large with another temperature, or weights lost or corrupted on their way
+    head     the same less |trainer with its LM head in the other precision - recorded|: above 0 where the
+             generator's head has the other precision. In the gap that drowns in the noise of bfloat16
+    rank     where the tokens stand in the trainer's distribution: whether they are a sample of it at all, as
+             a generator may well record the probabilities of a distribution that it did not sample from
+
+It costs a forward pass of a few of the batch's completions (two in a low precision), and memory for one copy
+of the trained weights. The copy is of the learner's own weights, not of what was published.
 
 Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary.
 """
@@ -31,17 +34,19 @@ import torch
 from torch import Tensor
 
 from scalerl.rl.learner import Learner
-from scalerl.rl.schedule import AnySchedule
+from scalerl.rl.recipe import Recipe
 from scalerl.rl.types import Rollout
 
 
 class Probe:
-    """Holds a version of the learner's weights, and scores what it sampled; `completions` = 0 is off."""
+    """Holds a version of the learner's weights, and scores `health.probe` of the completions it sampled."""
 
-    def __init__(self, learner: Learner, schedule: AnySchedule, completions: int) -> None:
+    def __init__(self, learner: Learner, recipe: Recipe) -> None:
         self._learner = learner
-        self._schedule = schedule
-        self._completions = completions
+        self._schedule = recipe.schedule
+        self._completions = recipe.health.probe
+        # In float32 there is no other head, and a recipe may ask for heads that differ.
+        self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
         self._trained = [p for p in learner.model.parameters() if p.requires_grad]
         self._held: list[Tensor] = []
         self.version = learner.version
@@ -50,8 +55,9 @@ class Probe:
     def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
 
-        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see `scalerl.rl.health.Sampling`), all
-        over `probe_tokens` tokens.
+        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see `scalerl.rl.health.Sampling`),
+        and with a low precision `head_gap` and `head_gap_rms` in nats (`scalerl.rl.health.Head`), all over
+        `probe_tokens` tokens.
         """
         if not self._completions:
             return {}
@@ -81,21 +87,28 @@ class Probe:
         token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
         if not len(recorded_W):
             return {}
+        fp32, heads = self._learner.fp32_logits, {}
         with self._held_weights():
-            logp_WV = self._learner.distributions(token_NT, wanted_NT)
-        chosen_W1 = token_NT[:, 1:][wanted_NT][:, None].to(logp_WV.device)
-        logp_W1 = logp_WV.gather(-1, chosen_W1)
-        gap_W = (logp_W1[:, 0].cpu().double() - torch.from_numpy(recorded_W)).abs()
-        p_WV = logp_WV.double().exp()
-        likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
-        tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
-        return {
-            "probe_tokens": len(recorded_W),
-            "logp_gap": float(gap_W.mean()),
-            "logp_gap_max": float(gap_W.max()),
-            "rank": float((likelier_W + tied_W / 2).mean()),
-            "rank_variance": float((1 - (p_WV**3).sum(-1)).mean() / 12),
+            for head in (fp32, not fp32) if self._two_heads else (fp32,):
+                heads[head] = self._learner.distributions(token_NT, wanted_NT, fp32_logits=head)
+        chosen_W1 = token_NT[:, 1:][wanted_NT][:, None].to(heads[fp32].device)
+        recorded_W1 = torch.from_numpy(recorded_W)[:, None].to(heads[fp32])
+        gap_W1 = {
+            head: (logp_WV.gather(-1, chosen_W1) - recorded_W1).abs() for head, logp_WV in heads.items()
         }
+        found = {
+            "probe_tokens": len(recorded_W),
+            "logp_gap": float(gap_W1[fp32].mean()),
+            "logp_gap_max": float(gap_W1[fp32].max()),
+            **_ranks(heads[fp32], chosen_W1),
+        }
+        if self._two_heads:
+            excess_W1 = gap_W1[fp32] - gap_W1[not fp32]
+            found |= {
+                "head_gap": float(excess_W1.mean()),
+                "head_gap_rms": float(excess_W1.square().mean().sqrt()),
+            }
+        return found
 
     def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray]:
         """Padded tokens, which of them (after the first) the held version sampled, and their recorded
@@ -120,6 +133,17 @@ class Probe:
             yield
         finally:
             _install(own, self._trained)
+
+
+def _ranks(logp_WV: Tensor, chosen_W1: Tensor) -> dict[str, float]:
+    """Mean rank of the tokens in their distributions, and its variance for one token that is a sample."""
+    logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
+    likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
+    tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
+    return {
+        "rank": float((likelier_W + tied_W / 2).mean()),
+        "rank_variance": float((1 - (p_WV**3).sum(-1)).mean() / 12),
+    }
 
 
 def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ import platform
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -66,8 +66,8 @@ class Progress:
     """The last row of forecasts.jsonl."""
     evaluated: bool = False
     """Whether this is an evaluation (its step is then `step`) and not a step."""
-    findings: tuple[str, ...] = ()
-    """What is to be said of the run's health, if this is about that alone."""
+    finding: str = ""
+    """What there is to say of the run's health, if this is about that alone."""
 
 
 @dataclass
@@ -213,20 +213,16 @@ def train(
     writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
     counters = _Counters(recipe.placement.devices)
     view = _View(watch)
-    health, probe = (
-        Watch(recipe.health, recipe.precision),
-        Probe(learner, recipe.schedule, recipe.health.probe),
-    )
 
-    def tell(findings: Sequence[Finding]) -> None:
-        for finding in findings:
-            writer.alarm(finding.json())
-        view.findings(findings)
+    def say(finding: Finding) -> None:
+        writer.alarm(finding.json())
+        view.finding(finding)
 
     def on_point(point: EvalPoint) -> None:
         view.point(point)
-        tell(health.evaluation(point))
+        health.evaluation(point)
 
+    health, probe = Watch(recipe.health, recipe.precision, say), Probe(learner, recipe)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
     evaluations = _Evaluations(
         evaluate,
@@ -245,7 +241,7 @@ def train(
             _count(counters, step, generator.counters, time.perf_counter() - clock)
             row = _step_row(step, counters, pool.left) | _probed(probe, step, counters)
             writer.step(row)
-            tell(health.step(row))
+            health.step(row)
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
             if share >= due / recipe.evaluation.count:
                 evaluations.ask(step.index, learner.weights())
@@ -261,16 +257,16 @@ def train(
             clock = time.perf_counter()
             if share >= 1:
                 break
-            if health.alarm and recipe.health.on_alarm == "pause":
+            if health.pause_for:
                 evaluations.write_finished(wait=True)
                 save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "paused")
-                raise PausedError(f"paused: {health.alarm}; {writer.path} keeps what was run")
+                raise PausedError(f"paused at {health.pause_for}; {writer.path} keeps what was run")
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
             evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
         save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "final")
     except DivergedError:
-        tell(health.diverged(learner.version + 1))
+        health.diverged(learner.version + 1)
         raise
     except KeyboardInterrupt:
         save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "interrupted")
@@ -304,14 +300,13 @@ class _View:
         self._pass_rate = point.pass_rate
         self._tell(point.step, evaluated=True)
 
-    def findings(self, findings: Sequence[Finding]) -> None:
-        """Something is to be said of the run's health."""
-        if findings:
-            self._tell(findings[-1].step, evaluated=False, findings=tuple(map(str, findings)))
+    def finding(self, finding: Finding) -> None:
+        """There is something to say of the run's health."""
+        self._tell(finding.step, evaluated=False, finding=str(finding))
 
-    def _tell(self, step: int, evaluated: bool, findings: tuple[str, ...] = ()) -> None:
+    def _tell(self, step: int, evaluated: bool, finding: str = "") -> None:
         speed, rate = self._tokens_per_second, self._pass_rate
-        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, findings))
+        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, finding))
 
 
 def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _View) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ _STEPS_KEPT = 2 * LONGEST_WINDOW
 _LABELS = {
     "truncated": "share of truncated completions",
     "logp_gap": "gap between the log-probabilities of trainer and generator (nats)",
+    "head": "sign that the LM head of the generator has another precision (standard errors)",
     "sampling": "distance of the sampled tokens from the trainer's distribution (standard errors)",
     "ess": "effective sample size",
     "ratio_clipped": "share of importance ratios clipped",
@@ -60,9 +61,9 @@ class Finding:
 
 
 class Watch:
-    """Judges the run against the thresholds of `health`."""
+    """Judges a run by the thresholds of `health`, for weights of `precision`, and says what it finds."""
 
-    def __init__(self, health: Health, precision: str) -> None:
+    def __init__(self, health: Health, precision: str, say: Callable[[Finding], None]) -> None:
         limits = health.limits(precision)
         self._of_points = {n: m for n, m in limits.items() if isinstance(m, PassRateDrop)}
         self._of_rows = {n: m for n, m in limits.items() if n not in self._of_points}
@@ -71,27 +72,30 @@ class Watch:
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=_STEPS_KEPT)
         self._points: list[Mapping[str, float]] = []
         self._open: dict[str, Finding] = {}
-        self.alarm: Finding | None = None
-        """The latest alarm; what was told before a resume does not count."""
+        self._say = say
+        self._pauses = health.on_alarm == "pause"
+        self.pause_for: Finding | None = None
+        """The alarm for which the run is to pause. An alarm that was told before a resume is none: whoever
+        resumed has seen it."""
 
-    def step(self, row: Mapping[str, Any]) -> list[Finding]:
-        """What a line of steps.jsonl gives to say."""
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Judge a line of steps.jsonl."""
         self._rows.append({key: row[key] for key in self._kept if key in row})
         rows = list(self._rows)
         values = {name: limits(rows) for name, limits in self._of_rows.items()}
-        return list(self._judge(row["step"], values))
+        self._judge(row["step"], values)
 
-    def evaluation(self, point: EvalPoint) -> list[Finding]:
-        """What an evaluation gives to say."""
+    def evaluation(self, point: EvalPoint) -> None:
+        """Judge an evaluation."""
         p, n = point.pass_rate, point.n_prompts * point.n_samples
         noise = point.noise_sd if math.isfinite(point.noise_sd) else math.sqrt(p * (1 - p) / max(n, 1))
         self._points.append({"pass_rate": p, "noise_sd": noise})
         values = {name: limits(self._points) for name, limits in self._of_points.items()}
-        return list(self._judge(point.step, values))
+        self._judge(point.step, values)
 
-    def diverged(self, step: int) -> list[Finding]:
-        """What there is to say where the gradient of `step` is not finite, which ends the run before it."""
-        return [Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0)]
+    def diverged(self, step: int) -> None:
+        """Say that the gradient of `step` is not finite, which ends the run before it."""
+        self._say(Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0))
 
     def state(self) -> dict[str, Any]:
         """What a resume needs, as JSON has it (NaN apart)."""
@@ -104,22 +108,26 @@ class Watch:
         self._points = list(state["points"])
         self._open = {name: Finding(**finding) for name, finding in state["open"].items()}
 
-    def _judge(self, step: int, values: Mapping[str, float]) -> Iterable[Finding]:
-        limits = self._of_rows | self._of_points
+    def _judge(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            if math.isnan(value):
-                continue
-            told, bounds = self._open.get(name), limits[name]
-            if told is not None:
-                worst = max(told.worst, value) if bounds.sign > 0 else min(told.worst, value)
-                told = self._open[name] = replace(told, worst=worst)
-            level = bounds.level(value)
-            if told is not None and bounds.is_over(value, told.level):
-                yield replace(self._open.pop(name), step=step, value=value, over=True)
-            elif level is not None and (told is None or (told.level, level) == ("warning", "alarm")):
-                threshold = bounds.alarm if level == "alarm" else bounds.warning
-                self._open[name] = Finding(
-                    step, name, level, value, threshold, step, value, high_is_bad=bounds.sign > 0
-                )
-                self.alarm = self._open[name] if level == "alarm" else self.alarm
-                yield self._open[name]
+            if not math.isnan(value):
+                self._judge_one(step, name, value)
+
+    def _judge_one(self, step: int, name: str, value: float) -> None:
+        limits, told = (self._of_rows | self._of_points)[name], self._open.get(name)
+        if told is not None:
+            worst = max(told.worst, value) if limits.sign > 0 else min(told.worst, value)
+            told = self._open[name] = replace(told, worst=worst)
+            if limits.is_over(value, told.level):
+                self._say(replace(self._open.pop(name), step=step, value=value, over=True))
+                return
+        level = limits.level(value)
+        if level is None or (told is not None and (told.level, level) != ("warning", "alarm")):
+            return
+        threshold = limits.alarm if level == "alarm" else limits.warning
+        high = limits.sign > 0
+        found = Finding(step, name, level, value, threshold, step, value, high_is_bad=high)
+        self._open[name] = found
+        if level == "alarm" and self._pauses:
+            self.pause_for = found
+        self._say(found)
