@@ -15,11 +15,12 @@ import pytest
 from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
-from scalerl.record import RunRecord, RunWriter
+from scalerl.record import RunRecord
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.recipe import from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.rl.train import train
+from scalerl.run_writer import RunWriter
 
 TASK = Chain(k_max=2, heldout_per_length=40)
 
@@ -234,7 +235,8 @@ def test_a_full_disk_keeps_what_was_written(run, tmp_path):
     """A file size limit stands in for the disk: the kernel refuses the write half-way, as a disk does."""
     code = f"""
 import resource, signal, sys
-from scalerl.record import RunRecord, RunWriter
+from scalerl.record import RunRecord
+from scalerl.run_writer import RunWriter
 from scalerl.errors import WriteError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 source = RunRecord.read({str(run.path)!r})

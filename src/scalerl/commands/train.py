@@ -42,10 +42,10 @@ def run_training(recipe: Recipe, folder: Path) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
-    from scalerl.record import check_unused
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.train import train
+    from scalerl.run_writer import check_unused
 
     check_unused(folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's kill ends as Ctrl-C does

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError, WriteError
-from scalerl.record import RunRecord, write_atomically
+from scalerl.files import write_atomically
+from scalerl.record import RunRecord
 from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
 from scalerl.report.curve_view import axis_for, ceiling_why

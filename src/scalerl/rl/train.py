@@ -20,16 +20,7 @@ from safetensors import SafetensorError
 
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, DivergedError, PausedError, WorkerError, WriteError
-from scalerl.record import (
-    DeviceSeconds,
-    EvalPoint,
-    Flops,
-    RunRecord,
-    RunWriter,
-    Tokens,
-    check_unused,
-    mean_p_1mp,
-)
+from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens, mean_p_1mp
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
 from scalerl.rl.lora import plain_state
 from scalerl.rl.model import load_tokenizer
@@ -40,6 +31,7 @@ from scalerl.rl.recipe import Recipe
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.types import Counters as GeneratorCounters
 from scalerl.rl.watch import Finding, Watch
+from scalerl.run_writer import RunWriter, check_unused
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
