@@ -1,7 +1,7 @@
 """Alarms of a run, read from alarms.jsonl: what was wrong, from which step on, and until when.
 
 One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value", "threshold", "since",
-"over", "high_is_bad", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that
+"over", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that
 began at `since`. A run of which nothing was to be said has no such file.
 """
 
@@ -27,7 +27,6 @@ class Alarm:
     worst: float
     """The value furthest from what is good, as far as it is on record."""
     threshold: float
-    high_is_bad: bool = True
 
     @property
     def steps(self) -> str:
@@ -35,8 +34,7 @@ class Alarm:
         return f"from step {self.first} on" if self.last is None else f"steps {self.first} to {self.last}"
 
     def __str__(self) -> str:
-        side = "above" if self.high_is_bad else "below"
-        return f"{self.metric} {self.worst:.3g}, {side} {self.threshold:g}, {self.steps}"
+        return f"{self.metric} {self.worst:.3g} (threshold {self.threshold:g}), {self.steps}"
 
 
 def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
@@ -59,9 +57,8 @@ def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
 def _alarm(row: Mapping[str, Any]) -> Alarm:
     metric, level = row.get("metric"), row.get("level")
     if not isinstance(metric, str) or level not in ("warning", "alarm"):
-        raise InputError(
-            f"an alarm names its 'metric' and its 'level', found {brief(metric)}, {brief(level)}"
-        )
+        what = "an alarm has a 'metric' and a 'level' (warning or alarm)"
+        raise InputError(f"{what}, found {brief(metric)} and {brief(level)}")
     worst = row.get("worst")
     return Alarm(
         metric,
@@ -70,18 +67,15 @@ def _alarm(row: Mapping[str, Any]) -> Alarm:
         whole(row.get("step"), "step") if row.get("over") else None,
         float("inf") if worst is None else number(worst, "worst"),  # JSON has no infinity
         number(row.get("threshold"), "threshold"),
-        bool(row.get("high_is_bad", True)),
     )
 
 
 def _closed_by_escalation(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
     """A warning that became an alarm ends where the alarm begins."""
     alarms = list(alarms)
-    for alarm in alarms:
-        later = [
-            a.first for a in alarms if a.metric == alarm.metric and a.first >= alarm.first and a is not alarm
-        ]
-        yield replace(alarm, last=min(later)) if alarm.last is None and later else alarm
+    for place, alarm in enumerate(alarms):
+        later = [other.first for other in alarms[place + 1 :] if other.metric == alarm.metric]
+        yield replace(alarm, last=later[0]) if alarm.last is None and later else alarm
 
 
 def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:

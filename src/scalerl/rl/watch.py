@@ -46,7 +46,6 @@ class Finding:
     since: int
     worst: float
     over: bool = False
-    high_is_bad: bool = True
 
     def json(self) -> dict[str, Any]:
         """The line, with the time."""
@@ -56,8 +55,7 @@ class Finding:
         label = _LABELS[self.metric]
         if self.over:
             return f"step {self.step}: {self.level} of step {self.since} is over: {label} {self.value:.3g}"
-        side = "above" if self.high_is_bad else "below"
-        return f"step {self.step}: {self.level}: {label} {self.value:.3g}, {side} {self.threshold:g}"
+        return f"step {self.step}: {self.level}: {label} {self.value:.3g}, threshold {self.threshold:g}"
 
 
 class Watch:
@@ -125,8 +123,7 @@ class Watch:
         if level is None or (told is not None and (told.level, level) != ("warning", "alarm")):
             return
         threshold = limits.alarm if level == "alarm" else limits.warning
-        high = limits.sign > 0
-        found = Finding(step, name, level, value, threshold, step, value, high_is_bad=high)
+        found = Finding(step, name, level, value, threshold, step, value)
         self._open[name] = found
         if level == "alarm" and self._pauses:
             self.pause_for = found
