@@ -59,7 +59,7 @@ def test_the_thresholds_of_the_gap_follow_the_precision():
         limits = limits.of(precision)
         return limits.warning, limits.alarm
 
-    assert of(LogpGap(), "float32") == (1e-4, 1e-3)
+    assert of(LogpGap(), "float32") == (2e-5, 2e-4)
     assert of(LogpGap(), "bfloat16") == (0.03, 0.1)
     assert of(LogpGap(alarm=0.01), "bfloat16") == (0.01, 0.01)
     assert of(LogpGap(warning=0.5), "float32") == (0.5, 0.5)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+import numpy as np
+
 Rows = Sequence[Mapping[str, Any]]
 """Lines of steps.jsonl, the latest last."""
 Level = Literal["warning", "alarm"]
@@ -83,7 +85,7 @@ class LogpGap(_Limits):
     """|log pi_train - log pi_gen| of one version of the weights, mean over the probe's tokens, in nats.
 
     The two differ by kernels and precision alone: see `scalerl.rl.probe`. A threshold of 0 follows the
-    precision of the weights. In float32 kernels agree to 1e-5, so .0001 and .001 are our own judgement. In
+    precision of the weights. In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement. In
     bfloat16 .03 is the upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference
     of .045 root mean square: SGLang RL team, 2025), and .1 is our own judgement.
     """
@@ -101,7 +103,7 @@ class LogpGap(_Limits):
 
     def of(self, precision: str) -> LogpGap:
         """The same with the thresholds that follow the precision; the one that is given moves the other."""
-        warning, alarm = (1e-4, 1e-3) if precision == "float32" else (0.03, 0.1)
+        warning, alarm = (2e-5, 2e-4) if precision == "float32" else (0.03, 0.1)
         warning = self.warning or min(warning, self.alarm or alarm)
         return replace(self, warning=warning, alarm=self.alarm or max(alarm, warning))
 
@@ -271,10 +273,9 @@ class RewardDrop(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        correct = _known(rows, "correct")
-        ends = range(self.window, len(correct) + 1)
-        means = [statistics.fmean(correct[end - self.window : end]) for end in ends]
-        return max(means) - means[-1] if means else math.nan
+        total = np.cumsum([0.0, *_known(rows, "correct")])
+        means = (total[self.window :] - total[: -self.window]) / self.window
+        return float(means.max() - means[-1]) if len(means) else math.nan
 
 
 @dataclass(frozen=True)
