@@ -205,3 +205,29 @@ def test_a_forecast_across_an_alarm_says_so(recipe, model, tmp_path, capsys):
     assert all(any("health alarm" in w for w in row["fit_json"]["warnings"]) for row in made_after)
     before = replace(record, evals=tuple(point for point in record.evals if point.step < first))
     assert not [w for w in Points.from_record(before, "steps").warnings if "health" in w]
+
+
+def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tmp_path, capsys):
+    toml, folder = tmp_path / "pausing.toml", tmp_path / "run"
+    toml.write_text('model = "x"\n[task]\nkind = "chain"\n[budget]\nkind = "steps"\namount = 1\n')
+    values = {**recipe.to_dict(), "model": str(model)}
+    sets = [f"{key}={json.dumps(value)}" for key, value in leaves(values) if value not in (None, [])]
+    sets += ["health.on_alarm=pause", "health.truncated.window=2", "context.answer=1"]
+    words = [word for change in sets for word in ("--set", change)]
+    assert main(["train", str(toml), "-o", str(folder), *words]) == 4
+    told = capsys.readouterr().err.splitlines()
+    said = "step 2: alarm: share of truncated completions"
+    assert any(line.startswith(f"{recipe.name}  {said}") for line in told)
+    ends = [line for line in told if line.startswith("scalerl: ")]
+    assert len(ends) == 1
+    assert ends[0].startswith(f"scalerl: paused at {said}")
+    assert ends[0].endswith(f"; {folder} keeps what was run")
+    assert len(RunRecord.read(folder).steps()) == 2
+
+
+def leaves(values, prefix=""):
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

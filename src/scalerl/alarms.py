@@ -88,5 +88,5 @@ def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
 
 
 def _sentence(alarms: list[Alarm]) -> str:
-    more = f" (and {len(alarms) - 1} more times)" if len(alarms) > 1 else ""
+    more = f" (the first of {len(alarms)})" if len(alarms) > 1 else ""
     return f"health alarm: {alarms[0]}{more}; the curve may not be the same before and after"
