@@ -14,7 +14,7 @@ from scalerl.errors import DivergedError, PausedError
 from scalerl.record import RunRecord
 from scalerl.rl import train as training
 from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.health import Health, RewardDrop, Truncated, ZeroVariance
+from scalerl.rl.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
 from scalerl.rl.recipe import load_recipe
 from scalerl.rl.setup import load_generator
 from scalerl.rl.tasks.chain import Chain, Demonstrations
@@ -81,7 +81,7 @@ def test_a_run_that_is_well_gives_no_alarm(recipe, model, tmp_path):
 
 
 def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_path, monkeypatch):
-    def at_09(recipe, folder, learner):
+    def at_09(recipe, folder, learner, version):
         return load_generator(replace(recipe, temperature=0.9), folder, recipe.seed, recipe.rows)
 
     monkeypatch.setattr(training, "place_generator", at_09)
@@ -94,13 +94,13 @@ def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_
     assert steps[-1]["step"] == record.alarms[-1].first < 5  # the step is on record
     lines = (record.path / "alarms.jsonl").read_text().splitlines()
     assert said == [json.loads(line)["text"] for line in lines]
-    assert (record.path / "checkpoints" / "paused" / "model.safetensors").is_file()
+    assert (record.path / "checkpoints" / f"step-{steps[-1]['step']:05d}" / "model.safetensors").is_file()
 
 
 def test_weights_corrupted_on_their_way_are_an_alarm_and_the_run_goes_on(
     recipe, model, tmp_path, monkeypatch
 ):
-    def corrupting(recipe, folder, learner):
+    def corrupting(recipe, folder, learner, version):
         generator = load_generator(recipe, folder, recipe.seed, recipe.rows)
         update = generator.update
 
@@ -169,16 +169,15 @@ def test_a_learning_rate_that_is_too_large_is_an_alarm(recipe, model, tmp_path):
 def test_weights_that_are_not_finite_end_the_run_and_stay_in_the_forecast(
     recipe, model, tmp_path, monkeypatch
 ):
-    steps = training.run_pipeline
+    class Poisoned(training.Pipeline):
+        def steps(self):
+            for step in super().steps():
+                yield step
+                if step.index == 20:
+                    with torch.no_grad():
+                        self._learner.model.model.layers[0].mlp.up_proj.weight[0, 0] = math.inf
 
-    def poisoned(recipe, pool, generator, learner, judge):
-        for step in steps(recipe, pool, generator, learner, judge):
-            yield step
-            if step.index == 20:
-                with torch.no_grad():
-                    learner.model.model.layers[0].mlp.up_proj.weight[0, 0] = math.inf
-
-    monkeypatch.setattr(training, "run_pipeline", poisoned)
+    monkeypatch.setattr(training, "Pipeline", Poisoned)
     longer = replace(recipe, evaluation=replace(recipe.evaluation, count=15))
     record, ended, _ = run(longer, model, tmp_path / "run")
     assert isinstance(ended, DivergedError)
@@ -207,6 +206,30 @@ def test_a_forecast_across_an_alarm_says_so(recipe, model, tmp_path, capsys):
     assert not [w for w in Points.from_record(before, "steps").warnings if "health" in w]
 
 
+def test_a_resume_goes_on_through_the_alarm_and_says_what_an_uncut_run_says(recipe, model, tmp_path):
+    """With a threshold that the run meets, and half of the completions scored: all figures are exercised."""
+    told = replace(
+        recipe,
+        health=Health(
+            probe=16, truncated=Truncated(warning=0.03, alarm=0.06, window=3), sampling=Sampling(0.1, 0.2)
+        ),
+    )
+    whole, ended, _ = run(told, model, tmp_path / "whole")
+    assert ended is None
+    first = next(alarm.first for alarm in whole.alarms if alarm.level == "alarm")
+    pausing = replace(told, health=replace(told.health, on_alarm="pause"))
+    paused, ended, _ = run(pausing, model, tmp_path / "run")
+    assert isinstance(ended, PausedError)
+    assert paused.steps()[-1]["step"] == first
+    resumed, ended, _ = run(told, model, tmp_path / "run", resume=True)  # what is watched may be changed
+    assert ended is None
+    assert resumed.alarms == whole.alarms
+    assert len(whole.alarms) > 2
+    for a, b in zip(resumed.steps(), whole.steps(), strict=True):
+        names = ("logp_gap", "logp_gap_max", "rank", "rank_variance", "probe_tokens", "ess", "logp_shift")
+        assert [a.get(name) for name in names] == [b.get(name) for name in names]
+
+
 def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tmp_path, capsys):
     toml, folder = tmp_path / "pausing.toml", tmp_path / "run"
     toml.write_text('model = "x"\n[task]\nkind = "chain"\n[budget]\nkind = "steps"\namount = 1\n')
@@ -221,7 +244,7 @@ def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tm
     ends = [line for line in told if line.startswith("scalerl: ")]
     assert len(ends) == 1
     assert ends[0].startswith(f"scalerl: paused at {said}")
-    assert ends[0].endswith(f"; {folder} keeps what was run")
+    assert ends[0].endswith(f"; scalerl train {folder} --resume goes on")
     assert len(RunRecord.read(folder).steps()) == 2
 
 

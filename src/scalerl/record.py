@@ -221,6 +221,10 @@ class RunRecord:
         """The lines of steps.jsonl, read on demand (a long run has many)."""
         return _read_rows(self.path / "steps.jsonl", [])
 
+    def lost(self) -> list[dict[str, Any]]:
+        """What was run in vain before each resume: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
+        return [row for row in _read_rows(self.path / "lost.jsonl", []) if "lost" in row]
+
     def eval_prompts(self) -> list[dict[str, Any]]:
         """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
         return _read_rows(self.path / "eval_prompts.jsonl", [])

@@ -11,7 +11,7 @@ from scalerl.rl.health import Head, Health, LogpGap, Sampling
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.model import load_model, load_tokenizer
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe, _ranks
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
@@ -52,7 +52,7 @@ def run(recipe, generator=None, n_steps=16, change=lambda rollout, learner: roll
     generator = generator or load_generator(recipe, recipe.model, 0, recipe.rows)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
     probe, rows, steps = Probe(learner, recipe), [], []
-    for step in islice(run_pipeline(recipe, pool, generator, learner, judge), n_steps):
+    for step in islice(Pipeline(recipe, pool, generator, learner, judge).steps(), n_steps):
         rows.append(probe([change(r, learner) for group in step.groups for r in group.rollouts]))
         steps.append(step)
     return rows, steps, learner

@@ -19,6 +19,7 @@ from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
 from scalerl.report.numbers import DASH, as_mapping, percent, rate, rate_interval, unit_for
 from scalerl.report.parameters import NamedFit, parameter_rows
+from scalerl.report.roles import ledger_rows, role_rows, roles_svg
 from scalerl.report.strata import strata, strata_svg
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "alarms": alarm_rows(run.alarms),
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
+        "ledger": ledger_rows(steps, run.lost()),
+        "roles": roles_svg(steps),
+        "role_rows": role_rows(steps),
         "skipped": sum(bool(row.get("skipped")) for row in steps),
         "n_steps": len(steps),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,

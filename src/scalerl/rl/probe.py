@@ -71,7 +71,7 @@ class Probe:
 
     def state(self) -> dict[str, Any]:
         """What a resume needs to go on as if nothing had happened: a version, and tensors."""
-        return {"version": self.version, "held": self._held}
+        return {"version": self.version, "held": list(self._held)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""

@@ -98,7 +98,7 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """What a resume needs, as JSON has it (NaN apart)."""
         told = {name: asdict(finding) for name, finding in self._open.items()}
-        return {"rows": list(self._rows), "points": self._points, "open": told}
+        return {"rows": list(self._rows), "points": list(self._points), "open": told}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`: what was told is not told again."""
