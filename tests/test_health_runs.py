@@ -175,7 +175,7 @@ def test_weights_that_are_not_finite_end_the_run_and_stay_in_the_forecast(
                 yield step
                 if step.index == 20:
                     with torch.no_grad():
-                        self._learner.model.model.layers[0].mlp.up_proj.weight[0, 0] = math.inf
+                        next(self._learner.model.parameters())[0, 0] = math.inf
 
     monkeypatch.setattr(training, "Pipeline", Poisoned)
     longer = replace(recipe, evaluation=replace(recipe.evaluation, count=15))

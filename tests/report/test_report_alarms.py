@@ -20,6 +20,7 @@ def steps_of(truncated, **more):
 
 def shapes(svg):
     """Everything that is drawn in the colour of alarms."""
+    assert svg is not None
     return len(re.findall(r"(?:fill|stroke): var\(--later\)", svg))
 
 
@@ -42,6 +43,7 @@ def test_thresholds_are_drawn_where_the_values_come_near_them():
 def test_a_figure_of_every_tenth_step_is_a_line():
     sparse = [{"step": n, **({"logp_gap": 1e-6 * n} if n % 10 == 0 else {})} for n in range(1, 61)]
     svg = health_svg(sparse)
+    assert svg is not None
     assert "Log-probability gap" in svg
     line = max(re.findall(r'd="(M [^"]+)"', svg), key=len)
     assert line.count("L") >= 5  # six points
