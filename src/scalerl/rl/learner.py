@@ -78,6 +78,10 @@ class StepStats:
     ratio_max: float = math.nan
     ratio_clipped: float = math.nan
     """Share of tokens on which a bound of the loss on the importance ratio acts."""
+    ess: float = math.nan
+    """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
+    logp_shift: float = math.nan
+    """Mean |log rho|, nats per token: how far trainer and generator are apart, age included."""
     kl: float = math.nan
     """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
     flops: float = 0.0
@@ -111,7 +115,7 @@ class Learner:
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
         self._temperature = temperature
-        self._fp32_logits = fp32_logits
+        self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
         self._kl, self._base = kl or Kl(), base
         self._flop_count = FlopCount.of(model)
@@ -149,7 +153,7 @@ class Learner:
         if not len(batch):
             self.version += 1
             return StepStats()
-        sums, ratio_max = torch.zeros(5, dtype=torch.float64), 0.0
+        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
         order = np.argsort(batch.length_N, kind="stable")
         for start in range(0, len(order), self._micro_batch):
@@ -168,7 +172,7 @@ class Learner:
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
-        loss, entropy, ratio, clipped, kl = sums.tolist()
+        loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
         length_N = batch.length_N - 1.0  # the last token is predicted, never read
         flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
         return StepStats(
@@ -179,14 +183,16 @@ class Learner:
             ratio_mean=ratio / tokens,
             ratio_max=ratio_max,
             ratio_clipped=clipped / tokens,
+            ess=ratio * ratio / (tokens * squares) if squares else math.nan,
+            logp_shift=shift / tokens,
             kl=kl / tokens if self._base is not None else math.nan,
             flops=flops,
             tokens=tokens,
         )
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio, clipped tokens and
-        divergence, and the largest ratio."""
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
+        ratio|, clipped tokens and divergence, and the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -206,8 +212,10 @@ class Learner:
         loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
         self._gather_gradients()
-        ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].exp()
-        parts = [loss, entropy_MT.sum(), ratio.sum(), clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
+        log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
+        ratio = log_ratio.exp()
+        of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
+        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
         return torch.stack([part.detach().double() for part in parts]).cpu(), float(ratio.max())
 
     def _gather_gradients(self) -> None:
@@ -234,12 +242,24 @@ class Learner:
         made. Right padding needs no mask: causal attention does not look ahead. Of `model`, where it is not
         the one that is trained.
         """
-        model = self.model if model is None else model
         token_MT = token_MT.to(self._device)
-        hidden_MTD = hidden_states(model, input_ids=token_MT[:, :-1], use_cache=False)
-        logp_WV = log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
+        logp_WV = self.distributions(token_MT, wanted_MT, model)
         chosen_W = logp_WV.gather(-1, token_MT[:, 1:][wanted_MT][:, None])[:, 0]
         logp_MT = torch.zeros(wanted_MT.shape, device=self._device).masked_scatter(wanted_MT, chosen_W)
         with torch.no_grad():
             entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
         return logp_MT, torch.zeros_like(logp_MT).masked_scatter(wanted_MT, entropy_W)
+
+    def distributions(
+        self,
+        token_MT: Tensor,
+        wanted_MT: Tensor,
+        model: nn.Module | None = None,
+        fp32_logits: bool | None = None,
+    ) -> Tensor:
+        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
+        the LM head in the precision of the recipe, or as `fp32_logits` says."""
+        model = self.model if model is None else model
+        fp32 = self.fp32_logits if fp32_logits is None else fp32_logits
+        hidden_MTD = hidden_states(model, input_ids=token_MT.to(self._device)[:, :-1], use_cache=False)
+        return log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, fp32)
