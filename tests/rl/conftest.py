@@ -10,7 +10,9 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -41,6 +43,8 @@ GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 
 MAKERS: dict[str, Callable[..., PreTrainedConfig]] = {
     "llama": lambda **changes: LlamaConfig(**{**TOKENS, **SHAPE, **changes}),
+    "mistral": lambda **changes: MistralConfig(**{**TOKENS, **SHAPE, **changes}),
+    "qwen2": lambda **changes: Qwen2Config(**{**TOKENS, **SHAPE, **changes}),
     "qwen3": lambda **changes: Qwen3Config(**{**TOKENS, **SHAPE, "head_dim": 16, **changes}),
     "qwen3_moe": lambda **changes: Qwen3MoeConfig(**{**TOKENS, **SHAPE, **EXPERTS, **changes}),
     "gpt2": lambda **changes: GPT2Config(**{**TOKENS, **GPT2_SHAPE, **changes}),

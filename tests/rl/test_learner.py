@@ -198,5 +198,5 @@ def test_activation_checkpointing_changes_no_gradient(llama_folder, batch):
     first.register_forward_hook(lambda *_: calls.append(1))
     found = gradient_of_step(learner, batch)
     assert len(calls) == 2  # once more in the backward pass
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    expected = torch.cat([g.flatten() for g in expected])
+    assert (torch.cat([g.flatten() for g in found]) - expected).abs().max() < 1e-6 * expected.norm()

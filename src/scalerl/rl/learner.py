@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from scalerl.errors import DivergedError
 from scalerl.rl.batch import Batch
 from scalerl.rl.loss import Kl, Loss
-from scalerl.rl.model import FlopCount, copy_weights, hidden_states, log_probs_TV
+from scalerl.rl.model import FlopCount, copy_weights
+from scalerl.rl.score import Scorer
 from scalerl.rl.types import Weights
 
 
@@ -109,10 +110,10 @@ class Learner:
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
-        self._temperature = temperature
-        self._fp32_logits = fp32_logits
+        self._score = Scorer(model, temperature, fp32_logits)
         self._micro_batch = micro_batch
-        self._kl, self._base = kl or Kl(), base
+        self._kl = kl or Kl()
+        self._base_score = Scorer(base, temperature, fp32_logits) if base is not None else None
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
@@ -126,8 +127,9 @@ class Learner:
             self.version += 1
             return StepStats()
         sums, ratio_max = torch.zeros(5, dtype=torch.float64), 0.0
-        # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
-        order = np.argsort(batch.length_N, kind="stable")
+        # The weights make the order immaterial: groups whole, whose prompt is read once; else by length, so
+        # that a micro-batch pads little.
+        order = np.argsort(batch.group_N if self._score.dense else batch.length_N, kind="stable")
         for start in range(0, len(order), self._micro_batch):
             part, largest = self._accumulate(batch, order[start : start + self._micro_batch])
             sums, ratio_max = sums + part, max(ratio_max, largest)
@@ -155,7 +157,7 @@ class Learner:
             ratio_mean=ratio / tokens,
             ratio_max=ratio_max,
             ratio_clipped=clipped / tokens,
-            kl=kl / tokens if self._base is not None else math.nan,
+            kl=kl / tokens if self._base_score is not None else math.nan,
             flops=flops,
             tokens=tokens,
         )
@@ -169,15 +171,21 @@ class Learner:
             return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
 
         weight_MT = cut(batch.weight_NT)
-        token_MT, sampled_MT = torch.from_numpy(batch.token_NT[rows, :extent]), weight_MT > 0
-        logp_MT, entropy_MT = self.log_probs(token_MT, sampled_MT)
+        sampled_MT = weight_MT > 0
+        completions = (
+            batch.token_NT[rows, :extent],
+            batch.sampled_NT[rows, 1:extent],
+            batch.prompt_N[rows],
+            batch.group_N[rows],
+        )
+        logp_MT, entropy_MT = self._score(*completions)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
         value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
         kl_MT = torch.zeros_like(logp_MT)
-        if self._base is not None:
+        if self._base_score is not None:
             with torch.no_grad():
-                base_logp_MT, _ = self.log_probs(token_MT, sampled_MT, self._base)
+                base_logp_MT, _ = self._base_score(*completions)
             kl_MT = self._kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
@@ -204,18 +212,10 @@ class Learner:
     def log_probs(
         self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
-
-        Only the wanted positions go through the head, so that the logits of prompts and padding are never
-        made. Right padding needs no mask: causal attention does not look ahead. Of `model`, where it is not
-        the one that is trained.
-        """
-        model = self.model if model is None else model
-        token_MT = token_MT.to(self._device)
-        hidden_MTD = hidden_states(model, input_ids=token_MT[:, :-1], use_cache=False)
-        logp_WV = log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, self._fp32_logits)
-        chosen_W = logp_WV.gather(-1, token_MT[:, 1:][wanted_MT][:, None])[:, 0]
-        logp_MT = torch.zeros(wanted_MT.shape, device=self._device).masked_scatter(wanted_MT, chosen_W)
-        with torch.no_grad():
-            entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
-        return logp_MT, torch.zeros_like(logp_MT).masked_scatter(wanted_MT, entropy_W)
+        """See `Scorer`."""
+        score = (
+            self._score
+            if model is None
+            else Scorer(model, self._score._temperature, self._score._fp32_logits)
+        )
+        return score(token_MT.numpy(), wanted_MT.numpy())
