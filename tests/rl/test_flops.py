@@ -67,4 +67,9 @@ def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
     batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage(), 100)
     assert len(batch) > 4  # several micro-batches
     stats = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4).step(batch)
-    assert stats.flops == 3 * cost(batch.length_N)
+    expected = 0.0
+    for group in set(batch.group_N.tolist()):
+        prompt, length_G = batch.prompt_N[batch.group_N == group][0], batch.length_N[batch.group_N == group]
+        expected += cost([prompt + 1])  # all of it is read, and once for its group
+        expected += sum(cost([length]) - cost([prompt + 1]) for length in length_G)
+    assert stats.flops == 3 * expected

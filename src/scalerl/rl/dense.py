@@ -75,13 +75,13 @@ class DenseModel:
         )
 
     @torch.no_grad()
-    def rotation(self, n_positions: int) -> Tensor:
-        """cos + i sin of every position and pair of a head's dimensions, shape (n_positions, head_dim / 2)."""
+    def rotation(self, n_positions: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for every position and pair of dimensions, each (n_positions, head_dim / 2)."""
         device = self.norm.device
-        positions = torch.arange(n_positions, device=device)[None]
-        cos, sin = self.rotary(torch.zeros(1, device=device), positions)
+        positions_1P = torch.arange(n_positions, device=device)[None]
+        cos_1PE, sin_1PE = self.rotary(torch.zeros(1, device=device), positions_1P)
         half = self.head_dim // 2
-        return torch.complex(cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
+        return cos_1PE[0, :, :half].contiguous(), sin_1PE[0, :, :half].contiguous()
 
 
 def _layer(block: Any) -> DenseLayer:

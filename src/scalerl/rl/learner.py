@@ -127,11 +127,8 @@ class Learner:
             self.version += 1
             return StepStats()
         sums, ratio_max = torch.zeros(5, dtype=torch.float64), 0.0
-        # The weights make the order immaterial: groups whole, whose prompt is read once; else by length, so
-        # that a micro-batch pads little.
-        order = np.argsort(batch.group_N if self._score.dense else batch.length_N, kind="stable")
-        for start in range(0, len(order), self._micro_batch):
-            part, largest = self._accumulate(batch, order[start : start + self._micro_batch])
+        for rows in self._micro_batches(batch):
+            part, largest = self._accumulate(batch, rows)
             sums, ratio_max = sums + part, max(ratio_max, largest)
         lr = self._settings.lr_at(self.version)
         for group in self._optimiser.param_groups:
@@ -147,8 +144,7 @@ class Learner:
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
         loss, entropy, ratio, clipped, kl = sums.tolist()
-        length_N = batch.length_N - 1.0  # the last token is predicted, never read
-        flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
+        flops = 3 * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
             loss=loss,
             grad_norm=float(norm),
@@ -161,6 +157,22 @@ class Learner:
             flops=flops,
             tokens=tokens,
         )
+
+    def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
+        """The rows of each forward pass; the weights per token make the order immaterial.
+
+        Groups stay whole where they fit, as their prompt is then read once. Padded sequences go by length.
+        """
+        if not self._score.dense:
+            order = np.argsort(batch.length_N, kind="stable")
+            return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
+        cuts, size = [], 0
+        for first, n in zip(*np.unique(batch.group_N, return_index=True, return_counts=True)[1:], strict=True):
+            if size and size + n > self._micro_batch:
+                cuts, size = [*cuts, first], 0
+            cuts += range(first + self._micro_batch, first + n, self._micro_batch)
+            size = size + n if n <= self._micro_batch else n % self._micro_batch
+        return np.split(np.arange(len(batch)), cuts)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
         """Add the gradient of some completions; returns sums of loss, entropy, ratio, clipped tokens and
@@ -219,3 +231,15 @@ class Learner:
             else Scorer(model, self._score._temperature, self._score._fp32_logits)
         )
         return score(token_MT.numpy(), wanted_MT.numpy())
+
+
+def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
+    """Tokens that are read, and positions that they attend to; the prompt of a group counts once.
+
+    The last token of a completion is predicted and never read.
+    """
+    _, first_U = np.unique(batch.group_N, return_index=True)
+    prompt_N, read_N = batch.prompt_N.astype(float), batch.length_N - 1.0
+    own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
+    positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
+    return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()

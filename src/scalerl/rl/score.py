@@ -2,7 +2,7 @@
 
 Two ways with one result. A dense model in float32 (`scalerl.rl.dense`) is run over packed tokens: no padding,
 and the prompt that a group shares once, its gradient the sum over the group. Every other model (mixtures of
-experts, GPT-2, adapters, bf16, activation checkpointing), and a batch whose attention would not fit, is run
+experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is no C compiler, is run
 through its own modules, sequence by sequence.
 
 Shapes in names: M completions, T positions, D hidden size, V vocabulary, W wanted tokens, R packed places.
@@ -18,12 +18,8 @@ from torch import Tensor, nn
 
 from scalerl.rl.dense import DenseModel
 from scalerl.rl.model import hidden_states, log_probs_TV
-from scalerl.rl.packed import packed_hidden_states
+from scalerl.rl.packed import can_pack, packed_hidden_states
 from scalerl.rl.packing import Packing
-
-MAX_SCORES = 1 << 27
-"""Attention scores (completions x heads x positions squared) of a forward pass that keeps them for its
-backward pass, at 4 bytes each; beyond that the model's own attention, which keeps none, takes over."""
 
 
 class Scorer:
@@ -35,13 +31,14 @@ class Scorer:
         self._fp32_logits = fp32_logits
         self._device = next(model.parameters()).device
         in_float32 = all(p.dtype == torch.float32 for p in model.parameters())
-        self._dense = DenseModel.of(model) if in_float32 else None
+        dense = DenseModel.of(model) if in_float32 else None
+        self._dense = dense if dense and can_pack(dense) else None
 
     @property
     def dense(self) -> DenseModel | None:
         """What the packed way needs; None where the model goes through its own modules."""
-        checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in self.model.modules())
-        return None if checkpointing else self._dense
+        blocks: Any = self.model.base_model.layers if self._dense else ()
+        return None if any(block.gradient_checkpointing for block in blocks) else self._dense
 
     def __call__(
         self,
@@ -60,12 +57,11 @@ class Scorer:
             prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
         wanted = torch.from_numpy(wanted_MT).to(self._device)
         dense = self.dense
-        if dense and token_MT.size * token_MT.shape[1] * dense.heads <= MAX_SCORES:
-            heads = dense.heads, dense.kv_heads
-            packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M, heads, self._device)
+        if dense:
+            packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
+            row_W, target_W = torch.from_numpy(packing.row_W), torch.from_numpy(packing.target_W)
             logp_RV = self._log_probs(packed_hidden_states(dense, packing))
-            chosen_W = logp_RV[packing.row_W, packing.target_W]
-            entropy_W = _entropy(logp_RV)[packing.row_W]
+            chosen_W, entropy_W = logp_RV[row_W, target_W], _entropy(logp_RV)[row_W]
         else:
             token = torch.from_numpy(token_MT).to(self._device)
             # Right padding needs no mask: causal attention does not look ahead.
