@@ -4,16 +4,17 @@
     trl-venv/bin/pip install trl==1.16.0 accelerate==1.15.0 transformers==5.23.0 datasets pydantic
     python benchmarks/train.py --trl-python trl-venv/bin/python --repeat 3
 
-Trains chains of up to 10 operations on both cores, by TRL's GRPOTrainer and by scalerl with the placements
-`local` (generator and trainer on a core each) and `inline` (one core), each in a process of its own, in turn.
+Trains chains of up to 10 operations on two cores, by TRL's GRPOTrainer and by scalerl with the placements
+`local` (generator and trainer on a core each) and `inline` (one core), each in processes of its own, in turn.
 Prints trained completions per second after a warm-up, and the time of training to a pass rate of 0.70.
 
-Both sides: 16 prompts x 16 completions a step, at most 26 new tokens, no KL, CISPO with its ratio capped at 5,
-advantages over the batch std, truncated completions left out of the loss, temperature 1, AdamW with a warm-up
-to a constant rate, float32, nothing evaluated, logged or saved on the way. scalerl is PipelineRL with k = 8, and
-otherwise the recipe `scalerl`; TRL is on-policy, which is what it does. A completion counts as trained when a
-step has consumed it, also where its group had no signal. Every few steps the weights are copied, off the clock,
-and evaluated when all is done, those of all sides by the same evaluator on the same held-out prompts.
+Both sides: 16 prompts x 16 completions a step, at most 26 new tokens, no KL, CISPO with its ratio capped at
+5, advantages over the batch std, truncated completions left out of the loss, temperature 1, AdamW with a
+warm-up to a constant rate, float32; nothing is evaluated, logged or saved on the way. scalerl is PipelineRL
+with k = 8, and otherwise the recipe `scalerl` without interruptions; TRL is on-policy, as it is made. A
+completion counts as trained when a step has consumed it, also where its group had no signal. The clock starts
+when all is loaded. Every few steps the weights are copied, off the clock, and evaluated when all is done, those
+of every side by the same evaluator on the same held-out prompts.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ import numpy as np
 WARMUP_STEPS = 10
 TARGET = 0.70
 BATCH, SAMPLES = 16, 16
+EVALUATED = 4
+"""Completions of each held-out prompt."""
 
 
 def make_recipe(lr: float, steps: int, placement: str) -> Any:
@@ -51,7 +54,7 @@ def make_recipe(lr: float, steps: int, placement: str) -> Any:
             "context": {"prompt": 22, "thinking": 20, "answer": 6},
             "length": {"kind": "none"},
             "optimiser": {"kind": "adamw", "lr": lr, "warmup_steps": 10},
-            "evaluation": {"samples": 4},
+            "evaluation": {"samples": EVALUATED},
             "placement": {"kind": placement},
         }
     )
@@ -66,34 +69,38 @@ class Clock:
     step: int = 0
     seconds: float = 0.0
     warm: float = 0.0
-    """Seconds at the end of the warm-up."""
+    copies: dict[int, tuple[float, Mapping[str, np.ndarray]]] = field(default_factory=dict)
+    """By step, the time and the weights."""
     _since: float = 0.0
 
     def start(self) -> None:
+        """Go, or go on."""
         self._since = time.perf_counter()
 
-    def tick(self, copy_weights: Any) -> None:
+    def tick(self, copy_weights: Callable[[], Mapping[str, np.ndarray]]) -> None:
         """A step is done."""
         self.seconds += time.perf_counter() - self._since
         self.step += 1
         if self.step == WARMUP_STEPS:
             self.warm = self.seconds
         if self.step % self.every == 0:
-            weights: Mapping[str, np.ndarray] = copy_weights()
-            np.savez(self.folder / f"{self.step}.npz", **weights)
-            with (self.folder / "clock.jsonl").open("a") as file:
-                file.write(json.dumps({"step": self.step, "seconds": self.seconds}) + "\n")
+            self.copies[self.step] = self.seconds, copy_weights()
         self.start()
 
-    def finish(self) -> None:
+    def write(self) -> None:
+        """What `time_to_target` reads."""
         rate = (self.step - WARMUP_STEPS) * BATCH * SAMPLES / (self.seconds - self.warm)
-        (self.folder / "rate.json").write_text(json.dumps({"completions_per_second": rate}))
+        times = {step: seconds for step, (seconds, _) in self.copies.items()}
+        (self.folder / "clock.json").write_text(json.dumps({"rate": rate, "seconds": times}))
+        for step, (_, weights) in self.copies.items():
+            np.savez(self.folder / f"{step}.npz", allow_pickle=False, **weights)
 
 
 def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     """Our side."""
     import torch
 
+    from scalerl.rl.model import load_tokenizer
     from scalerl.rl.pipeline import run_pipeline
     from scalerl.rl.pool import PromptPool
     from scalerl.rl.setup import load_learner, load_verifier, place_generator
@@ -102,11 +109,11 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     recipe = make_recipe(args.lr, args.steps, args.side)
     learner = load_learner(recipe, args.model)
     generator = place_generator(recipe, args.model, learner)
-    from scalerl.rl.model import load_tokenizer
-
     verifier = load_verifier(recipe, load_tokenizer(args.model))
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, args.seed)
     try:
+        while generator.installed < 0:  # its process starts
+            time.sleep(0.1)
         clock.start()
         for _ in run_pipeline(recipe, pool, generator, learner, verifier.judge):
             clock.tick(learner.weights)
@@ -123,7 +130,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     from scalerl.rl.types import Prompt
 
@@ -139,9 +146,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
 
     def reward(prompts: Any, completion_ids: Any, answer: Any, **kwargs: Any) -> list[float]:
         texts = tokenizer.batch_decode(completion_ids)
-        return [
-            task.verify(Prompt("", "", a), text).value for text, a in zip(texts, answer, strict=True)
-        ]
+        return [task.verify(Prompt("", "", a), text).value for text, a in zip(texts, answer, strict=True)]
 
     class Tick(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -208,17 +213,18 @@ def race(args: argparse.Namespace) -> None:
     results: dict[str, list[tuple[float, float]]] = {}
     for seed in range(args.repeat):
         for side in args.sides:
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
                 run_side(args, side, model, seed, folder)
-                rate = json.loads((Path(folder) / "rate.json").read_text())["completions_per_second"]
-                to_target, best = time_to_target(Path(folder), evaluator)
-            results.setdefault(side, []).append((rate, to_target))
-            print(f"{side}, seed {seed}: {rate:.0f} completions/s, {to_target:.1f} s to {TARGET}, best {best:.3f}",
-                  flush=True)
+                rate = json.loads((folder / "clock.json").read_text())["rate"]
+                seconds, best = time_to_target(folder, evaluator)
+            results.setdefault(side, []).append((rate, seconds))
+            what = f"{rate:.0f} completions/s, {seconds:.1f} s to {TARGET}, best pass rate {best:.3f}"
+            print(f"{side}, seed {seed}: {what}", flush=True)
     print_table(results)
 
 
-def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder: str) -> None:
+def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder: Path) -> None:
     python, options = [sys.executable], []
     if side.startswith("trl"):
         python = [args.trl_python]
@@ -227,45 +233,55 @@ def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder:
             python += ["-m", "torch.distributed.run", "--nproc-per-node", str(args.processes)]
     source = Path(__file__).resolve().parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
-    command = [*python, __file__, "--side", side, "--model", model, "--folder", folder, "--seed", str(seed)]
+    command = [
+        *python,
+        __file__,
+        "--side",
+        side,
+        "--model",
+        model,
+        "--folder",
+        str(folder),
+        "--seed",
+        str(seed),
+    ]
     command += ["--lr", str(args.lr), "--steps", str(args.steps), "--every", str(args.every), *options]
     subprocess.run(command, check=True, env=environment)
 
 
 def time_to_target(folder: Path, evaluator: Any) -> tuple[float, float]:
-    """Seconds of training until the pass rate was TARGET, between two copies of the weights on a line; and
+    """Seconds of training until the pass rate was TARGET, on a line between two copies of the weights; and
     the best pass rate."""
-    before, best = (0.0, None), 0.0
-    found = float("inf")
-    for line in (folder / "clock.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        with np.load(folder / f"{row['step']}.npz") as weights:
-            outcome = evaluator.evaluate(dict(weights), row["step"])
-        rate = float(outcome.correct_P.mean() / 4)
-        best = max(best, rate)
+    found, best, before = float("inf"), 0.0, (0.0, 0.0)
+    for step, seconds in json.loads((folder / "clock.json").read_text())["seconds"].items():
+        with np.load(folder / f"{step}.npz") as weights:
+            outcome = evaluator.evaluate(dict(weights), int(step))
+        rate = float(outcome.correct_P.mean()) / EVALUATED
         if rate >= TARGET and found == float("inf"):
-            share = 1.0 if before[1] is None else (TARGET - before[1]) / (rate - before[1])
-            found = before[0] + share * (row["seconds"] - before[0])
-        before = (row["seconds"], rate)
+            share = (TARGET - before[1]) / (rate - before[1])
+            found = before[0] + share * (seconds - before[0])
+        best, before = max(best, rate), (seconds, rate)
     return found, best
 
 
 def print_table(results: Mapping[str, list[tuple[float, float]]]) -> None:
-    print("\n| side | completions/s, best | median | s to 0.70, best | median |\n|---|---|---|---|---|")
+    print(
+        f"\n| side | completions/s, best | median | s to {TARGET:.2f}, best | median |\n|---|---|---|---|---|"
+    )
     for side, pairs in results.items():
         rates, times = np.array(pairs).T
-        print(f"| {side} | {rates.max():.0f} | {np.median(rates):.0f} | {times.min():.1f} | {np.median(times):.1f} |")
-    if "trl" in results:
-        base_rates, base_times = np.array(results["trl"]).T
-        for side in results:
-            if side != "trl":
-                rates, times = np.array(results[side]).T
-                print(
-                    f"{side} against trl: completions/s x {rates.max() / base_rates.max():.1f} (best), "
-                    f"x {np.median(rates) / np.median(base_rates):.1f} (median); "
-                    f"time to {TARGET} / {base_times.min() / times.min():.1f} (best), "
-                    f"/ {np.median(base_times) / np.median(times):.1f} (median)"
-                )
+        print(f"| {side} | {rates.max():.0f} | {np.median(rates):.0f} ", end="")
+        print(f"| {times.min():.1f} | {np.median(times):.1f} |")
+    if "trl" not in results:
+        return
+    print()
+    base_rates, base_times = np.array(results["trl"]).T
+    for side in [side for side in results if side != "trl"]:
+        rates, times = np.array(results[side]).T
+        more = rates.max() / base_rates.max(), np.median(rates) / np.median(base_rates)
+        sooner = base_times.min() / times.min(), np.median(base_times) / np.median(times)
+        print(f"{side}: {more[0]:.1f} times TRL's completions/s (best; {more[1]:.1f} median)", end=", ")
+        print(f"1/{sooner[0]:.1f} of its time to {TARGET:.2f} (best; 1/{sooner[1]:.1f} median)")
 
 
 def main() -> None:
@@ -290,8 +306,8 @@ def main() -> None:
         return
     clock = Clock(Path(args.folder), args.every)
     (run_trl if args.side == "trl" else run_scalerl)(args, clock)
-    if clock.step:
-        clock.finish()
+    if clock.step:  # with several processes, in the first alone
+        clock.write()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from scalerl.rl import native, packed
+from scalerl.rl.lora import Lora
 from scalerl.rl.model import checkpoint_activations, load_model
+from scalerl.rl.packing import Packing
 from scalerl.rl.score import Scorer
 
 TEMPERATURE = 0.8
@@ -51,6 +53,7 @@ CASES = [
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"num_key_value_heads": 4}),
     ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}}),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0}}),
     ("mistral", {"sliding_window": None}),
     ("qwen2", {}),
     ("qwen2", {"tie_word_embeddings": True}),
@@ -87,3 +90,66 @@ def test_packed_log_probabilities_and_gradients_are_those_of_transformers(
     for name, expected_gradient in gradient.items():
         error = float((found_gradient[name] - expected_gradient).abs().max())
         assert error < 1e-5 * scale, name
+
+
+OTHERS = [
+    ("gpt2", {}),
+    ("qwen3_moe", {}),
+    ("llama", {"hidden_size": 40, "intermediate_size": 44}),  # no whole number of vectors
+    ("llama", {"hidden_act": "gelu"}),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}}),
+    ("mistral", {"sliding_window": 8}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes"), OTHERS)
+def test_every_other_model_goes_through_its_own_modules(save_model, architecture, changes):
+    model = load_model(save_model(architecture, **changes))
+    token_MT, wanted_MT, prompt_M, group_M, length_M = completions(np.random.default_rng(0))
+    score = Scorer(model, TEMPERATURE, fp32_logits=True)
+    assert score.dense is None
+    found, found_entropy = score(token_MT, wanted_MT, prompt_M, group_M)
+    logp, entropy = expected(model, token_MT, wanted_MT, length_M)
+    torch.testing.assert_close(found, logp, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found_entropy, entropy, atol=1e-5, rtol=0)
+
+
+def test_what_was_done_to_a_model_decides_too(save_model, llama_folder, monkeypatch):
+    def dense(model):
+        return Scorer(model, 1.0, fp32_logits=True).dense
+
+    assert dense(load_model(llama_folder))
+    assert dense(Lora(rank=2).apply(load_model(llama_folder))) is None
+    assert dense(load_model(llama_folder, torch.bfloat16)) is None
+    model = load_model(llama_folder)
+    score = Scorer(model, 1.0, fp32_logits=True)
+    checkpoint_activations(model)
+    assert score.dense is None
+    monkeypatch.setattr(packed, "_library", lambda: None)  # no C compiler
+    assert dense(load_model(llama_folder)) is None
+
+
+def test_a_compiler_that_does_not_work_is_none(monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    assert native.load_library.__wrapped__("packed.c") is None
+
+
+def test_a_packing_by_hand():
+    """Two completions of a prompt of three tokens, and one of a prompt of one."""
+    token_MT = np.array([[1, 2, 3, 11, 12, 13, 0], [4, 21, 22, 23, 0, 0, 0], [1, 2, 3, 31, 0, 0, 0]])
+    wanted = [(0, 3), (0, 5), (1, 1), (1, 2), (2, 3)]  # completion and token; 12 was inserted, 23 as well
+    wanted_MT = np.zeros(token_MT.shape, dtype=bool)
+    wanted_MT[tuple(np.array(wanted).T)] = True
+    packing = Packing.of(token_MT, wanted_MT[:, 1:], np.array([3, 1, 3]), np.array([5, 7, 5]))
+    # Prompts, then 11 12 of the first, nothing of the third, and 21 of the second, whose 22 predicts nothing.
+    assert packing.token_F.tolist() == [1, 2, 3, 4, 11, 12, 21]
+    assert packing.prompt_start_U.tolist() == [0, 3]
+    assert packing.prompt_length_U.tolist() == [3, 1]
+    assert packing.first_U.tolist() == [0, 2, 3]
+    assert packing.start_M.tolist() == [4, 6, 6]
+    assert packing.length_M.tolist() == [2, 0, 1]
+    assert packing.longest == 5
+    # 11 and 31 are predicted at 3, 13 at 12, 21 at 4 and 22 at 21.
+    assert packing.token_F[packing.needed_R].tolist() == [3, 4, 12, 21]
+    assert packing.token_F[packing.needed_R][packing.row_W].tolist() == [3, 12, 4, 21, 3]
+    assert packing.target_W.tolist() == [11, 13, 21, 22, 31]

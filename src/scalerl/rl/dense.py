@@ -54,7 +54,8 @@ class DenseModel:
         config: Any = model.config
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
             return None
-        if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
             return None
         base: Any = model.base_model
         rotary, head_dim = base.rotary_emb, base.layers[0].self_attn.head_dim

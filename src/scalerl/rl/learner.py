@@ -58,7 +58,7 @@ class AdamW:
             {"params": matrices, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
     def lr_at(self, step: int) -> float:
         """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
@@ -167,7 +167,9 @@ class Learner:
             order = np.argsort(batch.length_N, kind="stable")
             return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
         cuts, size = [], 0
-        for first, n in zip(*np.unique(batch.group_N, return_index=True, return_counts=True)[1:], strict=True):
+        for first, n in zip(
+            *np.unique(batch.group_N, return_index=True, return_counts=True)[1:], strict=True
+        ):
             if size and size + n > self._micro_batch:
                 cuts, size = [*cuts, first], 0
             cuts += range(first + self._micro_batch, first + n, self._micro_batch)

@@ -1,10 +1,10 @@
 """The training pass of a dense model over packed tokens (`scalerl.rl.packing`), with its gradient.
 
-The same mathematics as the model's own modules, in float32 on a CPU. Matrix products are torch's; the norm, the
-gated activation and the attention are in packed.c, each with a backward pass of its own.
+The same mathematics as the model's own modules, in float32 on a CPU. Matrix products are torch's; the norm,
+the gated activation and the attention are in packed.c, each with a backward pass of its own.
 
-Shapes in names: F tokens that are read, R of them at which something is predicted, D hidden size, I inner size
-of the MLP, H query heads, X heads of queries, keys and values, E head size, P positions.
+Shapes in names: F tokens that are read, R of them at which something is predicted, D hidden size, I inner
+size of the MLP, H query heads, X heads of queries, keys and values, E head size, P positions.
 """
 
 from __future__ import annotations

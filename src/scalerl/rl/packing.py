@@ -39,8 +39,8 @@ class Packing:
     def of(
         cls, token_MT: np.ndarray, wanted_MT: np.ndarray, prompt_M: np.ndarray, group_M: np.ndarray
     ) -> Packing:
-        """Pack right-padded sequences, of which the log-probability of `wanted_MT`, shape (M, T - 1), is asked
-        for. Those of one group begin with the same `prompt_M` tokens, of which there is at least one.
+        """Pack right-padded sequences, to predict those after the first token that `wanted_MT`, of shape
+        (M, T - 1), marks. Those of one group begin with the same `prompt_M` tokens, at least one.
         """
         _, first_U, group_M = np.unique(group_M, return_index=True, return_inverse=True)
         read_M = wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1)  # up to the last that predicts something

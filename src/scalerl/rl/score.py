@@ -1,9 +1,9 @@
 """Log-probabilities of tokens that were sampled earlier, under a model as it is now, with gradient.
 
-Two ways with one result. A dense model in float32 (`scalerl.rl.dense`) is run over packed tokens: no padding,
-and the prompt that a group shares once, its gradient the sum over the group. Every other model (mixtures of
-experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is no C compiler, is run
-through its own modules, sequence by sequence.
+Two ways with one result. A dense model in float32 on a CPU (`scalerl.rl.dense`) is run over packed tokens: no
+padding, and the prompt that a group shares once, its gradient the sum over the group. Every other model
+(mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is no C
+compiler, is run through its own modules, sequence by sequence.
 
 Shapes in names: M completions, T positions, D hidden size, V vocabulary, W wanted tokens, R packed places.
 """
@@ -37,7 +37,8 @@ class Scorer:
     @property
     def dense(self) -> DenseModel | None:
         """What the packed way needs; None where the model goes through its own modules."""
-        blocks: Any = self.model.base_model.layers if self._dense else ()
+        base: Any = self.model.base_model
+        blocks = base.layers if self._dense else ()
         return None if any(block.gradient_checkpointing for block in blocks) else self._dense
 
     def __call__(

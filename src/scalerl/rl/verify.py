@@ -59,7 +59,7 @@ class Verifier:
             self._close()
 
     def _judge_here(self, rollout: Rollout) -> Reward:
-        return self._task.verify(rollout.prompt, self._tokenizer.decode(rollout.token_T))
+        return self._task.verify(rollout.prompt, self._tokenizer.decode(rollout.token_T.tolist()))
 
     def _judge_aside(self, rollouts: Sequence[Rollout]) -> list[Reward]:
         assert self._workers is not None
