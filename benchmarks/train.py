@@ -13,8 +13,8 @@ Both sides: 16 prompts x 16 completions a step, at most 26 new tokens, no KL, CI
 warm-up to a constant rate, float32; nothing is evaluated, logged or saved on the way. scalerl is PipelineRL
 with k = 8, and otherwise the recipe `scalerl` without interruptions; TRL is on-policy, as it is made. A
 completion counts as trained when a step has consumed it, also where its group had no signal. The clock starts
-when all is loaded. Every few steps the weights are copied, off the clock, and evaluated when all is done, those
-of every side by the same evaluator on the same held-out prompts.
+when all is loaded. Every few steps the weights are copied, off the clock, and evaluated when all is done,
+those of every side by the same evaluator on the same held-out prompts.
 """
 
 from __future__ import annotations
