@@ -5,7 +5,8 @@ import pytest
 
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record import EvalPoint, RunWriter
+from scalerl.record import EvalPoint
+from scalerl.run_writer import RunWriter
 
 
 def write_run(folder, seed, C_mid=2500.0, lr=1e-5, name="mine"):

@@ -15,11 +15,12 @@ import pytest
 from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
-from scalerl.record import RunRecord, RunWriter
+from scalerl.record import RunRecord
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.recipe import from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.rl.train import train
+from scalerl.run_writer import RunWriter
 
 TASK = Chain(k_max=2, heldout_per_length=40)
 
@@ -115,21 +116,9 @@ def test_pass_rates_are_those_of_the_prompts(run):
         assert point.mean_p_1mp == pytest.approx(np.mean(2 * p * (1 - p)))  # k / (k - 1) = 2 at k = 2
 
 
-def test_held_out_prompts_are_never_trained_on(recipe, model, tmp_path, monkeypatch):
-    from scalerl.rl import train as module
-
-    trained = set()
-    steps = module.run_pipeline
-
-    def spy(*args):
-        for step in steps(*args):
-            trained.update(group.prompt.text for group in step.groups)
-            yield step
-
-    monkeypatch.setattr(module, "run_pipeline", spy)
-    train(
-        replace(recipe, budget=replace(recipe.budget, amount=6)), tmp_path / "d", model, evaluate_aside=False
-    )
+def test_held_out_prompts_are_never_trained_on(recipe, run):
+    texts = {prompt.id: prompt.text for prompt in recipe.task.prompts("train")}
+    trained = {texts[name] for row in lines(run.path / "groups.jsonl") for name in row["prompt"]}
     assert len(trained) > 10
     assert not trained & TASK.heldout_texts
 
@@ -234,7 +223,8 @@ def test_a_full_disk_keeps_what_was_written(run, tmp_path):
     """A file size limit stands in for the disk: the kernel refuses the write half-way, as a disk does."""
     code = f"""
 import resource, signal, sys
-from scalerl.record import RunRecord, RunWriter
+from scalerl.record import RunRecord
+from scalerl.run_writer import RunWriter
 from scalerl.errors import WriteError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 source = RunRecord.read({str(run.path)!r})
@@ -286,13 +276,18 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
         process.kill()
     assert process.returncode == 130, stderr
     ends = [line for line in stderr.splitlines() if line.startswith("scalerl: ")]
-    assert ends == [f"scalerl: interrupted; {folder} keeps what was run: scalerl fit {folder} --x flops"]
+    assert ends == [
+        "scalerl: stopping after this step; once more stops at once",
+        f"scalerl: interrupted; scalerl train {folder} --resume goes on, "
+        f"scalerl fit {folder} fits what was run",
+    ]
     assert "Traceback" not in stderr
     record = RunRecord.read(folder)
     assert not record.warnings
     assert len(record.evals) > 8
     assert fit(record, x="flops").n_points == len(record.evals)
-    assert (folder / "checkpoints" / "interrupted" / "model.safetensors").is_file()
+    last = record.steps()[-1]["step"]
+    assert (folder / "checkpoints" / f"step-{last:05d}" / "model.safetensors").is_file()
 
 
 def _as_in_the_foreground():

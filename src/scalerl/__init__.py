@@ -10,7 +10,8 @@ from scalerl._version import __version__
 if TYPE_CHECKING:
     from scalerl.curve import Backtest, Comparison, Fit, Forecast, Forecaster, Points, backtest, compare, fit
     from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
-    from scalerl.record import EvalPoint, RunRecord, RunWriter
+    from scalerl.record import EvalPoint, RunRecord
+    from scalerl.run_writer import RunWriter
 
 __all__ = [
     "Backtest",
@@ -43,6 +44,7 @@ lazy(
         "curve.points": "Points",
         "curve.result": "Fit Forecast",
         "errors": "CannotAnswerError InputError ScalerlError WriteError",
-        "record": "EvalPoint RunRecord RunWriter",
+        "record": "EvalPoint RunRecord",
+        "run_writer": "RunWriter",
     },
 )

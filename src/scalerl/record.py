@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, WriteError, brief
-from scalerl.jsonl import dumps, number, parse_jsonl, read_bytes, read_jsonl, whole
+from scalerl.errors import InputError, brief
+from scalerl.jsonl import number, parse_jsonl, read_bytes, read_jsonl, whole
 
 SCHEMA = 1
 
@@ -217,6 +216,10 @@ class RunRecord:
         """The lines of steps.jsonl, read on demand (a long run has many)."""
         return _read_rows(self.path / "steps.jsonl", [])
 
+    def lost(self) -> list[dict[str, Any]]:
+        """What was run in vain before each resume: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
+        return [row for row in _read_rows(self.path / "lost.jsonl", []) if "lost" in row]
+
     def eval_prompts(self) -> list[dict[str, Any]]:
         """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
         return _read_rows(self.path / "eval_prompts.jsonl", [])
@@ -276,88 +279,6 @@ def _axis_value(point: EvalPoint, axis: str) -> float:
     return float(point.samples if axis == "samples" else point.step)
 
 
-class RunWriter:
-    """Writes a run folder, one whole line at a time; no other code writes there.
-
-    Evaluations and forecasts are synced to the disk as they are written, steps are flushed.
-    """
-
-    def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
-        """Create the folder `path` and write config.json.
-
-        Raises:
-            InputError: the folder exists already and is not empty.
-            WriteError: the disk does not take it.
-        """
-        self.path = Path(path)
-        check_unused(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / "config.json", dumps({"schema": SCHEMA, **config}, indent=2) + "\n")
-        except OSError as error:
-            raise _write_error(self.path, error) from error
-
-    def evaluation(
-        self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray
-    ) -> None:
-        """Append one evaluation, and the successes `correct_P` of each of its prompts."""
-        successes = {
-            "step": point.step,
-            "prompt_set": prompt_set,
-            "n": point.n_samples,
-            "id": list(prompt_ids),
-            "correct": [int(c) for c in correct_P],
-        }
-        # The prompts first: an evaluation that is on record has its successes on record.
-        self._append("eval_prompts.jsonl", successes)
-        self._append("evals.jsonl", asdict(point), sync=True)
-
-    def step(self, row: Mapping[str, Any]) -> None:
-        """Append one trainer step."""
-        self._append("steps.jsonl", row)
-
-    def forecast(self, row: Mapping[str, Any]) -> None:
-        """Append one forecast; it is on the disk when this returns, and is never changed."""
-        self._append("forecasts.jsonl", row, sync=True)
-
-    def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
-        line = (dumps(row) + "\n").encode()
-        path = self.path / name
-        try:
-            with path.open("ab", buffering=0) as file:
-                before = file.seek(0, os.SEEK_END)
-                try:
-                    if file.write(line) != len(line):
-                        raise OSError(28, os.strerror(28))
-                    if sync:
-                        os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(before)  # no torn line stays behind a full disk
-                    raise
-        except OSError as error:
-            raise _write_error(path, error) from error
-
-
-def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: it is a file, or holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` whole or not at all: aside, synced, then renamed."""
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-
-
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
@@ -377,7 +298,3 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
-
-
-def _write_error(path: Path, error: OSError) -> WriteError:
-    return WriteError(f"{path}: {error.strerror or error}; what was written before is kept")

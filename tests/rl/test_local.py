@@ -12,7 +12,7 @@ from scalerl.errors import WorkerError
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.local import LocalGenerator
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import BatchSize, Context, Local, Recipe, Steps
 from scalerl.rl.schedule import OffPolicy, PipelineRL
@@ -53,7 +53,7 @@ def start():
         generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
         made.append(generator)
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-        return run_pipeline(recipe, pool, generator, learner, by_parity), generator, learner
+        return Pipeline(recipe, pool, generator, learner, by_parity).steps(), generator, learner
 
     yield make
     for generator in made:
@@ -93,7 +93,7 @@ def test_what_is_sampled_is_what_one_process_would_sample(recipe, start):
     other = load_learner(recipe, recipe.model)
     inline = load_generator(recipe, recipe.model, recipe.seed, recipe.rows)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    alone = list(islice(run_pipeline(recipe, pool, inline, other, by_parity), 4))
+    alone = list(islice(Pipeline(recipe, pool, inline, other, by_parity).steps(), 4))
     for step, expected in zip(steps, alone, strict=True):
         for group, like in zip(step.groups, expected.groups, strict=True):
             for rollout, twin in zip(group.rollouts, like.rollouts, strict=True):

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from scalerl.rl.checkpoint import copied_state, save_model
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo
 from scalerl.rl.model import copy_weights, install_weights, load_model, load_tokenizer
-from scalerl.rl.train import save_checkpoint
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
@@ -53,7 +53,8 @@ def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llam
 
 def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
     train(learner)
-    save_checkpoint(learner.model, load_tokenizer(llama_folder), tmp_path / "final")
+    tokenizer = load_tokenizer(llama_folder)
+    save_model(learner.model, tokenizer, tmp_path / "final", copied_state(learner.model))
     saved = copy_weights(load_model(tmp_path / "final"))
     for name, weight in learner.weights().items():
         np.testing.assert_array_equal(saved[name], weight)

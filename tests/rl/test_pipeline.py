@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import NoPositiveResampling, PromptPool
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
 from scalerl.rl.schedule import OffPolicy, PipelineRL
@@ -58,6 +58,16 @@ class Watched:
     def counters(self):
         return self.generator.counters
 
+    @property
+    def in_flight(self):
+        return self.generator.in_flight
+
+    def state(self):
+        return self.generator.state()
+
+    def restore(self, state):
+        self.generator.restore(state)
+
     def close(self):
         self.generator.close()
 
@@ -95,7 +105,7 @@ def parts(recipe, seed=0):
 def run(recipe, n_steps, verify=by_parity, seed=0):
     """The first `n_steps` steps, the generator and the learner."""
     recipe, pool, generator, learner = parts(recipe, seed)
-    loop = run_pipeline(recipe, pool, generator, learner, one_by_one(verify))
+    loop = Pipeline(recipe, pool, generator, learner, one_by_one(verify)).steps()
     return list(islice(loop, n_steps)), generator, learner
 
 
@@ -166,7 +176,7 @@ def test_a_batch_without_signal_changes_nothing_but_the_version(recipe):
 
     recipe, pool, generator, learner = parts(recipe)
     at_start = weight_bytes(learner.weights())
-    loop = run_pipeline(recipe, pool, generator, learner, one_by_one(flat_at_first))
+    loop = Pipeline(recipe, pool, generator, learner, one_by_one(flat_at_first)).steps()
     for version in (1, 2):
         step = next(loop)
         assert (step.index, learner.version) == (version, version)

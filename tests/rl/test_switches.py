@@ -13,7 +13,7 @@ from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, LengthPenalty, NoLengthControl
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
-from scalerl.rl.pipeline import run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import NoPositiveResampling, PromptPool, Uniform
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps, from_dict
 from scalerl.rl.schedule import OffPolicy, PipelineRL
@@ -89,7 +89,7 @@ def test_every_pair_of_choices_trains(row, llama_folder):
     def judge(groups):
         return [[verify(rollout) for rollout in group] for group in groups]
 
-    steps = list(islice(run_pipeline(recipe, pool, generator, learner, judge), 3))
+    steps = list(islice(Pipeline(recipe, pool, generator, learner, judge).steps(), 3))
     assert [step.index for step in steps] == [1, 2, 3]
     for step in steps:
         ages = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]

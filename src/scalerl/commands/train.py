@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,37 +30,74 @@ def add(commands: argparse._SubParsersAction) -> None:
     train.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key: loss.max_ratio=4"
     )
+    train.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint of the run folder; start where there is none",
+    )
     train.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train the recipe."""
+    """Train the recipe, or go on with a run."""
     from scalerl.rl.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
-    run_training(recipe, args.output or Path("runs") / f"{recipe.name}-seed{recipe.seed}")
+    folder: Path | None = args.output
+    if folder is None and args.resume and Path(args.recipe).is_dir():
+        folder = Path(args.recipe)
+    run_training(recipe, folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}", args.resume)
 
 
-def run_training(recipe: Recipe, folder: Path) -> None:
+def run_training(recipe: Recipe, folder: Path, resume: bool = False) -> None:
     """Train, write the report, and print the closing table."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
-    from scalerl.record import check_unused
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.train import train
+    from scalerl.run_writer import check_unused
 
-    check_unused(folder)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's kill ends as Ctrl-C does
+    if not resume:
+        check_unused(folder)
     with TrainingProgress("base model") as bar:
         model, about = find_model(recipe, bar.base_model)
     try:
-        with TrainingProgress(recipe.name) as bar:
-            record = train(recipe, folder, model, forecaster=freeze, watch=bar.update, extra=about)
+        with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
+            record = train(
+                recipe,
+                folder,
+                model,
+                resume=resume,
+                forecaster=freeze,
+                watch=bar.update,
+                extra=about,
+                stop=stop,
+            )
     except KeyboardInterrupt:
         if not (folder / "evals.jsonl").exists():
             raise
-        kept = f"{folder} keeps what was run: scalerl fit {folder} --x flops"
-        raise InterruptedRunError(f"interrupted; {kept}") from None
+        raise InterruptedRunError(
+            f"interrupted; scalerl train {folder} --resume goes on, scalerl fit {folder} fits what was run"
+        ) from None
     print_closing(record, report=write_report(record))
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, or a scheduler's SIGTERM; the second time they interrupt at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        print("scalerl: stopping after this step; once more stops at once", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError, WriteError
-from scalerl.record import RunRecord, write_atomically
+from scalerl.files import write_atomically
+from scalerl.record import RunRecord
 from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
 from scalerl.report.curve_view import axis_for, ceiling_why
@@ -17,6 +18,7 @@ from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
 from scalerl.report.numbers import DASH, percent, rate, rate_interval, unit_for
 from scalerl.report.parameters import NamedFit, parameter_rows
+from scalerl.report.roles import ledger_rows, role_rows, roles_svg
 from scalerl.report.strata import strata, strata_svg
 
 if TYPE_CHECKING:
@@ -92,6 +94,9 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "health": health_svg(steps),
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
+        "ledger": ledger_rows(steps, run.lost()),
+        "roles": roles_svg(steps),
+        "role_rows": role_rows(steps),
         "skipped": sum(bool(row.get("skipped")) for row in steps),
         "n_steps": len(steps),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,

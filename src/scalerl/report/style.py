@@ -119,7 +119,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
         InputError: the name ends otherwise.
         WriteError: the disk does not take it.
     """
-    from scalerl.record import write_atomically
+    from scalerl.files import write_atomically
 
     try:
         if path.suffix == ".svg":

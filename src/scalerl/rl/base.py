@@ -26,8 +26,8 @@ import torch
 from torch import nn
 
 from scalerl.errors import InputError, WriteError
+from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
-from scalerl.record import write_atomically
 from scalerl.rl.model import FlopCount
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer

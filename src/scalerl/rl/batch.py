@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from scalerl.rl.advantage import Advantage, centre
 from scalerl.rl.averaging import Averaging
 from scalerl.rl.types import Group, Rollout
+
+Fate = Literal["trained", "zero_variance", "truncated", "failed"]
+"""What becomes of a group: it enters the loss, or leaves it because its rewards are all the same; because
+truncation left fewer than two of its completions; or because failed verifications did."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,15 @@ class Batch:
     """Tokens of the prompt."""
     group_N: np.ndarray
     """Number of the group; its completions share their prompt."""
-    groups_used: int
+    fates: tuple[Fate, ...]
+    """What became of each group."""
     zero_variance: int
     """Groups without signal."""
+
+    @property
+    def groups_used(self) -> int:
+        """Groups that enter the loss."""
+        return self.fates.count("trained")
 
     @property
     def sampled_NT(self) -> np.ndarray:
@@ -62,6 +73,7 @@ def make_batch(
     """
     kept: list[list[Rollout]] = []
     centred: list[np.ndarray] = []
+    fates: list[Fate] = []
     without_signal = 0
     for group in groups:
         rollouts = group.rollouts
@@ -76,12 +88,18 @@ def make_batch(
         if signal or (keep_zero_variance and whole):
             kept.append([rollouts[i] for i in whole])
             centred.append(centred_G)
+            fates.append("trained")
+        elif len(whole) > 1:
+            fates.append("zero_variance")
+        else:
+            truncated = sum(r.truncated for r in rollouts)
+            fates.append("failed" if len(group.failed) > truncated else "truncated")
     rollouts = [rollout for members in kept for rollout in members]
     group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
-    return _pad(rollouts, group_N, advantage_N, weight_N, without_signal)
+    return _pad(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
 
 
 def _pad(
@@ -89,6 +107,7 @@ def _pad(
     group_N: np.ndarray,
     advantage_N: np.ndarray,
     weight_N: np.ndarray,
+    fates: tuple[Fate, ...],
     without_signal: int,
 ) -> Batch:
     prompt_N = np.array([len(r.prompt_T) for r in rollouts], dtype=np.int64)
@@ -117,6 +136,6 @@ def _pad(
         length_N=length_N,
         prompt_N=prompt_N,
         group_N=group_N,
-        groups_used=int(group_N[-1]) + 1 if len(group_N) else 0,
+        fates=fates,
         zero_variance=without_signal,
     )

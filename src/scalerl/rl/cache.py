@@ -68,7 +68,8 @@ class SlotCache(Cache):
         self.prefilling = False
         self.extent = 0
         self.target: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        super().__init__(layers=[SlotLayer(self) for _ in range(n_layers)])
+        self.slots = [SlotLayer(self) for _ in range(n_layers)]
+        super().__init__(layers=list(self.slots))
 
     def at(self, rows_B: Tensor, positions_BT: Tensor, prefilling: bool) -> SlotCache:
         """Point the next forward pass at `positions_BT` of `rows_B`.
@@ -80,3 +81,21 @@ class SlotCache(Cache):
         self.prefilling = prefilling
         self.extent = int(positions_BT.max()) + 1
         return self
+
+    def save(self, rows_B: Tensor, extent: int) -> list[list[Tensor]]:
+        """Copies of keys and values by layer, of `rows_B` up to `extent`; none before the first use."""
+        pairs = [(slot.keys, slot.values) for slot in self.slots]
+        return [
+            [k[rows_B, :, :extent], v[rows_B, :, :extent]]
+            for k, v in pairs
+            if k is not None and v is not None
+        ]
+
+    def load(self, rows_B: Tensor, saved: list[list[Tensor]]) -> None:
+        """Put back what `save` returned."""
+        for slot, (keys, values) in zip(self.slots, saved, strict=False):
+            slot.lazy_initialization(keys, values)
+            assert slot.keys is not None
+            assert slot.values is not None
+            slot.keys[rows_B, :, : keys.shape[2]] = keys
+            slot.values[rows_B, :, : keys.shape[2]] = values

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 
@@ -53,6 +55,24 @@ class _Request:
     sample: int
     key: np.uint64
     interrupt_at: int
+
+
+def _groups_of(requests: Sequence[_Request]) -> list[list[Any]]:
+    """What the completions of one group share, once for each group."""
+    groups = {request.place: request for request in requests}
+    return [[place, asdict(r.prompt), r.prompt_T.tolist(), r.draw] for place, r in groups.items()]
+
+
+_BY_ROW = (
+    "_token_RL",
+    "_logp_RL",
+    "_sampled_RL",
+    "_version_RL",
+    "_first_version_R",
+    "_key_R",
+    "_start_R",
+    "_next_R",
+)
 
 
 class TorchGenerator:
@@ -98,11 +118,13 @@ class TorchGenerator:
                 f"{self.sampling.max_prompt_tokens}"
             )
         self._finished[place] = [None] * n_samples
-        for sample in range(n_samples):
-            key = stream_key(self.sampling.seed, prompt.id, draw, sample)
-            at = self.sampling.length.draw(float(uniform(np.array([key]), np.array([-2]))[0]))
-            self._waiting.append(_Request(place, prompt, prompt_T, draw, sample, key, at))
+        self._waiting += [self._request(place, prompt, prompt_T, draw, s) for s in range(n_samples)]
         return place
+
+    def _request(self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, sample: int) -> _Request:
+        key = stream_key(self.sampling.seed, prompt.id, draw, sample)
+        at = self.sampling.length.draw(float(uniform(np.array([key]), np.array([-2]))[0]))
+        return _Request(place, prompt, prompt_T, draw, sample, key, at)
 
     @property
     def ready(self) -> int:
@@ -140,8 +162,10 @@ class TorchGenerator:
 
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""
+        started = time.perf_counter()
         install_weights(self.model, weights)
         self.version = version
+        self.counters.seconds += time.perf_counter() - started
 
     def close(self) -> None:
         """Nothing is held."""
@@ -150,6 +174,58 @@ class TorchGenerator:
     def installed(self) -> int:
         """The version of the weights: they are exchanged at once."""
         return self.version
+
+    @property
+    def in_flight(self) -> int:
+        """Groups that are admitted and not taken."""
+        return len(self._finished)
+
+    # -- resume ----------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the weights: the resumed run is the same run, bit for bit."""
+        rows = np.flatnonzero(self._active_R)
+        under_way = [request for row in rows if (request := self._rows[row])]
+        extent = int(self._next_R[rows].max()) if len(rows) else 0
+        done = [(place, r) for place, group in self._finished.items() for r in group if r is not None]
+        return {
+            "version": self.version,
+            "admitted": self._admitted,
+            "collected": self._collected,
+            "counters": asdict(self.counters),
+            "sizes": [[place, len(group)] for place, group in self._finished.items()],
+            "groups": _groups_of([*self._waiting, *under_way]),
+            "waiting": [[request.place, request.sample] for request in self._waiting],
+            "under_way": [[request.place, request.sample] for request in under_way],
+            "done": pack_rollouts([rollout for _, rollout in done]),
+            "done_places": [place for place, _ in done],
+            "rows": rows,
+            "arrays": {name: getattr(self, name)[rows] for name in _BY_ROW},
+            "length": self._state.save(rows),
+            "cache": self._cache.save(torch.from_numpy(rows), extent),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`, with rows, tokens and KV cache as they were."""
+        self.version = state["version"]
+        self._admitted, self._collected = state["admitted"], state["collected"]
+        self.counters = Counters(**state["counters"])
+        self._finished = {place: [None] * size for place, size in state["sizes"]}
+        for place, rollout in zip(state["done_places"], unpack_rollouts(state["done"]), strict=True):
+            self._finished[place][rollout.sample] = rollout
+        groups = {
+            place: (place, Prompt.from_json(prompt), np.array(tokens, dtype=np.int64), draw)
+            for place, prompt, tokens, draw in state["groups"]
+        }
+        self._waiting = deque(self._request(*groups[place], sample) for place, sample in state["waiting"])
+        rows = state["rows"]
+        for row, (place, sample) in zip(rows, state["under_way"], strict=True):
+            self._rows[row] = self._request(*groups[place], sample)
+        self._active_R[rows] = True
+        for name in _BY_ROW:
+            getattr(self, name)[rows] = state["arrays"][name]
+        self._state.load(rows, state["length"])
+        self._cache.load(torch.from_numpy(rows), state["cache"])
 
     # -- one decode step -------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -120,6 +120,29 @@ class Learner:
     def weights(self) -> Weights:
         """A copy of the current weights."""
         return copy_weights(self.model)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
+        return {
+            "version": self.version,
+            "masters": [master.detach().clone() for master in self._masters],
+            "moments": [
+                {name: value.clone() for name, value in self._optimiser.state[master].items()}
+                for master in self._masters
+            ],
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.version = state["version"]
+        for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
+            master.copy_(value)
+            if moments:
+                self._optimiser.state[master] = {
+                    name: v.to(master.device if v.ndim else v.device) for name, v in moments.items()
+                }
+        self._round_masters()
 
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""

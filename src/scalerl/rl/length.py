@@ -9,7 +9,7 @@ Shapes in names: R rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,6 +171,8 @@ class LengthRule:
 class LengthState:
     """Where each row stands: thinking, being interrupted, or answering."""
 
+    _BY_ROW = ("_thought_R", "_answered_R", "_thinking_R", "_interrupt_at_R", "_inserting_R", "_tail_RW")
+
     def __init__(self, rule: LengthRule, n_rows: int) -> None:
         self.rule = rule
         self._thought_R = np.zeros(n_rows, dtype=np.int64)
@@ -189,6 +191,15 @@ class LengthState:
         self._interrupt_at_R[row] = interrupt_at
         self._inserting_R[row] = -1
         self._tail_RW[row] = -1
+
+    def save(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Where `rows` stand, for `load`."""
+        return {name: getattr(self, name)[rows] for name in self._BY_ROW}
+
+    def load(self, rows: np.ndarray, saved: Mapping[str, np.ndarray]) -> None:
+        """Go on from what `save` returned."""
+        for name in self._BY_ROW:
+            getattr(self, name)[rows] = saved[name]
 
     def forced_token(self) -> np.ndarray:
         """The token that must come next in each row, or -1 where the model chooses."""

@@ -20,8 +20,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -31,6 +33,7 @@ import torch
 
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
+from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
@@ -47,11 +50,15 @@ class LocalGenerator:
         WorkerError: a process does not start, or dies again and again.
     """
 
-    def __init__(self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1) -> None:
-        self._shared = SharedWeights(weights)
+    def __init__(
+        self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
+    ) -> None:
+        self._shared = SharedWeights(weights, version)
         self._processes = [_Process(recipe, model_folder, self._shared) for _ in range(n_processes)]
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._admitted = self._taken = 0
+        self._before = Counters()
+        """What was spent before the run was resumed."""
         self.restarts = 0
         """Processes that died and were started again."""
 
@@ -59,9 +66,11 @@ class LocalGenerator:
         """Admit a group; see `scalerl.rl.types.Generator`."""
         place = self._admitted
         self._admitted += 1
-        process = min(self._processes, key=lambda p: len(p.in_flight))
-        process.submit(place, (prompt, draw, n_samples))
+        self._place(place, (prompt, draw, n_samples))
         return place
+
+    def _place(self, place: int, group: _Group) -> None:
+        min(self._processes, key=lambda p: len(p.in_flight)).submit(place, group)
 
     @property
     def ready(self) -> int:
@@ -96,8 +105,38 @@ class LocalGenerator:
     @property
     def counters(self) -> Counters:
         """What all processes have spent, the dead ones included."""
-        spent = [counters for process in self._processes for counters in (process.counters, process.buried)]
-        return Counters(*(sum(values) for values in zip(*map(_values, spent), strict=True)))
+        return sum_of([self._before, *(c for p in self._processes for c in (p.counters, p.buried))])
+
+    @property
+    def in_flight(self) -> int:
+        """Groups that are admitted and not taken."""
+        return len(self._complete) + sum(len(process.in_flight) for process in self._processes)
+
+    def state(self) -> dict[str, Any]:
+        """Which groups were in flight, and those that are complete: see `restore`."""
+        in_flight = {place: g for process in self._processes for place, g in process.in_flight.items()}
+        complete = sorted(self._complete.items())
+        return {
+            "version": self.installed,
+            "admitted": self._admitted,
+            "taken": self._taken,
+            "counters": asdict(self.counters),
+            "in_flight": [[place, asdict(p), draw, n] for place, (p, draw, n) in sorted(in_flight.items())],
+            "places": [place for place, _ in complete],
+            "sizes": [len(rollouts) for _, rollouts in complete],
+            "complete": pack_rollouts([rollout for _, rollouts in complete for rollout in rollouts]),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`; completions that were in flight begin again, and are counted."""
+        self._admitted, self._taken = state["admitted"], state["taken"]
+        rollouts = iter(unpack_rollouts(state["complete"]))
+        for place, size in zip(state["places"], state["sizes"], strict=True):
+            self._complete[place] = tuple(islice(rollouts, size))
+        for place, prompt, draw, n_samples in state["in_flight"]:
+            self._place(place, (Prompt.from_json(prompt), draw, n_samples))
+        self._before = Counters(**state["counters"])
+        self._before.restarted += len(state["in_flight"])
 
     def close(self) -> None:
         """End the processes; what is in flight is lost."""
@@ -153,7 +192,7 @@ class _Process:
     def __post_init__(self) -> None:
         self.channel, theirs = _SPAWN.Pipe()
         arguments = (self.recipe, self.model_folder, self.shared, theirs)
-        self._process = _SPAWN.Process(target=generate, args=arguments, daemon=True)
+        self._process = _SPAWN.Process(target=generate, name="generator", args=arguments, daemon=True)
         with deaf_to_interrupts():
             self._process.start()
         theirs.close()
@@ -175,8 +214,8 @@ class _Process:
         self.channel.close()
         self._process.kill()
         self._process.join()
-        pairs = zip(_values(self.buried), _values(self.counters), strict=True)
-        self.buried, self.counters = Counters(*(a + b for a, b in pairs)), Counters()
+        self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
+        self.buried.restarted += len(self.in_flight)
         self.installed = -1
         self.__post_init__()
         for place, group in self.in_flight.items():
@@ -189,8 +228,9 @@ class _Process:
         self._process.join()
 
 
-def _values(counters: Counters) -> tuple[Any, ...]:
-    return tuple(vars(counters).values())
+def sum_of(counters: Sequence[Counters]) -> Counters:
+    """What several processes have spent together."""
+    return Counters(*map(sum, zip(*(vars(c).values() for c in counters), strict=True)))
 
 
 # -- in the process of a generator -------------------------------------------------------------------------

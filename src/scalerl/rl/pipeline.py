@@ -30,8 +30,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from scalerl.rl.learner import Learner, StepStats
 from scalerl.rl.length import AnyLength
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.saved_rollouts import pack_groups, unpack_groups
 from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
 
 
@@ -54,47 +56,83 @@ class Step:
     train_seconds: float
 
 
-def run_pipeline(
-    recipe: Recipe,
-    pool: PromptPool,
-    generator: Generator,
-    learner: Learner,
-    judge: Judge,
-) -> Iterator[Step]:
-    """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
-    n_prompts, n_samples = recipe.batch.prompts, recipe.batch.samples
-    schedule, ready = recipe.schedule, deque[Group]()
-    admitted = collected = 0
+class Pipeline:
+    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
 
-    def admit() -> None:
-        nonlocal admitted
+    def __init__(
+        self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
+    ) -> None:
+        self._recipe, self._pool, self._generator = recipe, pool, generator
+        self._learner, self._judge = learner, judge
+        self.admitted = 0
+        """Groups submitted to the generator so far."""
+        self._collected = 0
+        self._verified = deque[Group]()
+
+    @property
+    def pool_left(self) -> int:
+        """Prompts that can still be drawn."""
+        return self._pool.left
+
+    def queue(self) -> dict[str, int]:
+        """Groups by where they are: being generated, generated and next in order, verified."""
+        generated = self._generator.ready
+        generating = self._generator.in_flight - generated
+        return {"generating": generating, "generated": generated, "verified": len(self._verified)}
+
+    def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
+        """Groups admitted, what became of those consumed (`fates`), and those in flight, counted apart."""
+        in_flight = self._generator.in_flight + len(self._verified)
+        return {"admitted": self.admitted, **fates, "in_flight": in_flight}
+
+    def steps(self) -> Iterator[Step]:
+        """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
+        while self._verified or self._collect():
+            yield self._step()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {
+            "admitted": self.admitted,
+            "collected": self._collected,
+            "verified": pack_groups(self._verified),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.admitted, self._collected = state["admitted"], state["collected"]
+        self._verified = deque(unpack_groups(state["verified"]))
+
+    def _admit(self) -> None:
+        n_prompts = self._recipe.batch.prompts
         # Every version is the answer to one batch: so many groups have come back as installed weights.
-        allowed = generator.installed * n_prompts + schedule.tickets(n_prompts)
-        while admitted < allowed:
-            if (draw := pool.draw()) is None:
-                return
-            generator.submit(*draw, n_samples)
-            admitted += 1
+        allowed = self._generator.installed * n_prompts + self._recipe.schedule.tickets(n_prompts)
+        while self.admitted < allowed and (draw := self._pool.draw()) is not None:
+            self._generator.submit(*draw, self._recipe.batch.samples)
+            self.admitted += 1
 
-    while True:
-        admit()
-        if not ready:
-            wanted = schedule.at_once(n_prompts)
-            while generator.ready < wanted:
-                if admitted < collected + wanted and not pool.left:
-                    wanted = (admitted - collected) // n_prompts * n_prompts  # the last that there is
-                    continue
-                generator.work()
-                admit()
-            if not wanted:
-                return
-            sampled = generator.take(wanted)
-            for rollouts, rewards in zip(sampled, judge(sampled), strict=True):
-                ready.append(make_group(rollouts, rewards, recipe.length))
-                pool.record(ready[-1])
-            collected += wanted
+    def _collect(self) -> bool:
+        """Wait for as many groups as the schedule wants at once, and verify them; False when none is left."""
+        n_prompts, generator = self._recipe.batch.prompts, self._generator
+        wanted = self._recipe.schedule.at_once(n_prompts)
+        self._admit()
+        while generator.ready < wanted:
+            if self.admitted < self._collected + wanted and not self._pool.left:
+                wanted = (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
+                continue
+            generator.work()
+            self._admit()
+        sampled = generator.take(wanted)
+        for rollouts, rewards in zip(sampled, self._judge(sampled), strict=True):
+            self._verified.append(make_group(rollouts, rewards, self._recipe.length))
+            self._pool.record(self._verified[-1])
+        self._collected += wanted
+        return wanted > 0
+
+    def _step(self) -> Step:
         started = time.perf_counter()
-        groups = [ready.popleft() for _ in range(n_prompts)]
+        recipe, learner = self._recipe, self._learner
+        groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         batch = make_batch(
             groups,
             recipe.advantage,
@@ -104,9 +142,11 @@ def run_pipeline(
             keep_truncated=recipe.truncated == "keep",
         )
         stats = learner.step(batch)
-        if schedule.publishes(learner.version):
-            generator.update(learner.weights(), learner.version)
-        yield Step(learner.version, tuple(groups), batch, stats, time.perf_counter() - started)
+        weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
+        seconds = time.perf_counter() - started
+        if weights is not None:
+            self._generator.update(weights, learner.version)
+        return Step(learner.version, tuple(groups), batch, stats, seconds)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

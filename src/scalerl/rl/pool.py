@@ -6,12 +6,13 @@ Prompts are drawn without replacement, pass after pass, each pass shuffled by th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
+from scalerl.errors import InputError
 from scalerl.rl.types import Group, Prompt
 
 
@@ -103,3 +104,30 @@ class PromptPool:
         history.add(int(group.correct_G.sum()), len(group.correct_G))
         if self.curriculum.retires(history):
             self._retired.add(group.prompt.id)
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {
+            "passes": self.passes,
+            "queue": [prompt.id for prompt in self._queue],
+            "draws": dict(self._draws),
+            "history": {name: asdict(history) for name, history in self._history.items()},
+            "retired": sorted(self._retired),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`.
+
+        Raises:
+            InputError: a prompt of it is not among the prompts any more.
+        """
+        by_id = {prompt.id: prompt for prompt in self.prompts}
+        if gone := sorted({*state["queue"], *state["draws"]} - by_id.keys()):
+            raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
+        self.passes = state["passes"]
+        self._queue = [by_id[name] for name in state["queue"]]
+        self._draws = Counter(state["draws"])
+        self._history = {
+            name: History(h["correct"], h["n"], tuple(h["latest"])) for name, h in state["history"].items()
+        }
+        self._retired = set(state["retired"])

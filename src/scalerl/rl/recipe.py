@@ -27,6 +27,7 @@ from pydantic import Discriminator, TypeAdapter, ValidationError
 from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
+from scalerl.rl.checkpoint import Checkpointing
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import AnyLength, ForcedInterruption
 from scalerl.rl.lora import Lora
@@ -115,6 +116,11 @@ class Inline:
     kind: Literal["inline"] = "inline"
 
     @property
+    def processes(self) -> int:
+        """Processes that decode."""
+        return 1
+
+    @property
     def devices(self) -> int:
         """Devices whose time is counted."""
         return 1
@@ -129,6 +135,11 @@ class Local:
 
     def __post_init__(self) -> None:
         _at_least(1, generators=self.generators)
+
+    @property
+    def processes(self) -> int:
+        """Processes that decode."""
+        return self.generators
 
     @property
     def devices(self) -> int:
@@ -171,6 +182,7 @@ class Recipe:
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
 
     def __post_init__(self) -> None:
         _positive(temperature=self.temperature)

@@ -57,16 +57,21 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
     )
 
 
-def place_generator(recipe: Recipe, model_folder: str | Path, learner: Learner) -> Generator:
-    """The generator of a run, where the recipe places it, with the weights of `learner`.
+def place_generator(
+    recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
+) -> Generator:
+    """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe.
     """
     if recipe.placement.kind == "inline":
-        return load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        generator.update(learner.weights(), version)
+        return generator
     sampling_of(recipe, learner.model, load_tokenizer(model_folder), recipe.seed)  # complains here, not there
-    return LocalGenerator(recipe, str(model_folder), learner.weights(), recipe.placement.generators)
+    n_processes = recipe.placement.generators
+    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

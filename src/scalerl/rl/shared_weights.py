@@ -33,8 +33,8 @@ _ALIGN = 16  # float32 numbers
 class SharedWeights:
     """The parameters of a model in float32. Goes to another process as an argument of its start."""
 
-    def __init__(self, weights: Weights) -> None:
-        """Memory for weights like these, which are version 0. The process that makes it alone writes."""
+    def __init__(self, weights: Weights, version: int = 0) -> None:
+        """Memory for weights like these, and these in it. The process that makes it alone writes."""
         self._layout: list[tuple[str, tuple[int, ...], int]] = []
         self._size = 0
         for name, weight in weights.items():
@@ -45,7 +45,7 @@ class SharedWeights:
             file.truncate(_HEADER + 2 * 4 * self._size)
             self._map(os.dup(file.fileno()))
         self._header[_VERSION] = -1
-        self.write(weights, 0)
+        self.write(weights, version)
 
     def _map(self, fd: int) -> None:
         self._fd = fd

@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
-import shutil
+import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, WorkerError, WriteError
-from scalerl.record import (
-    DeviceSeconds,
-    EvalPoint,
-    Flops,
-    RunRecord,
-    RunWriter,
-    Tokens,
-    check_unused,
-    mean_p_1mp,
-)
-from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
-from scalerl.rl.lora import plain_state
+from scalerl.errors import CannotAnswerError
+from scalerl.record import EvalPoint, RunRecord
+from scalerl.rl.checkpoint import Checkpoints, copied_state, final_folder, save_model, write_whole
+from scalerl.rl.counters import RunCounters, groups_row, step_row
+from scalerl.rl.evaluate import EvaluationProcess, Evaluator
+from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import Step, run_pipeline
+from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.resume import find_checkpoint, is_finished
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
-from scalerl.rl.types import Counters as GeneratorCounters
-
-MAX_PENDING = 3
-"""Evaluations under way before training waits for the oldest."""
+from scalerl.run_writer import RunWriter, check_unused
 
 MILESTONES = (0.25, 0.5, 0.75)
 """Shares of the budget at which a forecast of the end is frozen, before training goes on."""
@@ -66,122 +53,17 @@ class Progress:
     """Whether this is an evaluation (its step is then `step`) and not a step."""
 
 
-@dataclass
-class _Counters:
-    """Cumulative over the run: what an evaluation is recorded with."""
-
-    devices: int = 1
-    generate_seconds: float = 0.0
-    train_seconds: float = 0.0
-    evaluate_seconds: float = 0.0
-    idle_seconds: float = 0.0
-    generate_flops: float = 0.0
-    train_flops: float = 0.0
-    generated: int = 0
-    trained: int = 0
-    samples: int = 0
-    prompts: int = 0
-
-    @property
-    def flops(self) -> float:
-        return self.generate_flops + self.train_flops
-
-    def json(self) -> dict[str, dict[str, float]]:
-        """The counters as steps.jsonl and evals.jsonl keep them."""
-        seconds = DeviceSeconds(
-            self.generate_seconds, self.train_seconds, self.evaluate_seconds, self.idle_seconds
-        )
-        return {
-            "device_seconds": asdict(seconds),
-            "flops": asdict(Flops(self.generate_flops, self.train_flops)),
-            "tokens": asdict(Tokens(self.generated, self.trained)),
-        }
-
-
-@dataclass
-class _Evaluations:
-    """Evaluations under way, written in the order in which they were asked for."""
-
-    evaluate: Evaluator | EvaluationProcess
-    writer: RunWriter
-    prompt_ids: list[str]
-    prompt_set: str
-    n_samples: int
-    counters: _Counters
-    on_point: Callable[[EvalPoint], None]
-    last_step: int = -1
-    """Step of the last evaluation asked for."""
-    _pending: deque[tuple[dict[str, Any], Future[Evaluation]]] = field(default_factory=deque)
-
-    def ask(self, step: int, weights: Mapping[str, np.ndarray]) -> None:
-        """Evaluate `weights`, and remember the counters as they stand."""
-        now = {
-            "step": step,
-            "time": time.time(),
-            "samples": self.counters.samples,
-            "prompts": self.counters.prompts,
-        }
-        now |= self.counters.json()
-        self.last_step = step
-        while len(self._pending) >= MAX_PENDING:  # each holds a copy of the weights
-            self._write_first()
-        try:
-            future = self.evaluate(weights, step)
-        except BrokenExecutor as error:
-            raise self._died() from error
-        self._pending.append((now, future))
-
-    def write_finished(self, wait: bool = False) -> None:
-        """Write what is done; with `wait`, all of it."""
-        while self._pending and (wait or self._pending[0][1].done()):
-            self._write_first()
-
-    def _write_first(self) -> None:
-        row, future = self._pending.popleft()
-        if future.cancelled():
-            return
-        try:
-            result = future.result()
-        except BrokenExecutor as error:
-            self._pending.clear()
-            raise self._died() from error
-        self._write(row, result)
-
-    def _died(self) -> WorkerError:
-        what = "the evaluation process died (out of memory?)"
-        return WorkerError(f"{self.writer.path}: {what}; what was written before is kept")
-
-    def _write(self, row: dict[str, Any], result: Evaluation) -> None:
-        self.counters.evaluate_seconds += result.seconds
-        row["device_seconds"]["evaluate"] = self.counters.evaluate_seconds
-        n = len(self.prompt_ids)
-        point = EvalPoint.from_json(
-            row
-            | {
-                "pass_rate": float(result.correct_P.sum()) / (n * self.n_samples),
-                "version": result.version,
-                "n_prompts": n,
-                "n_samples": self.n_samples,
-                "mean_p_1mp": mean_p_1mp(result.correct_P, self.n_samples),
-                "truncated": result.truncated,
-                "interrupted": result.interrupted,
-                "mean_length": result.mean_length,
-                "entropy": result.entropy,
-            }
-        )
-        self.writer.evaluation(point, self.prompt_set, self.prompt_ids, result.correct_P)
-        self.on_point(point)
-
-
 def train(
     recipe: Recipe,
     folder: str | Path,
     model_folder: str | Path,
     *,
+    resume: bool = False,
     forecaster: Forecaster | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     extra: Mapping[str, Any] | None = None,
     evaluate_aside: bool = True,
+    stop: threading.Event | None = None,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -190,68 +72,134 @@ def train(
     result. (A script that calls this needs the usual `if __name__ == "__main__":`, as processes are spawned.)
     `forecaster` freezes a forecast of the end at each of `MILESTONES`. `extra` goes into config.json.
 
+    `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there is none; with
+    the placement `inline` the record is then that of a run that was never cut, times apart. Once `stop` is
+    set, the run makes a checkpoint after the step under way, and ends as by Ctrl-C.
+
     Raises:
-        InputError: the folder exists, the model cannot be loaded, or does not fit the recipe's context.
+        InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
+            model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
-        KeyboardInterrupt: after the evaluations under way have been written.
+        KeyboardInterrupt: it was stopped.
     """
+    folder = Path(folder)
+    if resume and is_finished(folder):
+        return RunRecord.read(folder)
+    if not resume:
+        check_unused(folder)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
-    check_unused(Path(folder))
     recipe = check_prompts(recipe, model_folder)
     tokenizer, learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
-    generator = place_generator(recipe, model_folder, learner)  # complains before anything is written
     verifier = load_verifier(recipe, tokenizer)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
-    heldout = recipe.task.prompts("heldout")
+    heldout = [prompt.id for prompt in recipe.task.prompts("heldout")]
 
-    writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
-    counters = _Counters(recipe.placement.devices)
-    view = _View(watch)
+    saved = find_checkpoint(folder, recipe) if resume else None
+    if saved:
+        learner.restore(saved["learner"])
+    version = saved["generator"]["version"] if saved else 0
+    generator = place_generator(
+        recipe, model_folder, learner, version
+    )  # complains before anything is written
+    if resume and (folder / "config.json").exists():
+        writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
+    else:
+        writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
+    counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
+    view, agenda = _View(watch), _Agenda(recipe.evaluation.count)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
-    evaluations = _Evaluations(
-        evaluate,
-        writer,
-        [prompt.id for prompt in heldout],
-        recipe.task.heldout_hash,
-        recipe.evaluation.samples,
-        counters,
-        view.point,
+    evaluations = Evaluations(
+        evaluate, writer, heldout, recipe.task.heldout_hash, recipe.evaluation.samples, counters, view.point
     )
+    pipeline = Pipeline(recipe, pool, generator, learner, verifier.judge)
+    checkpoints = Checkpoints(folder / "checkpoints", recipe.checkpoint, learner.model, tokenizer)
+    parts = {
+        "learner": learner,
+        "generator": generator,
+        "pool": pool,
+        "pipeline": pipeline,
+        "counters": counters,
+        "evaluations": evaluations,
+        "agenda": agenda,
+    }
     try:
-        evaluations.ask(0, learner.weights())
-        due, milestones = 1, MILESTONES
+        if saved:
+            for name in parts.keys() - {"learner"}:
+                parts[name].restore(saved[name])
+        else:
+            evaluations.ask(0, learner.weights())
         clock = time.perf_counter()
-        for step in run_pipeline(recipe, pool, generator, learner, verifier.judge):
-            _count(counters, step, generator.counters, time.perf_counter() - clock)
-            writer.step(_step_row(step, counters, pool.left))
-            share = _spent(recipe, step.index, counters) / recipe.budget.amount
-            if share >= due / recipe.evaluation.count:
-                evaluations.ask(step.index, learner.weights())
-                while due / recipe.evaluation.count <= share:
-                    due += 1
-                passed = [milestone for milestone in milestones if milestone <= share]
-                milestones = milestones[len(passed) :]
-                if forecaster and passed and share < 1:
-                    evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
-                    _freeze(writer, forecaster, recipe, view)
-            evaluations.write_finished()
-            view.step(step.index, share, counters)
+        for step in pipeline.steps():
+            counters.add(step, generator.counters, time.perf_counter() - clock)
             clock = time.perf_counter()
+            writer.step(step_row(step, counters, pipeline), groups_row(step))
+            share = _spent(recipe, step.index, counters) / recipe.budget.amount
+
+            evaluating = time.perf_counter()
+            if agenda.evaluates(share):
+                evaluations.ask(step.index, learner.weights())
+            if agenda.freezes(share) and forecaster and share < 1:
+                evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
+                _freeze(writer, forecaster, recipe, view)
+            evaluations.write_finished()
+            clock += time.perf_counter() - evaluating  # it is no part of training
+
+            view.step(step.index, share, counters)
             if share >= 1:
                 break
+            stopping = stop is not None and stop.is_set()
+            if stopping:
+                evaluations.write_finished(wait=True)
+            if stopping or checkpoints.due(step.index):
+                state = {name: part.state() for name, part in parts.items()}
+                checkpoints.make(step.index, {**state, "lengths": writer.lengths()})
+            if stopping:
+                raise KeyboardInterrupt
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
             evaluations.ask(learner.version, learner.weights())
         evaluations.write_finished(wait=True)
-        save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "final")
-    except KeyboardInterrupt:
-        save_checkpoint(learner.model, tokenizer, writer.path / "checkpoints" / "interrupted")
-        raise
+        checkpoints.wait()
+        weights = copied_state(learner.model)
+        write_whole(final_folder(folder), lambda aside: save_model(learner.model, tokenizer, aside, weights))
     finally:
         generator.close()
         evaluate.close()
         verifier.close()
-        evaluations.write_finished()
-    return RunRecord.read(writer.path)
+        checkpoints.close()
+        writer.close()
+    return RunRecord.read(folder)
+
+
+@dataclass
+class _Agenda:
+    """What is due at which share of the budget: evaluations, and frozen forecasts."""
+
+    count: int
+    due: int = 1
+    """Of `count` evaluations, the next."""
+    frozen: int = 0
+    """Milestones that have passed."""
+
+    def evaluates(self, share: float) -> bool:
+        """Whether an evaluation is due; those that one step passes together are made once."""
+        before = self.due
+        while self.due / self.count <= share:
+            self.due += 1
+        return self.due > before
+
+    def freezes(self, share: float) -> bool:
+        """Whether a milestone has been reached."""
+        before = self.frozen
+        self.frozen = sum(milestone <= share for milestone in MILESTONES)
+        return self.frozen > before
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {"due": self.due, "frozen": self.frozen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.due, self.frozen = state["due"], state["frozen"]
 
 
 class _View:
@@ -264,7 +212,7 @@ class _View:
         self._tokens_per_second = math.nan
         self._pass_rate = math.nan
 
-    def step(self, step: int, share: float, counters: _Counters) -> None:
+    def step(self, step: int, share: float, counters: RunCounters) -> None:
         """A trainer step is done."""
         self._share = min(share, 1.0)
         self._tokens_per_second = counters.generated / (counters.generate_seconds + counters.train_seconds)
@@ -291,57 +239,8 @@ def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _Vi
     view.forecast = row
 
 
-def _spent(recipe: Recipe, step: int, counters: _Counters) -> float:
+def _spent(recipe: Recipe, step: int, counters: RunCounters) -> float:
     return counters.flops if recipe.budget.kind == "flops" else float(step)
-
-
-def _count(counters: _Counters, step: Step, generator: GeneratorCounters, wall_seconds: float) -> None:
-    busy = generator.seconds - counters.generate_seconds + step.train_seconds
-    counters.generate_seconds = generator.seconds
-    counters.train_seconds += step.train_seconds
-    counters.idle_seconds += max(wall_seconds * counters.devices - busy, 0.0)
-    counters.generate_flops = generator.flops
-    counters.generated = generator.tokens
-    counters.train_flops += step.stats.flops
-    counters.trained += step.stats.tokens
-    counters.samples += sum(len(group.rollouts) for group in step.groups)
-    counters.prompts += len(step.groups)
-
-
-def _step_row(step: Step, counters: _Counters, pool_left: int) -> dict[str, Any]:
-    """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
-    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
-    before = step.index - 1  # the trainer's version as it took the batch
-    age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
-    stats = asdict(step.stats)
-    row = {
-        "step": step.index,
-        "version": step.index,
-        "time": time.time(),
-        "skipped": not len(step.batch),
-        "reward_mean": float(np.mean([group.reward_G.mean() for group in step.groups])),
-        "groups": len(step.groups),
-        "groups_used": step.batch.groups_used,
-        "completions_used": len(step.batch),
-        "zero_variance": step.batch.zero_variance / len(step.groups),
-        "truncated": float(np.mean([r.truncated for r in rollouts])),
-        "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
-        "interrupted": float(np.mean([r.interrupted for r in rollouts])),
-        "mean_length": float(np.mean([r.length for r in rollouts])),
-        **{key: value for key, value in stats.items() if key not in ("flops", "tokens")},
-        "multi_version": float(np.mean([r.version_T.min() != r.version_T.max() for r in rollouts])),
-        "kv_age_max": max(before - r.first_version for r in rollouts),
-        "pool": pool_left,
-        **counters.json(),
-    }
-    if len(age_W):
-        row |= {
-            "age_mean": float(age_W.mean()),
-            "age_max": int(age_W.max()),
-            "age_share_over_4": float((age_W > 4).mean()),
-            "age_histogram": np.bincount(age_W) / len(age_W),
-        }
-    return row
 
 
 def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,23 +266,3 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
         },
         **extra,
     }
-
-
-def save_checkpoint(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save a model in Hugging Face format, whole or not at all.
-
-    Raises:
-        WriteError: the disk does not take it.
-    """
-    aside = folder.with_name(f".{folder.name}.part")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        model.save_pretrained(aside, state_dict=plain_state(model))
-        tokenizer.save_pretrained(aside)
-        for file in aside.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        aside.rename(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise WriteError(f"{folder}: the weights could not be saved ({error})") from error

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -30,6 +30,12 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None = None
     """The conversation (role, content) that the tokenizer's chat template turns into tokens; without one the
     tokens are those of `text`."""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Back from `dataclasses.asdict`, by way of JSON."""
+        messages = values["messages"]
+        return cls(**{**values, "messages": None if messages is None else tuple(map(tuple, messages))})
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,9 @@ class Counters:
     row_ticks_used: int = 0
     """Rows that held a completion, summed over the decode steps."""
     seconds: float = 0.0
-    """Of decoding, over all processes."""
+    """Of decoding and of installing weights, over all processes."""
+    restarted: int = 0
+    """Groups whose completions were begun again, because a process or the run had died."""
 
 
 class Generator(Protocol):
@@ -188,6 +196,22 @@ class Generator(Protocol):
     @property
     def counters(self) -> Counters:
         """What has been spent so far."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Groups that are admitted and not taken."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as a tree of plain values and arrays of its own; weights are not in it."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`: exactly, or with the completions that were in flight begun again.
+
+        The generator is new, and has the weights of the version in `state`.
+        """
         ...
 
     def close(self) -> None:

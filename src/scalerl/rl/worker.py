@@ -62,10 +62,8 @@ def _restrain(parent: int, memory: int) -> None:
 def _judge(task: Any, prompt: dict[str, Any], text: str) -> dict[str, Any]:
     from scalerl.rl.types import Prompt
 
-    messages = prompt["messages"]
-    prompt["messages"] = None if messages is None else tuple(map(tuple, messages))
     try:
-        reward = task.verify(Prompt(**prompt), text)
+        reward = task.verify(Prompt.from_json(prompt), text)
     except MemoryError:
         os._exit(1)  # what is left of this process is not to be trusted
     except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are no better than others

@@ -1,0 +1,261 @@
+"""Runs that are killed, starved and lied to, and what becomes of their records.
+
+    python benchmarks/reliability.py inline --kills 30      kill -9 of the whole group at random moments
+    python benchmarks/reliability.py local --kills 30       the same with generators in processes of their own
+    python benchmarks/reliability.py generators --kills 20  kill -9 of generators in the middle of one run
+    python benchmarks/reliability.py verifiers              5 % of the verifications hang, 5 % raise
+    python benchmarks/reliability.py disk                   no room for checkpoints, then room again
+
+Each prints what it found and ends with status 1 where something was lost. The runs are the demo's, shortened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+TIMES = ("time", "device_seconds", "idle_seconds")
+STEPS = 120
+SHORT = {
+    "budget.kind": "steps",
+    "budget.amount": STEPS,
+    "evaluation.count": 12,
+    "evaluation.samples": 1,
+    "checkpoint.steps": 5,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        sound = CASES[args.case](Path(folder), args.kills, random.Random(args.seed))
+        print(f"{args.case}: {'sound' if sound else 'NOT SOUND'} after {time.monotonic() - started:.0f} s")
+    raise SystemExit(not sound)
+
+
+# -- the trainer is killed ---------------------------------------------------------------------------------
+
+
+def inline(folder: Path, kills: int, rng: random.Random) -> bool:
+    """The record and the final weights must be those of a run that nobody touched."""
+    _run(_train(folder / "whole"))
+    _killed_and_resumed(folder / "cut", kills, rng, [])
+    same = {name: _timeless(folder / "cut" / name) == _timeless(folder / "whole" / name) for name in _FILES}
+    weights = "checkpoints/final/model.safetensors"
+    same[weights] = (folder / "cut" / weights).read_bytes() == (folder / "whole" / weights).read_bytes()
+    for name, equal in same.items():
+        print(f"  {name}: {'equal, times apart' if equal else 'DIFFERENT'}")
+    return all(same.values())
+
+
+def local(folder: Path, kills: int, rng: random.Random) -> bool:
+    """The ledger must balance, and every group end once."""
+    _killed_and_resumed(folder / "cut", kills, rng, ["placement.kind=local"])
+    return _balanced(folder / "cut")
+
+
+def _killed_and_resumed(folder: Path, kills: int, rng: random.Random, changes: list[str]) -> None:
+    done, steps = 0, []
+    while done < kills:
+        process = subprocess.Popen(
+            _train(folder, changes),
+            process_group=0,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # From before the first line of Python to the middle of training: starting takes some seconds.
+        time.sleep(rng.uniform(0, 1) if rng.random() < 0.1 else rng.uniform(5, 14))
+        if process.poll() is not None:
+            break  # it was quicker; fewer kills are said below
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        done += 1
+        steps.append(_last_step(folder))
+    _run(_train(folder, changes))
+    lost = [row["lost"]["steps"] for row in _rows(folder / "lost.jsonl") if "lost" in row]
+    print(f"  killed {done} times, after the steps {steps}; steps run again: {sum(lost)} of {STEPS}")
+
+
+def _train(folder: Path, changes: list[str] | None = None) -> list[str]:
+    settings = [f"{key}={value}" for key, value in SHORT.items()] + (changes or [])
+    options = [part for setting in settings for part in ("--set", setting)]
+    return [sys.executable, "-m", "scalerl.cli", "train", "demo", "-o", str(folder), "--resume", *options]
+
+
+def _run(command: list[str]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {ended.returncode}:\n{ended.stderr}")
+
+
+# -- parts of it are ---------------------------------------------------------------------------------------
+
+
+def generators(folder: Path, kills: int, rng: random.Random) -> bool:
+    """The run must go on, and reach its end with every group accounted for."""
+    import multiprocessing
+
+    done = threading.Event()
+    killed = 0
+
+    def kill() -> None:
+        nonlocal killed
+        while killed < kills and not done.wait(rng.uniform(1, 4)):
+            processes = [p for p in multiprocessing.active_children() if p.name == "generator"]
+            if len(processes) == 2:
+                rng.choice(processes).kill()
+                killed += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    record = _in_this_process(folder / "run", ["placement.kind=local", "placement.generators=2"])
+    done.set()
+    thread.join()
+    last = record.steps()[-1]
+    print(f"  {killed} generators killed in {last['step']} steps; groups begun again: {last['restarted']}")
+    return killed == kills and last["step"] == STEPS and _balanced(folder / "run")
+
+
+VERIFIER = '''
+import hashlib, time
+
+def judge(prompt, text):
+    """Right if the text ends with the answer; one in twenty hangs, and one in twenty raises."""
+    fate = hashlib.sha256((prompt.id + text).encode()).digest()[0] / 256
+    if fate < 0.05:
+        time.sleep(3600)
+    if fate < 0.10:
+        raise RuntimeError("no verdict")
+    return text.split()[-1:] == [prompt.answer]
+'''
+
+
+def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
+    """A failed verification must cost one completion, be counted, and nothing else."""
+    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.tasks.dataset import Dataset
+    from scalerl.rl.tasks.verifiers import Function
+    from scalerl.rl.types import Limits
+
+    (folder / "judge.py").write_text(VERIFIER)
+    chain = load_recipe("demo").task
+    with (folder / "prompts.jsonl").open("w") as file:
+        for prompt in chain.prompts("train")[:400]:
+            file.write(json.dumps({"prompt": prompt.text, "answer": prompt.answer}) + "\n")
+    task = Dataset(
+        str(folder / "prompts.jsonl"),
+        verifier=Function(f"{folder / 'judge.py'}:judge"),
+        heldout=50,
+        chat_template=False,
+        limits=Limits(seconds=0.5, workers=8),
+    )
+    record = _in_this_process(
+        folder / "run", ["budget.amount=10", "batch.prompts=4", "evaluation.count=2"], task
+    )
+    failed: Counter[str] = Counter()
+    for row in record.steps():
+        failed.update(row["failed"])
+    total = sum(row["groups"] for row in record.steps()) * 16
+    print(f"  {total} completions; failed verifications: {dict(failed)}")
+    shares = [failed["timeout"] / total, failed["raised"] / total]
+    return all(0.01 < share < 0.1 for share in shares) and _balanced(folder / "run")
+
+
+def disk(folder: Path, kills: int, rng: random.Random) -> bool:
+    """Without room for a checkpoint training must go on and say so; what was run must be resumable."""
+    command = _train(folder / "run", ["checkpoint.steps=10"])
+
+    def no_room() -> None:  # files of more than 100 kB: checkpoints; the record's lines are smaller
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+    ended = subprocess.run(command, capture_output=True, text=True, preexec_fn=no_room, check=False)
+    told = ended.stderr.count("goes on without this checkpoint")
+    last = ended.stderr.strip().splitlines()[-1]
+    print(f"  status {ended.returncode}; checkpoints that failed and were told: {told}; last line: {last}")
+    left = sorted(p.name for p in (folder / "run" / "checkpoints").iterdir())
+    print(f"  left in checkpoints/: {left}")
+    _run(command)
+    return told > 0 and ended.returncode == 2 and not left and _balanced(folder / "run")
+
+
+def _in_this_process(folder: Path, changes: list[str], task: Any = None) -> Any:
+    from scalerl.rl.base import find_model
+    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.train import train
+
+    recipe = load_recipe("demo", [f"{key}={value}" for key, value in SHORT.items()] + changes)
+    model, _ = find_model(recipe, lambda progress: None)
+    return train(replace(recipe, task=task) if task else recipe, folder, model)
+
+
+# -- what is looked at -------------------------------------------------------------------------------------
+
+_FILES = ("config.json", "evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl")
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _timeless(path: Path) -> str:
+    if path.suffix == ".json":
+        return path.read_text()
+    return json.dumps([{k: v for k, v in row.items() if k not in TIMES} for row in _rows(path)])
+
+
+def _last_step(folder: Path) -> int:
+    path = folder / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _balanced(folder: Path) -> bool:
+    """Every sum of the ledger, every group once, and every admitted group in order of its draws."""
+    steps, groups = _rows(folder / "steps.jsonl"), _rows(folder / "groups.jsonl")
+    wrong = 0
+    fates: Counter[str] = Counter()
+    for step, row in zip(steps, groups, strict=True):
+        fates.update(row["fate"])
+        ledger = dict(step["ledger"])
+        wrong += ledger.pop("admitted") != sum(ledger.values())
+        wrong += any(fates[name] != n for name, n in ledger.items() if name != "in_flight")
+    ends = [pair for row in groups for pair in zip(row["prompt"], row["draw"], strict=True)]
+    twice = len(ends) - len(set(ends))
+    highest = dict(sorted(ends, key=lambda pair: pair[1]))
+    missing = sum(draw + 1 for draw in highest.values()) - len(set(ends))
+    print(
+        f"  {len(steps)} steps, {len(ends)} groups {dict(fates)}: ledgers that do not balance {wrong}, "
+        f"trained twice {twice}, draws missing {missing}, in flight {steps[-1]['ledger']['in_flight']}"
+    )
+    return (
+        not wrong
+        and not twice
+        and not missing
+        and [s["step"] for s in steps] == list(range(1, len(steps) + 1))
+    )
+
+
+CASES = {"inline": inline, "local": local, "generators": generators, "verifiers": verifiers, "disk": disk}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Checkpoints: everything that a resume needs, whole or absent.
+
+    checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
+      training/state.json              the state of every part of the run, a tree in which each array is named
+      training/arrays.safetensors      the arrays
+
+The state is copied between two steps. A thread then writes it aside, syncs it and renames it, and removes the
+checkpoints that are older than the last `keep`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scalerl.errors import WriteError
+from scalerl.files import sync
+from scalerl.rl.lora import plain_state
+
+FORMAT = 1
+_LOG = logging.getLogger("scalerl")
+_ARRAY, _NUMPY = "$array", "$numpy"
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """When checkpoints are made: after so many steps, or minutes, whichever comes first; 0 is never."""
+
+    steps: int = 50
+    minutes: float = 30.0
+    keep: int = 2
+    """How many are kept: the last ones."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 <= self.minutes < math.inf:
+            raise ValueError("steps and minutes must not be negative")
+        if self.keep < 1:
+            raise ValueError("keep must be at least 1")
+
+
+class Checkpoints:
+    """Makes the checkpoints of a run, one at a time, beside the training."""
+
+    def __init__(self, folder: Path, settings: Checkpointing, model: Any, tokenizer: Any) -> None:
+        self._folder, self._settings = folder, settings
+        self._model, self._tokenizer = model, tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+        self._last = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether one is to be made after this step."""
+        minutes = (time.monotonic() - self._last) / 60
+        by_step = self._settings.steps and step % self._settings.steps == 0
+        return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
+
+    def make(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, of copies: training may go on at once. A second one waits for the first."""
+        self.wait()
+        self._last = time.monotonic()
+        weights = copied_state(self._model)
+        self._under_way = self._thread.submit(self._write, step, state, weights)
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
+        if self._under_way is not None:
+            future, self._under_way = self._under_way, None
+            try:
+                future.result()
+            except WriteError as error:
+                _LOG.warning("scalerl: %s; training goes on without this checkpoint", error)
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _write(self, step: int, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        def training(aside: Path) -> None:
+            save_model(self._model, self._tokenizer, aside, weights)
+            save_state(aside / "training", state)
+
+        write_whole(self._folder / f"step-{step:05d}", training)
+        for _, old in step_folders(self._folder)[self._settings.keep :]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Step and state of those that can be read whole, the newest first; what is damaged is told."""
+    for step, path in step_folders(folder):
+        try:
+            state = load_state(path / "training")
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            _LOG.warning("scalerl: %s is damaged (%s): passed over", path, error)
+            continue
+        yield step, state
+
+
+def step_folders(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints of a run by their step, the newest first."""
+    found = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()]
+    return sorted(found, reverse=True)
+
+
+def final_folder(run: Path) -> Path:
+    """Where the final weights of a run are, once it has ended."""
+    return run / "checkpoints" / "final"
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder aside, sync it, and give it its name.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    aside = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        aside.mkdir(parents=True)
+        write(aside)
+        for path in sorted(aside.rglob("*"), reverse=True):
+            sync(path)
+        aside.rename(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """A model of these weights in Hugging Face format, with its tokenizer."""
+    model.save_pretrained(folder, state_dict=dict(weights))
+    tokenizer.save_pretrained(folder)
+
+
+def copied_state(model: Any) -> dict[str, Tensor]:
+    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
+    state = plain_state(model) or model.state_dict()
+    copies: dict[int, Tensor] = {}
+    return {name: copies.setdefault(w.data_ptr(), w.detach().clone()) for name, w in state.items()}
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a tree of plain values, numpy arrays and tensors."""
+    arrays: dict[str, Tensor] = {}
+    tree = _without_arrays(state, arrays)
+    folder.mkdir()
+    save_file(arrays, folder / "arrays.safetensors")
+    text = json.dumps(tree)
+    check = zlib.crc32(text.encode())
+    sums = {name: _check_sum(array) for name, array in arrays.items()}
+    whole = {"format": FORMAT, "check": check, "arrays": sums, "state": text}
+    (folder / "state.json").write_text(json.dumps(whole), encoding="utf-8")
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """What `save_state` was given.
+
+    Raises:
+        ValueError: it is not what was written, or of another format.
+    """
+    whole = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if whole["format"] != FORMAT:
+        raise ValueError(f"its format is {whole['format']}, and {FORMAT} is read here")
+    arrays = load_file(folder / "arrays.safetensors")
+    if zlib.crc32(whole["state"].encode()) != whole["check"] or whole["arrays"] != {
+        name: _check_sum(array) for name, array in arrays.items()
+    }:
+        raise ValueError("its check sums are not right")
+    return _with_arrays(json.loads(whole["state"]), arrays)
+
+
+def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+    if isinstance(tree, Mapping):
+        return {key: _without_arrays(value, arrays) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_without_arrays(value, arrays) for value in tree]
+    if isinstance(tree, np.ndarray | Tensor):
+        name = str(len(arrays))
+        tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree
+        arrays[name] = tensor.detach().cpu().contiguous()
+        return {_ARRAY: name, _NUMPY: isinstance(tree, np.ndarray)}
+    return tree.item() if isinstance(tree, np.generic) else tree
+
+
+def _with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_with_arrays(value, arrays) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _ARRAY in tree:
+        return arrays[tree[_ARRAY]].numpy() if tree[_NUMPY] else arrays[tree[_ARRAY]]
+    return {key: _with_arrays(value, arrays) for key, value in tree.items()}
+
+
+def _check_sum(array: Tensor) -> int:
+    return zlib.crc32(array.reshape(-1).view(torch.uint8).numpy().data) if array.numel() else 0

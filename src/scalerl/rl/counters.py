@@ -1,0 +1,146 @@
+"""What a run has spent, what a step showed, and what became of every prompt: the lines of steps.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalerl.record import DeviceSeconds, Flops, Tokens
+from scalerl.rl.pipeline import Pipeline, Step
+from scalerl.rl.types import Counters
+
+
+@dataclass
+class RunCounters:
+    """Cumulative over the run."""
+
+    generators: int = 1
+    """Processes that decode."""
+    devices: int = 1
+    """Devices whose time is counted; one where generator and trainer take turns."""
+    wall_seconds: float = 0.0
+    """Of training, evaluations in this process left out."""
+    generate_seconds: float = 0.0
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    generate_flops: float = 0.0
+    train_flops: float = 0.0
+    generated: int = 0
+    trained: int = 0
+    samples: int = 0
+    prompts: int = 0
+    restarted: int = 0
+    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    """Groups by what became of them."""
+
+    @property
+    def flops(self) -> float:
+        """Of generating and training."""
+        return self.generate_flops + self.train_flops
+
+    @property
+    def idle_seconds(self) -> float:
+        """Device-seconds in which neither role did anything."""
+        return max(self.wall_seconds * self.devices - self.generate_seconds - self.train_seconds, 0.0)
+
+    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
+        """Take note of a step; `generator` is cumulative."""
+        self.wall_seconds += wall_seconds
+        self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
+        self.generated, self.restarted = generator.tokens, generator.restarted
+        self.train_seconds += step.train_seconds
+        self.train_flops += step.stats.flops
+        self.trained += step.stats.tokens
+        self.samples += sum(len(group.rollouts) for group in step.groups)
+        self.prompts += len(step.groups)
+        for fate in step.batch.fates:
+            self.fates[fate] += 1
+
+    def json(self) -> dict[str, dict[str, float]]:
+        """The counters that steps.jsonl and evals.jsonl have in common."""
+        seconds = DeviceSeconds(
+            self.generate_seconds, self.train_seconds, self.evaluate_seconds, self.idle_seconds
+        )
+        return {
+            "device_seconds": asdict(seconds),
+            "flops": asdict(Flops(self.generate_flops, self.train_flops)),
+            "tokens": asdict(Tokens(self.generated, self.trained)),
+        }
+
+    def roles(self) -> dict[str, dict[str, float]]:
+        """Seconds in which each role did nothing, all its processes together."""
+        waited = {
+            "generate": self.wall_seconds * self.generators - self.generate_seconds,
+            "train": self.wall_seconds - self.train_seconds,
+        }
+        return {"idle_seconds": {role: max(seconds, 0.0) for role, seconds in waited.items()}}
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return asdict(self)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.__dict__.update(state)
+
+
+FATES = ("trained", "zero_variance", "truncated", "failed")
+"""What becomes of a group that is consumed; see `scalerl.rl.batch.Fate`."""
+
+
+def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
+    """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    before = step.index - 1  # the trainer's version as it took the batch
+    age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
+    stats = asdict(step.stats)
+    row = {
+        "step": step.index,
+        "version": step.index,
+        "time": time.time(),
+        "skipped": not len(step.batch),
+        "reward_mean": float(np.mean([group.reward_G.mean() for group in step.groups])),
+        "groups": len(step.groups),
+        "groups_used": step.batch.groups_used,
+        "completions_used": len(step.batch),
+        "zero_variance": step.batch.zero_variance / len(step.groups),
+        "truncated": float(np.mean([r.truncated for r in rollouts])),
+        "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
+        "interrupted": float(np.mean([r.interrupted for r in rollouts])),
+        "mean_length": float(np.mean([r.length for r in rollouts])),
+        **{key: value for key, value in stats.items() if key not in ("flops", "tokens")},
+        "multi_version": float(np.mean([r.version_T.min() != r.version_T.max() for r in rollouts])),
+        "kv_age_max": max(before - r.first_version for r in rollouts),
+        "pool": pipeline.pool_left,
+        "queue": pipeline.queue(),
+        "ledger": pipeline.ledger(counters.fates),
+        "restarted": counters.restarted,
+        **counters.json(),
+        **counters.roles(),
+    }
+    if len(age_W):
+        row |= {
+            "age_mean": float(age_W.mean()),
+            "age_max": int(age_W.max()),
+            "age_share_over_4": float((age_W > 4).mean()),
+            "age_histogram": np.bincount(age_W) / len(age_W),
+        }
+    return row
+
+
+def groups_row(step: Step) -> dict[str, Any]:
+    """One line of groups.jsonl: the groups of a step in order of admission, and what became of each."""
+    groups = step.groups
+    return {
+        "step": step.index,
+        "prompt": [group.prompt.id for group in groups],
+        "draw": [group.rollouts[0].draw for group in groups],
+        "fate": list(step.batch.fates),
+        "correct": [int(group.correct_G.sum()) for group in groups],
+        "n": [len(group.rollouts) for group in groups],
+    }

@@ -1,0 +1,72 @@
+"""Rollouts as a few long arrays, for checkpoints: many small ones would be slow to name and to write.
+
+Shapes in names: S tokens of all completions, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.types import Group, Prompt, Rollout
+
+_BY_TOKEN = ("token_T", "sampled_T", "logp_T", "version_T")
+_BY_ROLLOUT = ("draw", "sample", "first_version", "truncated", "interrupted")
+
+
+def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """A tree of plain values and arrays; every prompt is in it once."""
+    prompts = {r.prompt.id: r for r in rollouts}
+    packed: dict[str, Any] = {
+        "prompts": [asdict(r.prompt) for r in prompts.values()],
+        "prompt_tokens": [r.prompt_T.tolist() for r in prompts.values()],
+        "prompt": [r.prompt.id for r in rollouts],
+        "tokens": [len(r.token_T) for r in rollouts],
+    }
+    packed |= {name: [getattr(r, name) for r in rollouts] for name in _BY_ROLLOUT}
+    return packed | {name: _joined([getattr(r, name) for r in rollouts]) for name in _BY_TOKEN}
+
+
+def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
+    """What `pack_rollouts` was given."""
+    prompts = {p["id"]: Prompt.from_json(p) for p in packed["prompts"]}
+    tokens = {
+        p["id"]: np.array(t, dtype=np.int64)
+        for p, t in zip(packed["prompts"], packed["prompt_tokens"], strict=True)
+    }
+    ends = np.cumsum(packed["tokens"], dtype=np.int64)
+    rollouts = []
+    for i, (name, end) in enumerate(zip(packed["prompt"], ends, strict=True)):
+        span = slice(end - packed["tokens"][i], end)
+        values = {key: packed[key][i] for key in _BY_ROLLOUT} | {key: packed[key][span] for key in _BY_TOKEN}
+        rollouts.append(Rollout(prompt=prompts[name], prompt_T=tokens[name], **values))
+    return rollouts
+
+
+def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
+    """Verified groups, rewards included."""
+    return {
+        "rollouts": pack_rollouts([r for group in groups for r in group.rollouts]),
+        "sizes": [len(group.rollouts) for group in groups],
+        "reward": _joined([group.reward_G for group in groups]),
+        "correct": _joined([group.correct_G for group in groups]),
+        "failed": [[[place, reason] for place, reason in group.failed.items()] for group in groups],
+    }
+
+
+def unpack_groups(packed: dict[str, Any]) -> list[Group]:
+    """What `pack_groups` was given."""
+    rollouts, groups, start = unpack_rollouts(packed["rollouts"]), [], 0
+    for size, failed in zip(packed["sizes"], packed["failed"], strict=True):
+        span = slice(start, start + size)
+        members = tuple(rollouts[span])
+        groups.append(Group(members, packed["reward"][span], packed["correct"][span], dict(failed)))
+        start += size
+    return groups
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0)

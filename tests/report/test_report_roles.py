@@ -1,0 +1,60 @@
+"""The ledger, and who was busy when."""
+
+import numpy as np
+import pytest
+
+from scalerl.report.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
+
+
+def step(n, generate=0.9, train=0.5, **ledger):
+    """The n-th step of a run in which each step takes a second: two generators, one trainer."""
+    return {
+        "step": n,
+        "device_seconds": {"generate": 2 * generate * n, "train": train * n},
+        "idle_seconds": {"generate": 2 * (1 - generate) * n, "train": (1 - train) * n},
+        "tokens": {"generated": 1800 * n, "trained": 1000 * n},
+        "queue": {"generating": 5, "generated": 1, "verified": 0},
+        "ledger": {"admitted": 10 * n + 6, "trained": 8 * n, "zero_variance": 2 * n, "in_flight": 6} | ledger,
+    }
+
+
+def test_the_ledger_is_told_in_words_and_its_sums_are_checked():
+    rows = dict(ledger_rows([step(1), step(2)]))
+    assert rows["groups admitted"] == "26"
+    assert rows["trained"] == "16"
+    assert rows["left out: the rewards were all the same"] == "4"
+    assert rows["in flight at the end"] == "6"
+    assert rows["the sums"] == "balance at every step"
+    assert "left out: verification failed" not in rows
+    lost = dict(ledger_rows([step(1), step(2, in_flight=5)]))
+    assert lost["the sums"] == "DO NOT BALANCE at 1 steps"
+    assert not balances(step(1, trained=9)["ledger"])
+    assert ledger_rows([{"step": 1}]) == ledger_rows([]) == []
+
+
+def test_what_was_run_again_is_told():
+    rows = dict(ledger_rows([step(1)], [{"lost": {"steps": 3}}, {"lost": {"steps": 4}}]))
+    assert rows["resumed"] == "2 times; 7 steps were run again"
+
+
+def test_each_role_has_its_busy_and_idle_time_and_its_speed():
+    rows = dict(role_rows([step(1), step(10)]))
+    assert rows["generators"] == "busy 18 s, idle 2 s (10 %); 1.0k tokens a second of work"
+    assert rows["trainer"] == "busy 5 s, idle 5 s (50 %); 2.0k tokens a second of work"
+    assert role_rows([{"step": 1}]) == []
+
+
+def test_busy_shares_are_those_of_each_piece_of_the_run():
+    wall_N = np.arange(101.0)
+    busy_N = np.where(wall_N < 50, 0, wall_N - 50)  # idle in the first half, busy in the second
+    ends, shares = busy_shares(wall_N, busy_N, wall_N - busy_N, pieces=4)
+    assert ends == pytest.approx([25, 50, 75, 100])
+    assert shares == pytest.approx([0, 0, 1, 1])
+
+
+def test_the_chart_names_both_roles_and_the_places_of_the_groups():
+    svg = roles_svg([step(n) for n in range(1, 8)])
+    assert svg
+    for name in ("generators 90", "trainer 50", "generating 5", "generated 1", "verified 0"):
+        assert name in svg
+    assert roles_svg([step(1)]) is None

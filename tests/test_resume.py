@@ -1,0 +1,273 @@
+"""Runs that are cut and resumed: the record, the weights and the ledger are those of a run that never was."""
+
+import json
+import shutil
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scalerl.errors import InputError
+from scalerl.record import RunRecord
+from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption
+from scalerl.rl.lora import Lora
+from scalerl.rl.loss import Kl
+from scalerl.rl.recipe import BatchSize, Context, Evaluation, Local, Recipe, Steps
+from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.tasks.chain import Chain, write_tokenizer
+from scalerl.rl.train import train
+
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Llama with random weights of a large spread."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from scalerl.rl.tasks.chain import END, PAD, VOCABULARY
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=VOCABULARY.index(END),
+        pad_token_id=VOCABULARY.index(PAD),
+        initializer_range=0.3,
+    )
+    path = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(config).save_pretrained(path)
+    write_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recipe(folder):
+    return Recipe(
+        model=str(folder),
+        task=Chain(k_max=1, heldout_per_length=20),
+        budget=Steps(STEPS),
+        length=ForcedInterruption(phrase="! </think>", low=2, high=4),
+        context=Context(prompt=6, thinking=4, answer=3),
+        batch=BatchSize(prompts=3, samples=6, micro=7),
+        optimiser=AdamW(lr=1e-3, warmup_steps=3),
+        schedule=PipelineRL(k=2),
+        rows=20,
+        evaluation=Evaluation(count=5, samples=1),  # of which no spread can be told
+        checkpoint=Checkpointing(steps=3, minutes=0),
+    )
+
+
+class CutError(Exception):
+    """A crash, where a watcher stands."""
+
+
+def cut_at(step):
+    def watch(progress):
+        if progress.step == step and not progress.evaluated:
+            raise CutError
+
+    return watch
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def timeless(folder):
+    """The record, times apart, and the final weights."""
+    record = {}
+    for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):
+        rows = lines(folder / name)
+        for row in rows:
+            for key in ("time", "device_seconds", "idle_seconds"):
+                row.pop(key, None)
+        record[name] = json.dumps(rows)
+    return record, (folder / "checkpoints" / "final" / "model.safetensors").read_bytes()
+
+
+def run(recipe, path, **options):
+    return train(recipe, path, recipe.model, evaluate_aside=False, **options)
+
+
+VARIANTS = {
+    "pipeline_rl": lambda r: r,
+    "off_policy": lambda r: replace(r, schedule=OffPolicy(k=3)),
+    "bfloat16": lambda r: replace(r, precision="bfloat16", kl=Kl(coefficient=0.01)),
+    "lora": lambda r: replace(r, lora=Lora(rank=2)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("steps", [(1,), (7,), (8, 13)], ids=str)
+def test_a_run_that_was_cut_is_the_run_that_never_was(recipe, tmp_path, variant, steps):
+    recipe = VARIANTS[variant](recipe)
+    run(recipe, tmp_path / "whole")
+    for n, step in enumerate(steps):
+        with pytest.raises(CutError):
+            run(recipe, tmp_path / "cut", resume=n > 0, watch=cut_at(step))
+    run(recipe, tmp_path / "cut", resume=True)
+    assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
+
+
+def test_what_was_run_twice_is_kept_apart_with_its_cost(recipe, tmp_path):
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    before = lines(tmp_path / "run" / "steps.jsonl")
+    run(recipe, tmp_path / "run", resume=True)
+    head, *lost = lines(tmp_path / "run" / "lost.jsonl")
+    assert head["lost"]["steps"] == 2  # the checkpoint was of step 6
+    assert head["lost"]["tokens"]["generated"] == (
+        before[7]["tokens"]["generated"] - before[5]["tokens"]["generated"]
+    )
+    assert [json.loads(row["line"])["step"] for row in lost if row["file"] == "steps.jsonl"] == [7, 8]
+
+
+def test_a_run_that_is_asked_to_stop_loses_nothing(recipe, tmp_path):
+    run(recipe, tmp_path / "whole")
+    stop = threading.Event()
+
+    def watch(progress):
+        if progress.step == 4:
+            stop.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, tmp_path / "run", stop=stop, watch=watch)
+    assert len(lines(tmp_path / "run" / "steps.jsonl")) == 4
+    run(recipe, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "lost.jsonl").exists()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_the_ledger_balances_and_every_group_ends_once(recipe, tmp_path):
+    record = run(recipe, tmp_path / "run")
+    consumed = Counter()
+    for step, groups in zip(record.steps(), lines(tmp_path / "run" / "groups.jsonl"), strict=True):
+        consumed.update(groups["fate"])
+        ledger = step["ledger"]
+        assert {name: n for name, n in ledger.items() if consumed[name]} == consumed
+        assert ledger["admitted"] == sum(consumed.values()) + ledger["in_flight"]
+        assert ledger["in_flight"] == 6  # of three batches of tickets, one is consumed and not admitted anew
+    ends = [
+        pair
+        for row in lines(tmp_path / "run" / "groups.jsonl")
+        for pair in zip(row["prompt"], row["draw"], strict=True)
+    ]
+    assert len(ends) == len(set(ends)) == 3 * STEPS
+
+
+def damage_arrays(path):
+    data = bytearray((path / "training" / "arrays.safetensors").read_bytes())
+    data[-5] ^= 1
+    (path / "training" / "arrays.safetensors").write_bytes(data)
+
+
+def cut_arrays(path):
+    file = path / "training" / "arrays.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def cut_state(path):
+    file = path / "training" / "state.json"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def forget(path):
+    (path / "training" / "state.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_arrays, cut_arrays, cut_state, forget])
+def test_a_damaged_checkpoint_is_passed_over_and_told(recipe, tmp_path, damage, caplog):
+    run(recipe, tmp_path / "whole")
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    damage(tmp_path / "run" / "checkpoints" / "step-00006")
+    run(recipe, tmp_path / "run", resume=True)
+    assert "step-00006 is damaged" in caplog.text
+    assert lines(tmp_path / "run" / "lost.jsonl")[0]["lost"]["steps"] == 5
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_path, caplog):
+    run(recipe, tmp_path / "whole")
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    steps = tmp_path / "run" / "steps.jsonl"
+    steps.write_bytes(steps.read_bytes()[:-2000])
+    run(recipe, tmp_path / "run", resume=True)
+    assert "steps.jsonl is shorter" in caplog.text
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_without_a_checkpoint_the_run_begins_anew(recipe, tmp_path, caplog):
+    run(recipe, tmp_path / "whole")
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(2))
+    run(recipe, tmp_path / "run", resume=True)
+    assert "begins anew" in caplog.text
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+    run(recipe, tmp_path / "new", resume=True)  # where nothing is, it starts
+    assert timeless(tmp_path / "new") == timeless(tmp_path / "whole")
+
+
+def test_only_the_last_checkpoints_are_kept_and_they_can_be_loaded(recipe, tmp_path):
+    from scalerl.rl.model import load_model
+
+    run(recipe, tmp_path / "run")
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["final", "step-00009", "step-00012"]
+    load_model(tmp_path / "run" / "checkpoints" / "step-00012")
+
+
+def test_a_finished_run_is_left_as_it_is(recipe, tmp_path):
+    run(recipe, tmp_path / "run")
+    before = (tmp_path / "run" / "evals.jsonl").read_bytes()
+    assert len(run(recipe, tmp_path / "run", resume=True).evals) == 6
+    assert (tmp_path / "run" / "evals.jsonl").read_bytes() == before
+
+
+def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(4))
+    with pytest.raises(InputError, match="the run has seed = 0, and this recipe 1"):
+        run(replace(recipe, seed=1), tmp_path / "run", resume=True)
+
+    def resume_too(progress):
+        with pytest.raises(InputError, match="another process is writing this run"):
+            run(recipe, tmp_path / "run", resume=True)
+        raise CutError
+
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", resume=True, watch=resume_too)
+    run(replace(recipe, checkpoint=Checkpointing(steps=5)), tmp_path / "run", resume=True)
+
+
+def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
+    recipe = replace(recipe, placement=Local(generators=2))
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    run(recipe, tmp_path / "run", resume=True)
+    record = RunRecord.read(tmp_path / "run")
+    rows = lines(tmp_path / "run" / "groups.jsonl")
+    ends = [pair for row in rows for pair in zip(row["prompt"], row["draw"], strict=True)]
+    assert len(ends) == len(set(ends)) == 3 * STEPS
+    steps = record.steps()
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    for step in steps:
+        ledger = step["ledger"]
+        assert ledger["admitted"] == sum(n for name, n in ledger.items() if name != "admitted")
+        assert step.get("age_max", 0) <= 2
+    assert steps[-1]["restarted"] > 0
+    assert not np.isnan(record.evals[-1].pass_rate)
+    shutil.rmtree(tmp_path / "run")
