@@ -40,13 +40,14 @@ EVALUATED = 4
 """Completions of each held-out prompt."""
 
 
-def make_recipe(lr: float, steps: int, placement: str) -> Any:
+def make_recipe(lr: float, steps: int, placement: str, seed: int = 0) -> Any:
     """The recipe of scalerl's side, from which TRL's takes its numbers."""
     from scalerl.rl.recipe import from_dict
 
     return from_dict(
         {
             "model": "chain-base",
+            "seed": seed,
             "task": {"kind": "chain", "k_max": 10},
             "budget": {"kind": "steps", "amount": steps},
             "rows": 1024,
@@ -97,30 +98,37 @@ class Clock:
 
 
 def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
-    """Our side."""
+    """Our side: what `scalerl.rl.train.train` does, its record of every step included, but no evaluations."""
     import torch
 
+    from scalerl.rl.counters import RunCounters, groups_row, step_row
     from scalerl.rl.model import load_tokenizer
-    from scalerl.rl.pipeline import run_pipeline
+    from scalerl.rl.pipeline import Pipeline
     from scalerl.rl.pool import PromptPool
     from scalerl.rl.setup import load_learner, load_verifier, place_generator
+    from scalerl.run_writer import RunWriter
 
     torch.set_num_threads(1)
-    recipe = make_recipe(args.lr, args.steps, args.side)
+    recipe = make_recipe(args.lr, args.steps, args.side, args.seed)
     learner = load_learner(recipe, args.model)
     generator = place_generator(recipe, args.model, learner)
     verifier = load_verifier(recipe, load_tokenizer(args.model))
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, args.seed)
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
+    pipeline = Pipeline(recipe, pool, generator, learner, verifier.judge)
+    writer, counters = RunWriter(clock.folder / "run", {"name": "race"}), RunCounters()
     try:
         while generator.installed < 0:  # its process starts
             time.sleep(0.1)
         clock.start()
-        for _ in run_pipeline(recipe, pool, generator, learner, verifier.judge):
+        for step in pipeline.steps():
+            counters.add(step, generator.counters, 0.0)
+            writer.step(step_row(step, counters, pipeline), groups_row(step))
             clock.tick(learner.weights)
             if clock.step >= args.steps:
                 break
     finally:
         generator.close()
+        writer.close()
 
 
 def run_trl(args: argparse.Namespace, clock: Clock) -> None:

@@ -139,9 +139,7 @@ class Learner:
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
             if moments:
-                self._optimiser.state[master] = {
-                    name: v.to(master.device if v.ndim else v.device) for name, v in moments.items()
-                }
+                self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
 
     def step(self, batch: Batch) -> StepStats:
