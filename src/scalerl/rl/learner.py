@@ -113,7 +113,7 @@ class Learner:
         self._score = Scorer(model, temperature, fp32_logits)
         self._micro_batch = micro_batch
         self._kl = kl or Kl()
-        self._base_score = Scorer(base, temperature, fp32_logits) if base is not None else None
+        self._base_score = self._score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
@@ -188,9 +188,8 @@ class Learner:
             order = np.argsort(batch.length_N, kind="stable")
             return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
         cuts, size = [], 0
-        for first, n in zip(
-            *np.unique(batch.group_N, return_index=True, return_counts=True)[1:], strict=True
-        ):
+        _, first_U, size_U = np.unique(batch.group_N, return_index=True, return_counts=True)
+        for first, n in zip(first_U, size_U, strict=True):
             if size and size + n > self._micro_batch:
                 cuts, size = [*cuts, first], 0
             cuts += range(first + self._micro_batch, first + n, self._micro_batch)
@@ -247,13 +246,9 @@ class Learner:
     def log_probs(
         self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See `Scorer`."""
-        score = (
-            self._score
-            if model is None
-            else Scorer(model, self._score._temperature, self._score._fp32_logits)
-        )
-        return score(token_MT.numpy(), wanted_MT.numpy())
+        """What `Scorer` gives for sequences that share nothing; of `model`, where that is another."""
+        score = self._score if model is None else self._score.by(model)
+        return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:

@@ -34,6 +34,10 @@ class Scorer:
         dense = DenseModel.of(model) if in_float32 else None
         self._dense = dense if dense and can_pack(dense) else None
 
+    def by(self, model: nn.Module) -> Scorer:
+        """The same of another model."""
+        return Scorer(model, self._temperature, self._fp32_logits)
+
     @property
     def dense(self) -> DenseModel | None:
         """What the packed way needs; None where the model goes through its own modules."""
