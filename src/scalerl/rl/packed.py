@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 
 from scalerl.rl.dense import DenseLayer, DenseModel
-from scalerl.rl.native import LANES, address, load_library
+from scalerl.rl.compiled import LANES, address, load_library
 from scalerl.rl.packing import Packing
 
 
