@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from scalerl.rl.dense import DenseLayer, DenseModel
 from scalerl.rl.compiled import LANES, address, load_library
+from scalerl.rl.dense import DenseLayer, DenseModel
 from scalerl.rl.packing import Packing
 
 
