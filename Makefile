@@ -8,13 +8,16 @@ VENV_FLAGS ?=
 TORCH_VERSION ?= 2.13.0
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint docs setup clean
+.PHONY: demo test test-slow lint docs setup clean
 
 demo: setup
 	$(BIN)/scalerl demo
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow -s
 
 lint: setup
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ import numpy as np
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, Gompertz, Points, Weibull
 from scalerl.curve.least_squares import LeastSquares, least_squares_many
 from scalerl.curve.misfit import Misfit, find_misfit
+from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
 from scalerl.record import RunRecord
 
@@ -55,13 +56,6 @@ def truth(name: str, rng: np.random.Generator) -> Curve:
     return Curve(family, r0 + gain, b or float(rng.uniform(1.2, 2.5)), C_MID, r0)
 
 
-def ar1(n: int, sd: float, phi: float, rng: np.random.Generator) -> np.ndarray:
-    noise_N = rng.normal(0, sd, n)
-    for i in range(1, n):
-        noise_N[i] = phi * noise_N[i - 1] + np.sqrt(1 - phi**2) * noise_N[i]
-    return noise_N
-
-
 def wander(compute_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A draw of a smooth process with a correlation length of .1 to .3 of the run."""
     sd, length = rng.uniform(0.003, 0.005), rng.uniform(0.1, 0.3) * compute_N[-1]
@@ -75,7 +69,7 @@ def healthy(name: str, phi: float, ratio: float, rng: np.random.Generator) -> Po
     mean_N = truth(name, rng)(compute_N)
     if name == "wander":
         mean_N = mean_N + wander(compute_N, rng)
-    noise_N = ar1(len(compute_N), float(rng.uniform(0.0045, 0.010)), phi, rng)
+    noise_N = ar1(rng.normal(0, float(rng.uniform(0.0045, 0.010)), len(compute_N)), phi)
     return Points.from_arrays(compute_N, np.clip(mean_N + noise_N, 0, 1))
 
 
@@ -94,7 +88,8 @@ def changed(
         mean_N = curve(compute_N) + size * float(rng.choice([-1, 1])) * (compute_N > at)
     else:
         mean_N = curve(compute_N) + size * hinge_N
-    return Points.from_arrays(compute_N, np.clip(mean_N + ar1(len(compute_N), sd, phi, rng), 0, 1)), at
+    noise_N = ar1(rng.normal(0, sd, len(compute_N)), phi)
+    return Points.from_arrays(compute_N, np.clip(mean_N + noise_N, 0, 1)), at
 
 
 def look(runs: list[Points]) -> tuple[list[Misfit | None], float]:
@@ -189,7 +184,8 @@ def short(
     mean_N = truth(name, rng)(compute_N) + (size or 0.0) * (np.arange(length) >= first)
     if name == "wander":
         mean_N = mean_N + wander(compute_N, rng)
-    return Points.from_arrays(compute_N, np.clip(mean_N + ar1(length, sd, phi, rng), 0, 1)), first
+    noise_N = ar1(rng.normal(0, sd, length), phi)
+    return Points.from_arrays(compute_N, np.clip(mean_N + noise_N, 0, 1)), first
 
 
 def share(of: list[bool]) -> float:

@@ -121,7 +121,7 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
     def kill() -> None:
         nonlocal killed
-        while killed < kills and not done.wait(rng.uniform(1, 4)):
+        while killed < kills and not done.wait(rng.uniform(6, 12)):  # longer than a start takes
             processes = [p for p in multiprocessing.active_children() if p.name == "generator"]
             if len(processes) == 2:
                 rng.choice(processes).kill()
@@ -141,13 +141,13 @@ VERIFIER = '''
 import hashlib, time
 
 def judge(prompt, text):
-    """Right if the text ends with the answer; one in twenty hangs, and one in twenty raises."""
+    """Right if the answer follows the thinking; one in twenty hangs, and one in twenty raises."""
     fate = hashlib.sha256((prompt.id + text).encode()).digest()[0] / 256
     if fate < 0.05:
         time.sleep(3600)
     if fate < 0.10:
         raise RuntimeError("no verdict")
-    return text.split()[-1:] == [prompt.answer]
+    return text.endswith("</think>" + prompt.answer)
 '''
 
 

@@ -89,6 +89,8 @@ class EvalPoint:
     """Completions per held-out prompt."""
     mean_p_1mp: float = math.nan
     """Unbiased estimate of the mean over prompts of p (1 - p); NaN at one sample per prompt."""
+    failed: float = math.nan
+    """Completions whose verification failed, as a share; they count as not correct."""
     truncated: float = math.nan
     interrupted: float = math.nan
     mean_length: float = math.nan

@@ -2,17 +2,18 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve.evidence import (
+    PHI,
+    candidate_changes,
+    healthy_model,
+    integrated,
+    log_bayes,
+    noise_nodes,
+)
 from scalerl.curve.families import Gompertz, Weibull
 from scalerl.curve.least_squares import least_squares
-from scalerl.curve.misfit import (
-    _PHI,
-    _changes,
-    _healthy,
-    _integrated,
-    _log_bayes,
-    _noise_nodes,
-    find_misfit,
-)
+from scalerl.curve.misfit import find_misfit
+from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
 
 TRUTH = Curve(LOG_LOGISTIC, 0.60, 1.9, 1000.0, 0.25)
@@ -77,9 +78,7 @@ def test_a_restart_with_better_data_is_a_jump_up_where_it_is():
 def restarted(seed):
     """(kind, size, evaluations from the true place) of what is found in a steep run that jumps by .05."""
     rng, compute = np.random.default_rng(2000 + seed), np.linspace(0, 2000, 21)[seed % 2 :]
-    noise, phi = rng.normal(0, 0.006, len(compute)), 0.3 * (seed % 3)
-    for i in range(1, len(noise)):
-        noise[i] = phi * noise[i - 1] + np.sqrt(1 - phi**2) * noise[i]
+    noise = ar1(rng.normal(0, 0.006, len(compute)), 0.3 * (seed % 3))
     first = int(np.argmax(compute > 1201))
     steep = Curve(LOG_LOGISTIC, 0.60, 2.5, 1000.0, 0.30)
     found = look(steep(compute) + 0.05 * (np.arange(len(compute)) >= first) + noise, compute)
@@ -191,12 +190,12 @@ def test_the_evidence_is_that_of_the_dense_gaussian():
     """Every node against the covariance written out: sd^2 K_phi + Z Z', and + v^2 d d' with a change."""
     points = Points.from_arrays(COMPUTE[:14], TRUTH(COMPUTE[:14]) + NOISE[:14], step=np.arange(14) * 5)
     sample = make_sample(points, None)
-    null = _healthy(sample, best(points))
-    changes = _changes(sample, null.residual_N)
-    sd_S = _noise_nodes(null.residual_N)
-    log_PS, s, t = _integrated(sample, null, sd_S, changes.columns_NJ)
+    null = healthy_model(sample, best(points))
+    changes = candidate_changes(sample, null.residual_N)
+    sd_S = noise_nodes(null.residual_N)
+    log_PS, s, t = integrated(sample, null, sd_S, changes.columns_NJ)
     log_PS = log_PS - np.log(np.log(sd_S[1] / sd_S[0]))  # the prior of log sd
-    log_change = log_PS[..., None] + _log_bayes(s, t, 0.06)
+    log_change = log_PS[..., None] + log_bayes(s, t, 0.06)
     Z = null.columns_NK * null.sd_K
     path_N = np.cumsum(np.where(np.isfinite(sample.gap_N), sample.gap_N, 1e6))
     gap_NN = np.abs(path_N[:, None] - path_N)
@@ -208,9 +207,9 @@ def test_the_evidence_is_that_of_the_dense_gaussian():
 
     for p in (0, 2, 4):
         for i in (0, 4, 9):
-            assert log_PS[p, i] == pytest.approx(dense(_PHI[p], sd_S[i], np.zeros(14)), abs=1e-6)
+            assert log_PS[p, i] == pytest.approx(dense(PHI[p], sd_S[i], np.zeros(14)), abs=1e-6)
             for j in (0, len(changes.first_J) - 1):
-                expected = dense(_PHI[p], sd_S[i], changes.columns_NJ[:, j])
+                expected = dense(PHI[p], sd_S[i], changes.columns_NJ[:, j])
                 assert log_change[p, i, j] == pytest.approx(expected, abs=1e-6)
 
 
@@ -222,9 +221,8 @@ def test_healthy_runs_are_rarely_called_misfits(family):
     for _ in range(120):
         n = int(rng.integers(12, 50))
         compute = np.linspace(0, 80.0 * n, n + 1)
-        noise, phi = rng.normal(0, rng.uniform(0.0045, 0.010), n + 1), rng.choice([0.0, 0.25, 0.5])
-        for i in range(1, n + 1):
-            noise[i] = phi * noise[i - 1] + np.sqrt(1 - phi**2) * noise[i]
+        white = rng.normal(0, rng.uniform(0.0045, 0.010), n + 1)
+        noise = ar1(white, rng.choice([0.0, 0.25, 0.5]))
         wander = 0.004 * np.sin(rng.uniform(3, 10) * compute / compute[-1] + rng.uniform(0, 6))
         curve = Curve(family, 0.60, float(rng.uniform(1.2, 2.2)), 1000.0, 0.25)
         flagged += look(curve(compute) + noise + wander, compute) is not None

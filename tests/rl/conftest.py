@@ -1,6 +1,7 @@
 """Tiny models with random weights of a large spread, so that their distributions are far from uniform."""
 
-from collections.abc import Callable
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,15 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    GemmaConfig,
     GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -18,10 +25,15 @@ from transformers import (
 )
 
 from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.length import LengthRule, Marker
+from scalerl.rl.learner import AdamW
+from scalerl.rl.length import ForcedInterruption, LengthRule, Marker
 from scalerl.rl.model import load_model, load_tokenizer
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, write_tokenizer
-from scalerl.rl.types import Prompt, Rollout
+from scalerl.rl.pipeline import Pipeline
+from scalerl.rl.pool import PromptPool
+from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, write_tokenizer
+from scalerl.rl.types import Prompt, Reward, Rollout
 
 TOKENS = {
     "vocab_size": len(VOCABULARY),
@@ -38,16 +50,22 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 96,
 }
-EXPERTS = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 24}
 GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 
-MAKERS: dict[str, Callable[..., PreTrainedConfig]] = {
-    "llama": lambda **changes: LlamaConfig(**{**TOKENS, **SHAPE, **changes}),
-    "mistral": lambda **changes: MistralConfig(**{**TOKENS, **SHAPE, **changes}),
-    "qwen2": lambda **changes: Qwen2Config(**{**TOKENS, **SHAPE, **changes}),
-    "qwen3": lambda **changes: Qwen3Config(**{**TOKENS, **SHAPE, "head_dim": 16, **changes}),
-    "qwen3_moe": lambda **changes: Qwen3MoeConfig(**{**TOKENS, **SHAPE, **EXPERTS, **changes}),
-    "gpt2": lambda **changes: GPT2Config(**{**TOKENS, **GPT2_SHAPE, **changes}),
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, SHAPE),
+    "mistral": (MistralConfig, SHAPE),
+    "qwen2": (Qwen2Config, SHAPE),
+    "qwen3": (Qwen3Config, {**SHAPE, "head_dim": 16}),
+    "qwen3_moe": (Qwen3MoeConfig, {**SHAPE, **EXPERTS, "head_dim": 16}),
+    "mixtral": (MixtralConfig, {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": (GemmaConfig, {**SHAPE, "head_dim": 8}),  # tied, and its embeddings are scaled
+    "gpt2": (GPT2Config, GPT2_SHAPE),
+    "gpt_neox": (GPTNeoXConfig, SHAPE),  # attention and MLP side by side, biases, part of a head rotated
+    "opt": (OPTConfig, {**SHAPE, "ffn_dim": 48, "word_embed_proj_dim": 32}),  # positions with an offset
+    "granite": (GraniteConfig, {**SHAPE, "logits_scaling": 8.0}),
+    "cohere": (CohereConfig, {**SHAPE, "logit_scale": 0.0625}),
 }
 
 
@@ -66,7 +84,8 @@ def save_model(tmp_path_factory):
     ) -> str:
         folder = str(tmp_path_factory.mktemp(architecture))
         torch.manual_seed(seed)
-        model: Any = AutoModelForCausalLM.from_config(MAKERS[architecture](**changes)).to(dtype)
+        config, shape = FAMILIES[architecture]
+        model: Any = AutoModelForCausalLM.from_config(config(**{**TOKENS, **shape, **changes})).to(dtype)
         model.save_pretrained(folder)
         write_tokenizer(folder)
         return folder
@@ -77,6 +96,60 @@ def save_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def llama_folder(save_model):
     return save_model("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(llama_folder):
+    """Two groups of four a step, in rows for eight steps, with completions of 1 to 46 tokens."""
+    return Recipe(
+        model=llama_folder,
+        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
+        budget=Steps(12),
+        batch=BatchSize(prompts=2, samples=4, micro=8),
+        context=Context(prompt=8, thinking=30, answer=15),
+        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
+        optimiser=AdamW(lr=3e-3, warmup_steps=2),
+        rows=64,
+    )
+
+
+def _parity(rollout):
+    right = bool(rollout.token_T[rollout.sampled_T].sum() % 2) and not rollout.truncated
+    return Reward(1.0 if right else -1.0, right)
+
+
+def _one_by_one(verify):
+    return lambda groups: [[verify(rollout) for rollout in group] for group in groups]
+
+
+@pytest.fixture(scope="session")
+def by_parity():
+    """A reward of a rollout that any model gets about half of the time."""
+    return _parity
+
+
+@pytest.fixture(scope="session")
+def judge_by():
+    """A function that makes the judge of groups from a reward of a rollout."""
+    return _one_by_one
+
+
+@pytest.fixture(scope="session")
+def start_run():
+    """A function that makes the loop of a recipe, inline, with its generator and its learner.
+
+    `verify` gives a rollout its reward; `watch` may put something around the generator.
+    """
+
+    def make(recipe, verify=_parity, watch=lambda generator: generator, seed=0):
+        recipe = replace(recipe, seed=seed)
+        pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
+        generator = watch(load_generator(recipe, recipe.model, seed, recipe.rows))
+        learner = load_learner(recipe, recipe.model)
+        loop = Pipeline(recipe, pool, generator, learner, _one_by_one(verify)).steps()
+        return loop, generator, learner
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -144,3 +217,15 @@ def make_rollout():
         )
 
     return make
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    """A function that writes rows to a JSONL file and returns its path."""
+
+    def write(rows, name="data.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write

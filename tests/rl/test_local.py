@@ -9,42 +9,28 @@ import numpy as np
 import pytest
 
 from scalerl.errors import WorkerError
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool, Uniform
-from scalerl.rl.recipe import BatchSize, Context, Local, Recipe, Steps
+from scalerl.rl.recipe import Local
 from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_generator, load_learner
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.types import Reward
+from scalerl.rl.setup import load_learner
 
-P = 2
+P = 2  # groups a step of the recipe
 
 
 @pytest.fixture(scope="module")
-def recipe(llama_folder):
-    return Recipe(
-        model=llama_folder,
-        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
-        budget=Steps(12),
-        batch=BatchSize(prompts=P, samples=4, micro=8),
-        context=Context(prompt=8, thinking=30, answer=15),
-        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
-        optimiser=AdamW(lr=3e-3, warmup_steps=2),
-        curriculum=Uniform(),
-        placement=Local(),
-        rows=16,
-    )
+def recipe(tiny_recipe):
+    return replace(tiny_recipe, curriculum=Uniform(), placement=Local(), rows=16)
 
 
-def by_parity(groups):
-    return [[Reward(1.0 if r.token_T.sum() % 2 else -1.0, True) for r in rollouts] for rollouts in groups]
+@pytest.fixture(scope="module")
+def judge(judge_by, by_parity):
+    return judge_by(by_parity)
 
 
 @pytest.fixture
-def start():
+def start(judge):
     """A function that makes the loop of a recipe with generators aside; they end with the test."""
     made = []
 
@@ -53,7 +39,7 @@ def start():
         generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
         made.append(generator)
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-        return Pipeline(recipe, pool, generator, learner, by_parity).steps(), generator, learner
+        return Pipeline(recipe, pool, generator, learner, judge).steps(), generator, learner
 
     yield make
     for generator in made:
@@ -85,15 +71,13 @@ def test_no_token_is_older_than_the_schedule_allows(recipe, start, schedule, pro
     assert generator.restarts == 0
 
 
-def test_what_is_sampled_is_what_one_process_would_sample(recipe, start):
+def test_what_is_sampled_is_what_one_process_would_sample(recipe, start, start_run):
     """On-policy nothing is in flight across an update: the same completions, wherever they came from."""
     recipe = replace(recipe, schedule=PipelineRL(k=0))
     loop, _, learner = start(recipe, 2)
     steps = list(islice(loop, 4))
-    other = load_learner(recipe, recipe.model)
-    inline = load_generator(recipe, recipe.model, recipe.seed, recipe.rows)
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    alone = list(islice(Pipeline(recipe, pool, inline, other, by_parity).steps(), 4))
+    loop, _, other = start_run(recipe)
+    alone = list(islice(loop, 4))
     for step, expected in zip(steps, alone, strict=True):
         for group, like in zip(step.groups, expected.groups, strict=True):
             for rollout, twin in zip(group.rollouts, like.rollouts, strict=True):

@@ -5,32 +5,18 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import NoPositiveResampling, PromptPool
-from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.pool import NoPositiveResampling
+from scalerl.rl.recipe import BatchSize
 from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_generator, load_learner
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 
-P = 2  # groups a step
+P = 2  # groups a step of the recipe
 
 
 @pytest.fixture(scope="module")
-def recipe(llama_folder):
-    """Two groups of four a step, in rows for eight steps, with completions of 1 to 46 tokens."""
-    return Recipe(
-        model=llama_folder,
-        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
-        budget=Steps(12),
-        batch=BatchSize(prompts=P, samples=4, micro=8),
-        context=Context(prompt=8, thinking=30, answer=15),
-        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
-        optimiser=AdamW(lr=3e-3, warmup_steps=2),
-        rows=64,
-    )
+def recipe(tiny_recipe):
+    return tiny_recipe
 
 
 class Watched:
@@ -84,29 +70,15 @@ class Watched:
         self.generator.update(weights, version)
 
 
-def by_parity(rollout):
-    """A reward that any model gets about half of the time."""
-    right = bool(rollout.token_T[rollout.sampled_T].sum() % 2)
-    return Reward(1.0 if right else -1.0, right)
+@pytest.fixture(scope="module")
+def run(start_run, by_parity):
+    """A function that gives the first `n_steps` steps, the generator and the learner."""
 
+    def make(recipe, n_steps, verify=by_parity, seed=0):
+        loop, generator, learner = start_run(recipe, verify, Watched, seed)
+        return list(islice(loop, n_steps)), generator, learner
 
-def one_by_one(verify):
-    """The judge of groups that gives every completion what `verify` says of it."""
-    return lambda groups: [[verify(rollout) for rollout in group] for group in groups]
-
-
-def parts(recipe, seed=0):
-    recipe = replace(recipe, seed=seed)
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
-    generator = Watched(load_generator(recipe, recipe.model, seed, recipe.rows))
-    return recipe, pool, generator, load_learner(recipe, recipe.model)
-
-
-def run(recipe, n_steps, verify=by_parity, seed=0):
-    """The first `n_steps` steps, the generator and the learner."""
-    recipe, pool, generator, learner = parts(recipe, seed)
-    loop = Pipeline(recipe, pool, generator, learner, one_by_one(verify)).steps()
-    return list(islice(loop, n_steps)), generator, learner
+    return make
 
 
 def weight_bytes(weights):
@@ -114,7 +86,7 @@ def weight_bytes(weights):
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 8])
-def test_no_token_is_older_than_k_versions(recipe, k):
+def test_no_token_is_older_than_k_versions(run, recipe, k):
     steps, generator, _ = run(replace(recipe, schedule=PipelineRL(k=k)), 12)
     oldest = []
     for step in steps:
@@ -134,7 +106,7 @@ def test_no_token_is_older_than_k_versions(recipe, k):
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_off_policy_trains_k_batches_of_one_version(recipe, k):
+def test_off_policy_trains_k_batches_of_one_version(run, recipe, k):
     steps, generator, _ = run(replace(recipe, schedule=OffPolicy(k=k)), 12)
     for step in steps:
         versions = {int(v) for g in step.groups for r in g.rollouts for v in r.version_T}
@@ -144,14 +116,14 @@ def test_off_policy_trains_k_batches_of_one_version(recipe, k):
     assert max(generator.tickets) == k * P
 
 
-def test_on_policy_is_one_run_whichever_schedule_names_it(recipe):
+def test_on_policy_is_one_run_whichever_schedule_names_it(run, recipe):
     steps, _, learner = run(replace(recipe, schedule=PipelineRL(k=0)), 6)
     others, _, other = run(replace(recipe, schedule=OffPolicy(k=1)), 6)
     assert weight_bytes(learner.weights()) == weight_bytes(other.weights())
     assert [s.batch.token_NT.tolist() for s in steps] == [s.batch.token_NT.tolist() for s in others]
 
 
-def test_completions_in_flight_meet_several_versions(recipe):
+def test_completions_in_flight_meet_several_versions(run, recipe):
     steps, _, _ = run(recipe, 12)
     rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
     mixed = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
@@ -159,7 +131,7 @@ def test_completions_in_flight_meet_several_versions(recipe):
     assert all((np.diff(r.version_T) >= 0).all() for r in rollouts)
 
 
-def test_groups_are_consumed_in_order_of_admission(recipe):
+def test_groups_are_consumed_in_order_of_admission(run, recipe):
     steps, generator, _ = run(recipe, 12)
     assert generator.collected == generator.submitted[: 12 * P]
     consumed = [(g.prompt.id, g.rollouts[0].draw) for step in steps for g in step.groups]
@@ -167,16 +139,15 @@ def test_groups_are_consumed_in_order_of_admission(recipe):
     assert all(len(group.rollouts) == 4 for step in steps for group in step.groups)
 
 
-def test_a_batch_without_signal_changes_nothing_but_the_version(recipe):
+def test_a_batch_without_signal_changes_nothing_but_the_version(start_run, by_parity, recipe):
     flat, calls = Reward(-1.0, False), []
 
     def flat_at_first(rollout):
         calls.append(rollout)
         return flat if len(calls) <= 2 * P * 4 else by_parity(rollout)
 
-    recipe, pool, generator, learner = parts(recipe)
+    loop, _, learner = start_run(recipe, flat_at_first)
     at_start = weight_bytes(learner.weights())
-    loop = Pipeline(recipe, pool, generator, learner, one_by_one(flat_at_first)).steps()
     for version in (1, 2):
         step = next(loop)
         assert (step.index, learner.version) == (version, version)
@@ -191,7 +162,7 @@ def test_a_batch_without_signal_changes_nothing_but_the_version(recipe):
     assert weight_bytes(learner.weights()) != at_start
 
 
-def test_the_loop_ends_when_the_pool_has_run_dry(recipe):
+def test_the_loop_ends_when_the_pool_has_run_dry(run, recipe):
     # Six prompts, four tickets (k = 1): the first six groups are the first pass. Prompts 5 and 6 are still in
     # flight when 1 to 4 have retired, so a second pass draws them once more. That makes 8 groups, 4 steps.
     recipe = replace(
@@ -204,7 +175,7 @@ def test_the_loop_ends_when_the_pool_has_run_dry(recipe):
     assert {name for name, _ in generator.submitted[4:6]} == {name for name, _ in generator.submitted[6:]}
 
 
-def test_prompts_that_the_trainer_has_seen_retire(recipe):
+def test_prompts_that_the_trainer_has_seen_retire(run, recipe):
     kept = NoPositiveResampling(threshold=0.9)
     recipe = replace(recipe, curriculum=kept, task=Chain(k_max=2, heldout_per_length=4, train_per_length=8))
 
@@ -218,7 +189,7 @@ def test_prompts_that_the_trainer_has_seen_retire(recipe):
     assert all(int(name.rpartition("/")[2]) % 2 == 0 for name, _ in late)
 
 
-def test_a_run_is_a_function_of_its_seed_bit_for_bit(recipe):
+def test_a_run_is_a_function_of_its_seed_bit_for_bit(run, recipe):
     def fingerprint(seed):
         steps, _, learner = run(recipe, 4, seed=seed)
         tokens = [r.token_T.tolist() for step in steps for group in step.groups for r in group.rollouts]
@@ -230,7 +201,7 @@ def test_a_run_is_a_function_of_its_seed_bit_for_bit(recipe):
     assert fingerprint(1)[1] != first[1]
 
 
-def test_thirty_steps_raise_the_reward(recipe):
+def test_thirty_steps_raise_the_reward(run, recipe):
     def likes_digits(rollout):
         good = bool(rollout.token_T[0] >= 9)
         return Reward(1.0 if good else -1.0, good)

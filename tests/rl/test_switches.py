@@ -13,13 +13,9 @@ from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, LengthPenalty, NoLengthControl
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import NoPositiveResampling, PromptPool, Uniform
-from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps, from_dict
+from scalerl.rl.pool import NoPositiveResampling, Uniform
+from scalerl.rl.recipe import BatchSize, Context, from_dict
 from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_generator, load_learner
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.types import Reward
 
 SWITCHES = {
     "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],
@@ -64,32 +60,20 @@ ROWS = covering_rows()
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "".join(map(str, row)))
-def test_every_pair_of_choices_trains(row, llama_folder):
+def test_every_pair_of_choices_trains(row, tiny_recipe, start_run):
     chosen = {name: options[n] for (name, options), n in zip(SWITCHES.items(), row, strict=True)}
-    recipe = Recipe(
-        model=llama_folder,
-        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
-        budget=Steps(3),
+    recipe = replace(
+        tiny_recipe,
         batch=BatchSize(prompts=3, samples=4, micro=5),
         context=Context(prompt=8, thinking=12, answer=20),
         optimiser=AdamW(lr=1e-2, warmup_steps=0),
         rows=40,
+        **chosen,
     )
-    recipe = replace(recipe, **chosen)
     assert from_dict(recipe.to_dict()) == recipe
-    learner = load_learner(recipe, recipe.model)
-    generator = load_generator(recipe, recipe.model, 0, recipe.rows)
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    loop, generator, learner = start_run(recipe)
     before = {name: weight.copy() for name, weight in learner.weights().items()}
-
-    def verify(rollout):
-        right = bool(rollout.token_T.sum() % 2) and not rollout.truncated
-        return Reward(1.0 if right else -1.0, right)
-
-    def judge(groups):
-        return [[verify(rollout) for rollout in group] for group in groups]
-
-    steps = list(islice(Pipeline(recipe, pool, generator, learner, judge).steps(), 3))
+    steps = list(islice(loop, 3))
     assert [step.index for step in steps] == [1, 2, 3]
     for step in steps:
         ages = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]

@@ -8,6 +8,14 @@ from pathlib import Path
 
 from scalerl.commands.train import run_training
 
+# Of its 17 steps ten would be warm-up: while the rate rises, no curve in compute tells what comes after.
+QUICK = [
+    "budget.amount=1.1e11",
+    "evaluation.count=8",
+    "evaluation.samples=2",
+    "optimiser.warmup_steps=2",
+]
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl demo`."""
@@ -24,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     """Train the recipe `demo`."""
     from scalerl.rl.recipe import load_recipe
 
-    quick = ["budget.amount=1.1e11", "evaluation.count=8", "evaluation.samples=2"] if args.quick else []
+    quick = QUICK if args.quick else []
     recipe = load_recipe("demo", [f"seed={args.seed}", *quick])
     run_training(recipe, args.output or _unused(Path("runs") / "demo"))
 

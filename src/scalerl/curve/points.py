@@ -12,6 +12,8 @@ from scalerl.record import RunRecord
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt says nothing of the spread between samples."""
+MOST_FAILED = 0.01
+"""Share of an evaluation's completions without a verdict from which on a warning says so."""
 _COMPUTE = (1e-300, 1e300)
 """Where compute lies, if it is not 0: a thousandfold of it on either side is still a float64."""
 _LARGEST_NOISE = 0.5
@@ -147,7 +149,6 @@ class Points:
         compute_N = record.compute(axis, price)
         # Step 0 comes before any training: what the devices idled while starting up is no training compute.
         compute_N = np.where(step_N == 0, 0.0, compute_N)
-        single = any(point.n_samples == 1 for point in record.evals)
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
@@ -157,9 +158,21 @@ class Points:
             str(record.evals_file),
             axis,
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
-            (*record.warnings, *((f"{record.evals_file}: {ONE_SAMPLE}",) if single else ())),
+            (*record.warnings, *(f"{record.evals_file}: {what}" for what in _doubts(record))),
         )
         return warn_of_repeats(points)
+
+
+def _doubts(record: RunRecord) -> list[str]:
+    """What makes the evaluations of a run less than they seem."""
+    found = [ONE_SAMPLE] if any(point.n_samples == 1 for point in record.evals) else []
+    worst = max(record.evals, key=lambda point: np.nan_to_num(point.failed), default=None)
+    if worst is not None and worst.failed > MOST_FAILED:
+        found.append(
+            f"the verification of {worst.failed:.1%} of the completions failed at step {worst.step}; they "
+            "count as not correct, and lower the pass rate"
+        )
+    return found
 
 
 def warn_of_repeats(points: Points) -> Points:

@@ -113,7 +113,8 @@ def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
     nearest = int(np.argmin(np.abs(compute_N - forecast.target_compute)))
     progress = float(compute_N.max() / forecast.target_compute)
     off = abs(compute_N[nearest] / forecast.target_compute - 1)
-    if off > REACHED or compute_N[nearest] <= forecast.compute:
+    # The budget is overshot by up to a step, which may be a tenth of a short run.
+    if off > (REACHED if progress < 1 else 2 * REACHED) or compute_N[nearest] <= forecast.compute:
         return Outcome(None, None, progress)
     measured = run.evals[nearest]
     known = math.isfinite(forecast.width)

@@ -73,9 +73,9 @@ class ConstantAverage:
     weight = 1 / (number of completions * length), with `length` the whole budget of a completion unless given
     """
 
-    kind: Literal["constant"] = "constant"
     length: int = 0
     """In tokens; 0 is the whole budget."""
+    kind: Literal["constant"] = "constant"
 
     def __post_init__(self) -> None:
         if self.length < 0:

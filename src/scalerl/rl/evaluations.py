@@ -10,7 +10,7 @@ from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.errors import InputError, WorkerError
+from scalerl.errors import DivergedError, InputError, WorkerError
 from scalerl.record import EvalPoint, mean_p_1mp
 from scalerl.rl.counters import RunCounters
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
@@ -109,6 +109,8 @@ class Evaluations:
     def _write(self, row: dict[str, Any], result: Evaluation) -> None:
         self.counters.evaluate_seconds += result.seconds
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
+        if not math.isfinite(result.entropy):
+            raise DivergedError(f"step {row['step']}: the model's probabilities are not finite any more")
         n = len(self.prompt_ids)
         spread = mean_p_1mp(result.correct_P, self.n_samples)
         point = EvalPoint.from_json(
@@ -120,6 +122,7 @@ class Evaluations:
                 "n_prompts": n,
                 "n_samples": self.n_samples,
                 "mean_p_1mp": None if math.isnan(spread) else spread,
+                "failed": result.failed,
                 "truncated": result.truncated,
                 "interrupted": result.interrupted,
                 "mean_length": result.mean_length,

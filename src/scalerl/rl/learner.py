@@ -31,22 +31,23 @@ class AdamW:
     `max_grad_norm` clips the norm of the whole gradient.
     """
 
-    kind: Literal["adamw"] = "adamw"
     lr: float = 5e-7
     warmup_steps: int = 100
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-15
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
+    kind: Literal["adamw"] = "adamw"
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < math.inf:
             raise ValueError("lr must be positive and finite")
         if not self.eps > 0 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError("eps must be positive, and betas in [0, 1)")
-        if self.warmup_steps < 0 or self.weight_decay < 0 or not self.max_grad_norm > 0:
+        if self.warmup_steps < 0 or not 0 <= self.weight_decay < math.inf or not self.max_grad_norm > 0:
             raise ValueError(
-                "warmup_steps and weight_decay must not be negative, max_grad_norm must be positive"
+                "warmup_steps and weight_decay must not be negative, nor infinite; max_grad_norm must be "
+                "positive"
             )
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.AdamW:

@@ -27,10 +27,10 @@ class ForcedInterruption:
     its answer. Inserted tokens carry no gradient and count in no length.
     """
 
-    kind: Literal["forced_interruption"] = "forced_interruption"
     low: int = 10240
     high: int = 12288
     phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    kind: Literal["forced_interruption"] = "forced_interruption"
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
@@ -51,9 +51,9 @@ class LengthPenalty:
     Nothing up to max_length - cache sampled tokens, 1 from max_length on. Nobody is interrupted.
     """
 
-    kind: Literal["length_penalty"] = "length_penalty"
     max_length: int = 14336
     cache: int = 2048
+    kind: Literal["length_penalty"] = "length_penalty"
 
     def __post_init__(self) -> None:
         if not 1 <= self.cache <= self.max_length:
@@ -152,11 +152,11 @@ class LengthRule:
         Raises:
             InputError: the tokenizer cannot write the end of thinking, or the phrase does not end with it.
         """
+        written = end_of_thinking.strip()
+        if not written:
+            raise InputError("end_of_thinking: must not be empty")
         marker = Marker.of(tokenizer, end_of_thinking)
-        if (
-            end_of_thinking.strip() not in tokenizer.decode(list(marker.tokens))
-            or not end_of_thinking.strip()
-        ):
+        if written not in tokenizer.decode(list(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
         if not isinstance(choice, ForcedInterruption):
             return cls(thinking, answer, marker)

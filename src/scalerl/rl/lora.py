@@ -34,18 +34,21 @@ class Lora:
         """Put adapters into `model`, in place, and let only them be trained; returns it.
 
         Raises:
-            InputError: peft is not installed.
+            InputError: peft is not installed, or the rank is more than the model has.
         """
         if not self.rank:
             return model
+        config: Any = model.config
+        if self.rank > config.hidden_size:
+            raise InputError(f"lora.rank: {self.rank} exceeds the model's hidden size ({config.hidden_size})")
         try:
             from peft import LoraConfig, inject_adapter_in_model
         except ImportError:
             raise InputError("lora: needs peft: pip install 'scalerl[lora]'") from None
         head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
         linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=linear, lora_dropout=0.0)
-        inject_adapter_in_model(config, model)
+        adapters = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=linear, lora_dropout=0.0)
+        inject_adapter_in_model(adapters, model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
         return model

@@ -47,8 +47,8 @@ class Cispo:
     gradient, a clipped one as well: the cap limits its weight.
     """
 
-    kind: Literal["cispo"] = "cispo"
     max_ratio: float = 5.0
+    kind: Literal["cispo"] = "cispo"
 
     def __post_init__(self) -> None:
         _check_bounds(0.0, self.max_ratio)
@@ -72,8 +72,8 @@ class Reinforce:
     V-trace, arXiv 1802.01561, truncates token by token: for that take CISPO with max_ratio = 1).
     """
 
-    kind: Literal["reinforce"] = "reinforce"
     max_ratio: float = 5.0
+    kind: Literal["reinforce"] = "reinforce"
 
     def __post_init__(self) -> None:
         _check_bounds(0.0, self.max_ratio)
@@ -126,8 +126,8 @@ class Dapo(_TokenClip):
     DAPO's own is 1.28. Its averaging by token and its sampling are choices of their own here.
     """
 
-    kind: Literal["dapo"] = "dapo"
     max_ratio: float = 1.26
+    kind: Literal["dapo"] = "dapo"
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ class Gspo:
     arXiv 2510.13786 (offsets of 3e-3 and 5e-3); GSPO's own are .9997 and 1.0004.
     """
 
-    kind: Literal["gspo"] = "gspo"
     min_ratio: float = 0.997
     max_ratio: float = 1.005
     length_normalised: bool = True
+    kind: Literal["gspo"] = "gspo"
 
     def __post_init__(self) -> None:
         _check_bounds(self.min_ratio, self.max_ratio)
@@ -177,6 +177,8 @@ def _check_bounds(low: float, high: float) -> None:
     if not high > 0 or (low > 0 and high < 1):
         least = "1 or more" if low > 0 else "positive"
         raise ValueError(f"max_ratio must be {least}: it is the cap on the ratio itself")
+    if 1e30 < high < math.inf:
+        raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
 
 
 AnyLoss = Cispo | Dapo | Grpo | Gspo | Reinforce

@@ -37,6 +37,11 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model
 
 
+def compute_device() -> torch.device:
+    """Where models compute: the first GPU if there is one. All models of a run share it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer that stands beside a model.
 
@@ -63,8 +68,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # no module in Llama and its kin
-            module.__dict__["attention_dropout"] = 0.0
+        for name, value in vars(module).items():  # Llama's attention_dropout, OPT's dropout and layerdrop
+            if "drop" in name and isinstance(value, float):
+                vars(module)[name] = 0.0
 
 
 def checkpoint_activations(model: Any) -> None:

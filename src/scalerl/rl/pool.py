@@ -24,9 +24,9 @@ class NoPositiveResampling:
     truncated ones count as failures.
     """
 
-    kind: Literal["no_positive_resampling"] = "no_positive_resampling"
     threshold: float = 0.9
     history: Literal["all", "latest"] = "all"
+    kind: Literal["no_positive_resampling"] = "no_positive_resampling"
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:

@@ -130,8 +130,8 @@ class Inline:
 class Local:
     """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
 
-    kind: Literal["local"] = "local"
     generators: int = 1
+    kind: Literal["local"] = "local"
 
     def __post_init__(self) -> None:
         _at_least(1, generators=self.generators)
@@ -185,7 +185,8 @@ class Recipe:
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
 
     def __post_init__(self) -> None:
-        _positive(temperature=self.temperature)
+        if not 0.01 <= self.temperature <= 100:
+            raise ValueError("temperature must be between 0.01 and 100")
         _at_least(1, rows=self.rows)
         _at_least(0, seed=self.seed)
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+MOST_STALE = 1000
+"""The largest k: so many batches are admitted, and held, at once."""
+
 
 @dataclass(frozen=True)
 class PipelineRL:
@@ -18,12 +21,12 @@ class PipelineRL:
     PipelineRL, arXiv 2509.19128; k as in arXiv 2510.13786. k = 0 is on-policy.
     """
 
-    kind: Literal["pipeline_rl"] = "pipeline_rl"
     k: int = 8
+    kind: Literal["pipeline_rl"] = "pipeline_rl"
 
     def __post_init__(self) -> None:
-        if self.k < 0:
-            raise ValueError("k must not be negative")
+        if not 0 <= self.k <= MOST_STALE:
+            raise ValueError(f"k must be between 0 and {MOST_STALE}")
 
     def tickets(self, prompts: int) -> int:
         """Groups that may be admitted before the weights of their step are installed."""
@@ -51,12 +54,12 @@ class OffPolicy:
     largest age is k - 1; k = 1 is on-policy.
     """
 
-    kind: Literal["off_policy"] = "off_policy"
     k: int = 8
+    kind: Literal["off_policy"] = "off_policy"
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ValueError("k must be at least 1")
+        if not 1 <= self.k <= MOST_STALE:
+            raise ValueError(f"k must be between 1 and {MOST_STALE}")
 
     def tickets(self, prompts: int) -> int:
         """Groups that may be admitted before the weights of their step are installed."""

@@ -14,7 +14,8 @@ from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.local import LocalGenerator
-from scalerl.rl.model import checkpoint_activations, load_model, load_tokenizer
+from scalerl.rl.model import checkpoint_activations, compute_device, load_model, load_tokenizer
+from scalerl.rl.probe import check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
@@ -23,9 +24,15 @@ from scalerl.rl.verify import Verifier
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
-    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed."""
-    model, tokenizer = load_model(model_folder, _dtype(recipe)), load_tokenizer(model_folder)
-    return TorchGenerator(model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
+    """
+    model, tokenizer = _load(recipe, model_folder), load_tokenizer(model_folder)
+    sampling = sampling_of(recipe, model, tokenizer, seed)
+    check_sampling(model, tokenizer, sampling, recipe.model)
+    return TorchGenerator(model, tokenizer, sampling, rows)
 
 
 def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:
@@ -106,8 +113,14 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
 
 
 def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    """The learner of a recipe, at version 0."""
-    model: Any = recipe.lora.apply(load_model(model_folder, _dtype(recipe)))
+    """The learner of a recipe, at version 0.
+
+    Raises:
+        InputError: the model cannot be loaded, or computes at random while it is trained.
+    """
+    plain = _load(recipe, model_folder)
+    check_training(plain, recipe.model)
+    model: Any = recipe.lora.apply(plain)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     return Learner(
@@ -118,12 +131,14 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
         recipe.fp32_logits in ("both", "trainer"),
         recipe.batch.micro,
         recipe.kl,
-        load_model(model_folder, _dtype(recipe)).requires_grad_(False) if recipe.kl.coefficient else None,
+        _load(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None,
     )
 
 
-def _dtype(recipe: Recipe) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
+def _load(recipe: Recipe, model_folder: str | Path) -> nn.Module:
+    """The model in the recipe's precision, where it computes."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
+    return load_model(model_folder, dtype).to(compute_device())
 
 
 def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:

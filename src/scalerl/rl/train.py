@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ def train(
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
             model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
+        DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: it was stopped.
     """
     folder = Path(folder)
@@ -133,6 +135,8 @@ def train(
             counters.add(step, generator.counters, time.perf_counter() - clock)
             clock = time.perf_counter()
             writer.step(step_row(step, counters, pipeline), groups_row(step))
+            for failure in verifier.new_failures():
+                print(f"scalerl: {failure}", file=sys.stderr, flush=True)
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
 
             evaluating = time.perf_counter()
@@ -151,8 +155,7 @@ def train(
             if stopping:
                 evaluations.write_finished(wait=True)
             if stopping or checkpoints.due(step.index):
-                state = {name: part.state() for name, part in parts.items()}
-                checkpoints.make(step.index, {**state, "lengths": writer.lengths()})
+                checkpoints.make(step.index, state_of(parts) | {"lengths": writer.lengths()})
             if stopping:
                 raise KeyboardInterrupt
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
@@ -170,6 +173,11 @@ def train(
     return RunRecord.read(folder)
 
 
+def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of everything that the parts of a run need to go on."""
+    return {name: part.state() for name, part in parts.items()}
+
+
 @dataclass
 class _Agenda:
     """What is due at which share of the budget: evaluations, and frozen forecasts."""
@@ -183,6 +191,7 @@ class _Agenda:
     def evaluates(self, share: float) -> bool:
         """Whether an evaluation is due; those that one step passes together are made once."""
         before = self.due
+        self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
         return self.due > before

@@ -42,6 +42,7 @@ class Verifier:
         """Verifications that failed, by reason."""
         self.examples: dict[str, str] = {}
         """The first failure of each reason: prompt and message."""
+        self._told: set[str] = set()
         self._task, self._tokenizer = task, tokenizer
         self._workers = Workers(task, limits) if limits else None
         if self._workers:
@@ -52,6 +53,12 @@ class Verifier:
         rollouts = [rollout for group in groups for rollout in group if not rollout.truncated]
         rewards = iter((self._judge_aside if self._workers else self._judge_here)(rollouts))
         return [[FAILED if rollout.truncated else next(rewards) for rollout in group] for group in groups]
+
+    def new_failures(self) -> list[str]:
+        """A line for every reason that has shown since the last call: what failed first."""
+        new = {reason: text for reason, text in self.examples.items() if reason not in self._told}
+        self._told |= new.keys()
+        return [f"a verification failed ({reason}) at prompt {text}" for reason, text in new.items()]
 
     def close(self) -> None:
         """End the processes."""

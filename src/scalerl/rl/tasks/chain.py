@@ -48,7 +48,6 @@ class Chain:
     demonstrations.
     """
 
-    kind: Literal["chain"] = "chain"
     k_max: int = 10
     skip: tuple[int, ...] = ()
     """Lengths that are left out: those just above a thinking budget. A model learns to work out an operation
@@ -56,6 +55,7 @@ class Chain:
     heldout_per_length: int = 100
     train_per_length: int = 240
     seed: int = 1
+    kind: Literal["chain"] = "chain"
 
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:
@@ -64,8 +64,8 @@ class Chain:
             raise ValueError("skip leaves no length")
         if not 1 <= self.heldout_per_length <= 200:
             raise ValueError("heldout_per_length must be between 1 and 200 (k = 1 has 240 prompts in all)")
-        if self.train_per_length < 1 or self.seed < 0:
-            raise ValueError("train_per_length must be at least 1, and seed not negative")
+        if not 1 <= self.train_per_length <= 100_000 or self.seed < 0:
+            raise ValueError("train_per_length must be between 1 and 100,000, and seed not negative")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ class Math:
     Of an answer the last `\\boxed{}` counts; without one, the last expression, in LaTeX or plain.
     """
 
-    kind: Literal["math"] = "math"
     after: str = "</think>"
+    kind: Literal["math"] = "math"
 
     def prepare(self) -> None:
         """Load math-verify.
@@ -65,8 +65,8 @@ class Exact:
     Of an answer with a `\\boxed{}`, what is in the last one counts; without one, all of it.
     """
 
-    kind: Literal["exact"] = "exact"
     after: str = "</think>"
+    kind: Literal["exact"] = "exact"
 
     def prepare(self) -> None:
         """Nothing needs to be loaded."""

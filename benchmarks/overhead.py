@@ -1,0 +1,69 @@
+"""What recording, checkpoints (every 50 steps) and watching the health of a run cost, as shares of its time.
+
+    python benchmarks/overhead.py
+
+The demo's recipe for 150 steps, in this process, evaluations in theirs. Everything that is not generating or
+training is timed where it is called; what the thread that writes checkpoints computes is added, as if it
+held up the training.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scalerl.rl import checkpoint, train
+from scalerl.rl.base import find_model
+from scalerl.rl.recipe import load_recipe
+from scalerl.run_writer import RunWriter
+
+STEPS = 150
+_spent: dict[str, float] = defaultdict(float)
+
+
+def timed(what: str, function: Callable[..., Any], clock: Callable[[], float]) -> Callable[..., Any]:
+    """`function`, its time added to that of `what`."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        started = clock()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _spent[what] += clock() - started
+
+    return call
+
+
+def main() -> None:
+    recipe = load_recipe("demo", ["budget.kind=steps", f"budget.amount={STEPS}", "checkpoint.steps=50"])
+    model, _ = find_model(recipe, lambda progress: None)
+    wall, process = time.perf_counter, time.thread_time
+    for owner, name, what in PARTS:
+        setattr(owner, name, timed(what, getattr(owner, name), wall))
+    checkpoint.Checkpoints._write = timed("the checkpoint's thread", checkpoint.Checkpoints._write, process)
+    with tempfile.TemporaryDirectory() as folder:
+        record = train.train(recipe, Path(folder) / "run", model)
+    last = record.steps()[-1]
+    total = last["device_seconds"]["train"] + last["idle_seconds"]["train"]
+    print(f"{STEPS} steps in {total:.1f} s of training")
+    for what, seconds in _spent.items():
+        print(f"  {what:<24} {seconds:7.3f} s   {seconds / total:6.2%}")
+    together = sum(_spent.values())
+    print(f"  {'together':<24} {together:7.3f} s   {together / total:6.2%}")
+
+
+PARTS = [
+    (train, "step_row", "recording"),
+    (train, "groups_row", "recording"),
+    (RunWriter, "step", "recording"),
+    (RunWriter, "lengths", "checkpointing"),
+    (train, "state_of", "checkpointing"),
+    (checkpoint.Checkpoints, "make", "checkpointing"),
+]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Benchmarks of models with random weights run at their smallest, and print tables of sound numbers."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def rows_of(script, *arguments):
+    """The rows of the tables that a benchmark prints, as lists of cells."""
+    command = [sys.executable, str(BENCHMARKS / script), *arguments]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    table = [line.strip("| ").split("|") for line in done.stdout.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in table[2:]]
+
+
+def test_the_gpu_benchmark_runs_anywhere():
+    generation, training = rows_of("gpu.py", "--tiny")
+    assert generation[0] == "generation, 4 rows"
+    assert training[0] == "training, 8 completions of 16 tokens"
+    for row in (generation, training):
+        found, allowed, share = (float(cell.replace(",", "")) for cell in row[1:])
+        assert all(math.isfinite(value) for value in (found, allowed, share))
+        assert found > 0
+        assert allowed > 0
+
+
+def test_the_mismatch_of_a_16_bit_model_is_there_and_an_fp32_head_on_both_sides_lessens_it():
+    rows = {row[0]: [float(cell) for cell in row[1:]] for row in rows_of("mismatch.py", "--tiny")}
+    assert list(rows) == ["both", "generator", "trainer", "neither"]
+    for tokens, entropy, mean, high, largest, size in rows.values():
+        assert tokens == 8 * 16
+        assert entropy > 0.5
+        assert 1e-5 < mean < high <= largest < 1
+        assert 0.9 < size < 1
+    assert rows["both"][2] < min(rows[name][2] for name in rows if name != "both")
+
+
+@pytest.mark.parametrize("script", ["gpu.py"])
+def test_without_a_gpu_that_is_said_in_a_line(script):
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, str(BENCHMARKS / script)], capture_output=True, text=True, env=env)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("needs a CUDA device; --tiny runs anywhere")
