@@ -15,9 +15,11 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MistralConfig,
     MixtralConfig,
     OPTConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -53,6 +55,8 @@ GPT2_SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, SHAPE),
+    "mistral": (MistralConfig, SHAPE),
+    "qwen2": (Qwen2Config, SHAPE),
     "qwen3": (Qwen3Config, {**SHAPE, "head_dim": 16}),
     "qwen3_moe": (Qwen3MoeConfig, {**SHAPE, **EXPERTS, "head_dim": 16}),
     "mixtral": (MixtralConfig, {**SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -55,11 +55,24 @@ def cost(lengths_N):
     return float(2 * WEIGHTS * read_N.sum() + PER_POSITION * (read_N * (read_N + 1) // 2).sum())
 
 
-def test_a_generator_counts_each_completion_once(sampled):
-    generator, groups = sampled
-    rollouts = [rollout for group in groups for rollout in group]
+def test_a_generator_counts_each_completion_once(llama_folder, make_generator, uneven_prompts):
+    generator = make_generator(llama_folder, rows=3)
+    for draw in range(4):
+        for prompt in uneven_prompts:
+            generator.submit(prompt, draw, 1)
+    rollouts = [rollout for group in generator.collect(24) for rollout in group]
     assert generator.counters.flops == cost([len(r.prompt_T) + len(r.token_T) for r in rollouts])
     assert generator.counters.tokens == sum(r.length for r in rollouts)
+
+
+def test_a_prompt_that_a_group_shares_counts_once(llama_folder, make_generator, uneven_prompts):
+    generator = make_generator(llama_folder, rows=24)  # all start together
+    for prompt in uneven_prompts:
+        generator.submit(prompt, 0, 4)
+    groups = generator.collect(6)
+    lengths = [len(r.prompt_T) + len(r.token_T) for group in groups for r in group]
+    spared = [len(group[0].prompt_T) + 1 for group in groups for _ in range(3)]  # `cost` takes one off
+    assert generator.counters.flops == cost(lengths) - cost(spared)
 
 
 def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
@@ -67,4 +80,9 @@ def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
     batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage(), 100)
     assert len(batch) > 4  # several micro-batches
     stats = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4).step(batch)
-    assert stats.flops == 3 * cost(batch.length_N)
+    expected = 0.0
+    for group in set(batch.group_N.tolist()):
+        prompt, length_G = batch.prompt_N[batch.group_N == group][0], batch.length_N[batch.group_N == group]
+        expected += cost([prompt + 1])  # all of it is read, and once for its group
+        expected += sum(cost([length]) - cost([prompt + 1]) for length in length_G)
+    assert stats.flops == 3 * expected

@@ -35,6 +35,10 @@ class Batch:
     advantage_N: np.ndarray
     length_N: np.ndarray
     """Prompt and completion, inserted tokens included."""
+    prompt_N: np.ndarray
+    """Tokens of the prompt."""
+    group_N: np.ndarray
+    """Number of the group; its completions share their prompt."""
     fates: tuple[Fate, ...]
     """What became of each group."""
     zero_variance: int
@@ -95,27 +99,43 @@ def make_batch(
     advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
     length_N = np.array([r.length for r in rollouts], dtype=float)
     weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
-    return _pad(rollouts, advantage_N, weight_N, tuple(fates), without_signal)
+    return _pad(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
 
 
 def _pad(
     rollouts: Sequence[Rollout],
+    group_N: np.ndarray,
     advantage_N: np.ndarray,
     weight_N: np.ndarray,
     fates: tuple[Fate, ...],
     without_signal: int,
 ) -> Batch:
-    length_N = np.array([len(r.prompt_T) + len(r.token_T) for r in rollouts], dtype=np.int64)
-    shape = (len(rollouts), int(length_N.max()) if len(rollouts) else 0)
-    token_NT = np.zeros(shape, dtype=np.int64)
-    logp_NT = np.zeros(shape, dtype=np.float32)
-    weight_NT = np.zeros(shape, dtype=np.float64)
-    version_NT = np.zeros(shape, dtype=np.int64)
-    for n, (rollout, weight) in enumerate(zip(rollouts, weight_N, strict=True)):
-        start, stop = len(rollout.prompt_T), length_N[n]
-        token_NT[n, :start] = rollout.prompt_T
-        token_NT[n, start:stop] = rollout.token_T
-        logp_NT[n, start:stop] = rollout.logp_T
-        weight_NT[n, start:stop] = weight * rollout.sampled_T
-        version_NT[n, start:stop] = rollout.version_T
-    return Batch(token_NT, logp_NT, weight_NT, version_NT, advantage_N, length_N, fates, without_signal)
+    prompt_N = np.array([len(r.prompt_T) for r in rollouts], dtype=np.int64)
+    length_N = prompt_N + np.array([len(r.token_T) for r in rollouts], dtype=np.int64)
+    shape = (len(rollouts), int(length_N.max(initial=0)))
+    at_T = np.arange(shape[1])
+    prompt_NT, all_NT = at_T < prompt_N[:, None], at_T < length_N[:, None]
+    own_NT = all_NT & ~prompt_NT
+
+    def padded(name: str, dtype: type) -> np.ndarray:
+        """What each rollout has per token of its completion, at its place."""
+        out_NT = np.zeros(shape, dtype=dtype)
+        if rollouts:
+            out_NT[own_NT] = np.concatenate([getattr(r, name) for r in rollouts])
+        return out_NT
+
+    token_NT = padded("token_T", np.int64)
+    if rollouts:
+        token_NT[prompt_NT] = np.concatenate([r.prompt_T for r in rollouts])
+    return Batch(
+        token_NT=token_NT,
+        behaviour_logp_NT=padded("logp_T", np.float32),
+        weight_NT=padded("sampled_T", np.float64) * weight_N[:, None],
+        version_NT=padded("version_T", np.int64),
+        advantage_N=advantage_N,
+        length_N=length_N,
+        prompt_N=prompt_N,
+        group_N=group_N,
+        fates=fates,
+        zero_variance=without_signal,
+    )

@@ -82,6 +82,14 @@ class SlotCache(Cache):
         self.extent = int(positions_BT.max()) + 1
         return self
 
+    def copy(self, source: int, targets_B: Tensor, length: int) -> None:
+        """Copy the first `length` positions from one row to others."""
+        for slot in self.slots:
+            assert slot.keys is not None
+            assert slot.values is not None
+            slot.keys[targets_B, :, :length] = slot.keys[source, :, :length]
+            slot.values[targets_B, :, :length] = slot.values[source, :, :length]
+
     def save(self, rows_B: Tensor, extent: int) -> list[list[Tensor]]:
         """Copies of keys and values by layer, of `rows_B` up to `extent`; none before the first use."""
         pairs = [(slot.keys, slot.values) for slot in self.slots]

@@ -5,9 +5,10 @@
 A row holds one completion. When it finishes, the next waiting completion takes the row at once, whatever
 the other rows are doing; rows are never shared by age or by group. `update` exchanges the weights between two
 decode steps: completions in flight go on with the KV cache that older weights wrote, and every token records
-the version that sampled it.
+the version that sampled it. Completions of one group that start together share the pass over their prompt.
 
-Shapes in names: R rows, L positions of a row (prompt and completion), V vocabulary, T tokens of a completion.
+Shapes in names: R rows, A rows that hold a completion, B prompts that are read, G completions of a group,
+L positions of a row (prompt and completion), D hidden size, V vocabulary, T tokens of a completion.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from scalerl.rl.cache import SlotCache
+from scalerl.rl.engine import make_engine
 from scalerl.rl.length import LengthRule
-from scalerl.rl.model import FlopCount, hidden_states, install_weights, log_probs_TV
+from scalerl.rl.model import FlopCount, install_weights, log_probs_TV
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_key, uniform
 from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
@@ -90,9 +91,9 @@ class TorchGenerator:
         self._finished: dict[int, list[Rollout | None]] = {}
         self._admitted = 0
         self._collected = 0
+        self._complete = 0
         n_positions = sampling.max_prompt_tokens + sampling.length.max_tokens
-        config: Any = model.config
-        self._cache = SlotCache(config.num_hidden_layers, n_rows, n_positions)
+        self._engine = make_engine(model, n_rows, sampling.max_prompt_tokens, sampling.length.max_tokens)
         self._rows: list[_Request | None] = [None] * n_rows
         self._token_RL = np.zeros((n_rows, n_positions + 1), dtype=np.int64)
         self._logp_RL = np.zeros((n_rows, n_positions + 1), dtype=np.float32)
@@ -118,20 +119,25 @@ class TorchGenerator:
                 f"{self.sampling.max_prompt_tokens}"
             )
         self._finished[place] = [None] * n_samples
-        self._waiting += [self._request(place, prompt, prompt_T, draw, s) for s in range(n_samples)]
+        self._waiting += self._requests(place, prompt, prompt_T, draw, range(n_samples))
         return place
 
-    def _request(self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, sample: int) -> _Request:
-        key = stream_key(self.sampling.seed, prompt.id, draw, sample)
-        at = self.sampling.length.draw(float(uniform(np.array([key]), np.array([-2]))[0]))
-        return _Request(place, prompt, prompt_T, draw, sample, key, at)
+    def _requests(
+        self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, samples: Sequence[int]
+    ) -> list[_Request]:
+        key_G = np.array([stream_key(self.sampling.seed, prompt.id, draw, sample) for sample in samples])
+        at_G = [self.sampling.length.draw(u) for u in uniform(key_G, np.full(len(key_G), -2)).tolist()]
+        return [
+            _Request(place, prompt, prompt_T, draw, *own) for own in zip(samples, key_G, at_G, strict=True)
+        ]
 
     @property
     def ready(self) -> int:
         """Groups that are complete, next in order, and not taken."""
-        n = self._collected
+        n = max(self._complete, self._collected)
         while n in self._finished and all(rollout is not None for rollout in self._finished[n]):
             n += 1
+        self._complete = n  # what is complete is not looked at again
         return n - self._collected
 
     @property
@@ -186,7 +192,6 @@ class TorchGenerator:
         """Everything but the weights: the resumed run is the same run, bit for bit."""
         rows = np.flatnonzero(self._active_R)
         under_way = [request for row in rows if (request := self._rows[row])]
-        extent = int(self._next_R[rows].max()) if len(rows) else 0
         done = [(place, r) for place, group in self._finished.items() for r in group if r is not None]
         return {
             "version": self.version,
@@ -202,7 +207,7 @@ class TorchGenerator:
             "rows": rows,
             "arrays": {name: getattr(self, name)[rows] for name in _BY_ROW},
             "length": self._state.save(rows),
-            "cache": self._cache.save(torch.from_numpy(rows), extent),
+            "cache": self._engine.state(rows, self._next_R[rows]),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -217,81 +222,83 @@ class TorchGenerator:
             place: (place, Prompt.from_json(prompt), np.array(tokens, dtype=np.int64), draw)
             for place, prompt, tokens, draw in state["groups"]
         }
-        self._waiting = deque(self._request(*groups[place], sample) for place, sample in state["waiting"])
+        waiting = (self._requests(*groups[place], [sample]) for place, sample in state["waiting"])
+        self._waiting = deque(request for (request,) in waiting)
         rows = state["rows"]
         for row, (place, sample) in zip(rows, state["under_way"], strict=True):
-            self._rows[row] = self._request(*groups[place], sample)
+            (self._rows[row],) = self._requests(*groups[place], [sample])
         self._active_R[rows] = True
         for name in _BY_ROW:
             getattr(self, name)[rows] = state["arrays"][name]
         self._state.load(rows, state["length"])
-        self._cache.load(torch.from_numpy(rows), state["cache"])
+        self._engine.restore(rows, state["cache"])
 
     # -- one decode step -------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def tick(self) -> None:
         """Refill free rows, run the model one position on, sample, and hand over what is finished."""
-        self._refill()
-        position_R = np.where(self._active_R, self._next_R - 1, 0)
-        logp_RV = self._forward(position_R)
-        token_R, logp_R = self._sample(logp_RV)
-        forced_R = self._state.forced_token()
-        inserted_R = forced_R >= 0
-        token_R = np.where(inserted_R, forced_R, token_R)
-
-        rows = np.flatnonzero(self._active_R)
+        before = np.flatnonzero(self._active_R)
+        groups = self._refill()
+        rows = np.concatenate([before, *groups])
+        if not len(rows):
+            return
+        hidden_AD = self._forward(before, groups)
+        logp_AV = log_probs_TV(self.model, hidden_AD, self.sampling.temperature, self.sampling.fp32_logits)
         at = self._next_R[rows]
-        self._token_RL[rows, at] = token_R[rows]
-        self._logp_RL[rows, at] = np.where(inserted_R, 0.0, logp_R)[rows]
-        self._sampled_RL[rows, at] = ~inserted_R[rows]
+        token_A, logp_A = self._sample(logp_AV, rows, at)
+        forced_A = self._state.forced_token()[rows]
+        sampled_A = forced_A < 0
+        token_A = np.where(sampled_A, token_A, forced_A)
+
+        self._token_RL[rows, at] = token_A
+        self._logp_RL[rows, at] = np.where(sampled_A, logp_A, 0.0)
+        self._sampled_RL[rows, at] = sampled_A
         self._version_RL[rows, at] = self.version
         self._next_R[rows] += 1
 
-        self._count(rows, position_R)
-        self.counters.tokens += int((~inserted_R[rows]).sum())
+        self.counters.ticks += 1
+        self.counters.row_ticks_used += len(rows)
+        self.counters.tokens += int(sampled_A.sum())
+        token_R = np.full(len(self._rows), -1)
+        token_R[rows] = token_A
         done_R, truncated_R = self._state.advance(token_R, self.sampling.end_token)
         for row in np.flatnonzero(done_R & self._active_R):
             self._finish(int(row), bool(truncated_R[row]))
 
-    def _forward(self, position_R: np.ndarray) -> torch.Tensor:
-        position_R1 = torch.from_numpy(position_R).to(self._device)[:, None]
-        token_R1 = torch.from_numpy(self._token_RL[np.arange(len(position_R)), position_R]).to(self._device)[
-            :, None
-        ]
-        rows_R = torch.arange(len(position_R), device=self._device)
-        cache = self._cache.at(rows_R, position_R1, prefilling=False)
-        reach = torch.arange(cache.extent, device=self._device)
-        mask_R11L = (reach[None, :] <= position_R1)[:, None, None, :]
-        hidden_R1D = hidden_states(
-            self.model,
-            input_ids=token_R1,
-            position_ids=position_R1,
-            attention_mask=mask_R11L,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        return log_probs_TV(
-            self.model, hidden_R1D[:, 0], self.sampling.temperature, self.sampling.fp32_logits
-        )
+    def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
+        """Last hidden states: of the rows that go on, then of each group of rows that start."""
+        hidden: list[torch.Tensor] = []
+        if len(before):
+            position_A = self._next_R[before] - 1
+            hidden.append(self._engine.decode(before, self._token_RL[before, position_A], position_A))
+            self._count(len(before), float((position_A + 1).sum()))
+        if groups:
+            prompts = [self._token_RL[rows[0], : self._start_R[rows[0]]] for rows in groups]
+            hidden_BD = self._engine.prefill(groups, prompts)
+            prompt_A = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
+            hidden.append(hidden_BD[torch.from_numpy(prompt_A).to(self._device)])
+            for prompt_T in prompts:
+                self._count(len(prompt_T), len(prompt_T) * (len(prompt_T) + 1) / 2)
+        return torch.cat(hidden)
 
-    def _sample(self, logp_RV: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _sample(
+        self, logp_AV: torch.Tensor, rows: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Invert the cumulative distribution at a number that only (key, position) decide."""
-        draw_R = uniform(self._key_R, self._next_R - self._start_R)
-        cdf_RV = logp_RV.double().exp().cumsum(-1)
-        cdf_RV /= cdf_RV[:, -1:].clone()
-        threshold_R1 = torch.from_numpy(draw_R).to(self._device)[:, None]
-        token_R1 = torch.searchsorted(cdf_RV, threshold_R1, right=True).clamp_(max=cdf_RV.shape[-1] - 1)
-        logp_R = logp_RV.gather(-1, token_R1)[:, 0]
-        return token_R1[:, 0].cpu().numpy(), logp_R.cpu().numpy()
+        draw_A = uniform(self._key_R[rows], at - self._start_R[rows])
+        cdf_AV = logp_AV.double().exp_().cumsum(-1)  # its end is 1 but for rounding
+        threshold_A1 = torch.from_numpy(draw_A).to(self._device)[:, None] * cdf_AV[:, -1:]
+        token_A1 = torch.searchsorted(cdf_AV, threshold_A1, right=True).clamp_(max=cdf_AV.shape[-1] - 1)
+        logp_A = logp_AV.gather(-1, token_A1)[:, 0]
+        return token_A1[:, 0].cpu().numpy(), logp_A.cpu().numpy()
 
-    def _refill(self) -> None:
-        """Give free rows to the next waiting completions, and run their prompts but for the last token."""
+    def _refill(self) -> list[np.ndarray]:
+        """Give free rows to the next waiting completions; returns the rows that start, by group."""
         free = np.flatnonzero(~self._active_R)[: len(self._waiting)]
-        if not len(free):
-            return
-        requests = [self._waiting.popleft() for _ in free]
-        for row, request in zip(free, requests, strict=True):
+        groups: dict[int, list[int]] = {}
+        for row in free.tolist():
+            request = self._waiting.popleft()
             n = len(request.prompt_T)
             self._rows[row] = request
             self._token_RL[row] = 0
@@ -299,35 +306,13 @@ class TorchGenerator:
             self._key_R[row] = request.key
             self._start_R[row] = self._next_R[row] = n
             self._first_version_R[row] = self.version
-            self._state.start(int(row), request.interrupt_at)
+            self._state.start(row, request.interrupt_at)
+            groups.setdefault(request.place, []).append(row)
         self._active_R[free] = True
-        longest = int(self._start_R[free].max()) - 1
-        if longest:
-            self._prefill(free, longest)
+        return [np.array(rows) for rows in groups.values()]
 
-    def _prefill(self, rows: np.ndarray, longest: int) -> None:
-        """Fill the cache from right-padded prompts; what padding writes is overwritten before it is read."""
-        token_BT = torch.from_numpy(self._token_RL[rows, :longest]).to(self._device)
-        position_BT = torch.arange(longest, device=self._device).expand(len(rows), -1)
-        causal = torch.ones(longest, longest, dtype=torch.bool, device=self._device).tril()[None, None]
-        cache = self._cache.at(torch.from_numpy(rows).to(self._device), position_BT, prefilling=True)
-        hidden_states(
-            self.model,
-            input_ids=token_BT,
-            position_ids=position_BT,
-            attention_mask=causal.expand(len(rows), 1, -1, -1),
-            past_key_values=cache,
-            use_cache=True,
-        )
-        tokens = self._start_R[rows] - 1
-        self.counters.flops += self._flop_count.forward(
-            float(tokens.sum()), float((tokens * (tokens + 1) / 2).sum())
-        )
-
-    def _count(self, rows: np.ndarray, position_R: np.ndarray) -> None:
-        self.counters.flops += self._flop_count.forward(len(rows), float((position_R[rows] + 1).sum()))
-        self.counters.ticks += 1
-        self.counters.row_ticks_used += len(rows)
+    def _count(self, tokens: float, positions: float) -> None:
+        self.counters.flops += self._flop_count.forward(tokens, positions)
 
     def _finish(self, row: int, truncated: bool) -> None:
         request = self._rows[row]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from scalerl.errors import DivergedError
 from scalerl.rl.batch import Batch
 from scalerl.rl.loss import Kl, Loss
-from scalerl.rl.model import FlopCount, copy_weights, hidden_states, log_probs_TV
+from scalerl.rl.model import FlopCount, copy_weights
+from scalerl.rl.score import Scorer
 from scalerl.rl.types import Weights
 
 
@@ -58,7 +59,7 @@ class AdamW:
             {"params": matrices, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
     def lr_at(self, step: int) -> float:
         """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
@@ -114,10 +115,11 @@ class Learner:
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
-        self._temperature = temperature
         self.fp32_logits = fp32_logits
+        self._score = Scorer(model, temperature, fp32_logits)
         self._micro_batch = micro_batch
-        self._kl, self._base = kl or Kl(), base
+        self._kl = kl or Kl()
+        self._base_score = self._score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
@@ -143,9 +145,7 @@ class Learner:
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
             if moments:
-                self._optimiser.state[master] = {
-                    name: v.to(master.device if v.ndim else v.device) for name, v in moments.items()
-                }
+                self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
 
     def step(self, batch: Batch) -> StepStats:
@@ -154,10 +154,8 @@ class Learner:
             self.version += 1
             return StepStats()
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
-        # Sorted by length, so that a micro-batch pads little; the weights make the order immaterial.
-        order = np.argsort(batch.length_N, kind="stable")
-        for start in range(0, len(order), self._micro_batch):
-            part, largest = self._accumulate(batch, order[start : start + self._micro_batch])
+        for rows in self._micro_batches(batch):
+            part, largest = self._accumulate(batch, rows)
             sums, ratio_max = sums + part, max(ratio_max, largest)
         lr = self._settings.lr_at(self.version)
         for group in self._optimiser.param_groups:
@@ -173,8 +171,7 @@ class Learner:
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
         loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
-        length_N = batch.length_N - 1.0  # the last token is predicted, never read
-        flops = 3 * self._flop_count.forward(length_N.sum(), (length_N * (length_N + 1) / 2).sum())
+        flops = 3 * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
             loss=loss,
             grad_norm=float(norm),
@@ -185,10 +182,27 @@ class Learner:
             ratio_clipped=clipped / tokens,
             ess=ratio * ratio / (tokens * squares) if squares else math.nan,
             logp_shift=shift / tokens,
-            kl=kl / tokens if self._base is not None else math.nan,
+            kl=kl / tokens if self._base_score is not None else math.nan,
             flops=flops,
             tokens=tokens,
         )
+
+    def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
+        """The rows of each forward pass; the weights per token make the order immaterial.
+
+        Groups stay whole where they fit, as their prompt is then read once. Padded sequences go by length.
+        """
+        if not self._score.dense:
+            order = np.argsort(batch.length_N, kind="stable")
+            return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
+        cuts, size = [], 0
+        _, first_U, size_U = np.unique(batch.group_N, return_index=True, return_counts=True)
+        for first, n in zip(first_U, size_U, strict=True):
+            if size and size + n > self._micro_batch:
+                cuts, size = [*cuts, first], 0
+            cuts += range(first + self._micro_batch, first + n, self._micro_batch)
+            size = size + n if n <= self._micro_batch else n % self._micro_batch
+        return np.split(np.arange(len(batch)), cuts)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
         """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
@@ -199,15 +213,21 @@ class Learner:
             return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
 
         weight_MT = cut(batch.weight_NT)
-        token_MT, sampled_MT = torch.from_numpy(batch.token_NT[rows, :extent]), weight_MT > 0
-        logp_MT, entropy_MT = self.log_probs(token_MT, sampled_MT)
+        sampled_MT = weight_MT > 0
+        completions = (
+            batch.token_NT[rows, :extent],
+            batch.sampled_NT[rows, 1:extent],
+            batch.prompt_N[rows],
+            batch.group_N[rows],
+        )
+        logp_MT, entropy_MT = self._score(*completions)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
         value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
         kl_MT = torch.zeros_like(logp_MT)
-        if self._base is not None:
+        if self._base_score is not None:
             with torch.no_grad():
-                base_logp_MT, _ = self.log_probs(token_MT, sampled_MT, self._base)
+                base_logp_MT, _ = self._base_score(*completions)
             kl_MT = self._kl(logp_MT, base_logp_MT)
         loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
@@ -236,19 +256,9 @@ class Learner:
     def log_probs(
         self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of every wanted token after the first, shape (M, T - 1); 0 elsewhere.
-
-        Only the wanted positions go through the head, so that the logits of prompts and padding are never
-        made. Right padding needs no mask: causal attention does not look ahead. Of `model`, where it is not
-        the one that is trained.
-        """
-        token_MT = token_MT.to(self._device)
-        logp_WV = self.distributions(token_MT, wanted_MT, model)
-        chosen_W = logp_WV.gather(-1, token_MT[:, 1:][wanted_MT][:, None])[:, 0]
-        logp_MT = torch.zeros(wanted_MT.shape, device=self._device).masked_scatter(wanted_MT, chosen_W)
-        with torch.no_grad():
-            entropy_W = -(logp_WV.exp() * logp_WV).sum(-1)
-        return logp_MT, torch.zeros_like(logp_MT).masked_scatter(wanted_MT, entropy_W)
+        """What `Scorer` gives for sequences that share nothing; of `model`, where that is another."""
+        score = self._score if model is None else self._score.by(model)
+        return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
     def distributions(
         self,
@@ -259,7 +269,17 @@ class Learner:
     ) -> Tensor:
         """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
         the LM head in the precision of the recipe, or as `fp32_logits` says."""
-        model = self.model if model is None else model
-        fp32 = self.fp32_logits if fp32_logits is None else fp32_logits
-        hidden_MTD = hidden_states(model, input_ids=token_MT.to(self._device)[:, :-1], use_cache=False)
-        return log_probs_TV(model, hidden_MTD[wanted_MT], self._temperature, fp32)
+        score = self._score if model is None else self._score.by(model)
+        return score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), fp32_logits)
+
+
+def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
+    """Tokens that are read, and positions that they attend to; the prompt of a group counts once.
+
+    The last token of a completion is predicted and never read.
+    """
+    _, first_U = np.unique(batch.group_N, return_index=True)
+    prompt_N, read_N = batch.prompt_N.astype(float), batch.length_N - 1.0
+    own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
+    positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
+    return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -63,10 +64,10 @@ class Rollout:
     interrupted: bool
     """The thinking was ended by force."""
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Sampled tokens; inserted ones do not count."""
-        return int(self.sampled_T.sum())
+        return int(np.count_nonzero(self.sampled_T))
 
 
 @dataclass(frozen=True)

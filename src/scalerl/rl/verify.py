@@ -51,7 +51,7 @@ class Verifier:
     def judge(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
         """The rewards of the completions of each group, in order."""
         rollouts = [rollout for group in groups for rollout in group if not rollout.truncated]
-        rewards = iter(self._judge_aside(rollouts) if self._workers else map(self._judge_here, rollouts))
+        rewards = iter((self._judge_aside if self._workers else self._judge_here)(rollouts))
         return [[FAILED if rollout.truncated else next(rewards) for rollout in group] for group in groups]
 
     def new_failures(self) -> list[str]:
@@ -65,8 +65,9 @@ class Verifier:
         if self._workers:
             self._close()
 
-    def _judge_here(self, rollout: Rollout) -> Reward:
-        return self._task.verify(rollout.prompt, self._tokenizer.decode(rollout.token_T))
+    def _judge_here(self, rollouts: Sequence[Rollout]) -> list[Reward]:
+        texts = self._tokenizer.batch_decode([rollout.token_T.tolist() for rollout in rollouts])
+        return [self._task.verify(rollout.prompt, t) for rollout, t in zip(rollouts, texts, strict=True)]
 
     def _judge_aside(self, rollouts: Sequence[Rollout]) -> list[Reward]:
         assert self._workers is not None

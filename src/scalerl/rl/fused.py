@@ -1,0 +1,245 @@
+"""The forward pass of Llama and its kin, with as little around the matrix products as can be.
+
+    hidden += attention(norm(hidden) Wqkv) Wo        RMSNorm (and q, k norm), RoPE, grouped-query attention
+    hidden += (silu(gate) * up) Wdown                gate, up = norm(hidden) Wgate_up
+
+Matrices that read the same input are stored one below the other, and the modules of the model hold views of
+them: what is installed in the modules is installed here. What is no matrix product is in native.c. Tokens of
+prompts and of completions take the same path, and each attends over exactly what stands before it.
+
+Shapes in names: A tokens of a pass, B prompts, R rows, T tokens of a prompt, S slots,
+D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalerl.rl.native import LANES, Kernels, Shape, Store, load_kernels
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE in which an angle depends on the position alone."""
+
+PARAMETERS = {
+    *("embed_tokens.weight", "norm.weight", "lm_head.weight", "input_layernorm.weight"),
+    *("post_attention_layernorm.weight", "gate_proj.weight", "up_proj.weight", "down_proj.weight"),
+    *("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "q_norm.weight", "k_norm.weight"),
+    *("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+}
+"""Ends of the names of the parameters that the formulas have a place for."""
+
+MOST_TOKENS = 512
+"""Of one pass, so that what lies between two matrix products stays in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norms: tuple[Tensor | None, Tensor | None]
+    out: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class _Slots:
+    """Keys and values of `n` slots of `extent` positions each, in every layer; see native.c."""
+
+    def __init__(self, config: Any, n: int, n_positions: int) -> None:
+        layers, kv_heads, dim = config.num_hidden_layers, config.num_key_value_heads, _head_dim(config)
+        self.extent = -(-n_positions // LANES) * LANES
+        self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
+        self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
+        pairs = zip(self.keys, self.values, strict=True)
+        self.stores = [Store(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
+
+    def save(self, slot_B: np.ndarray, length: int) -> list[Tensor]:
+        """Copies of the first `length` positions of some slots."""
+        slots, n_blocks = torch.from_numpy(slot_B), -(-length // LANES)
+        return [self.keys[:, slots, :n_blocks], self.values[:, slots, :length]]
+
+    def load(self, slot_B: np.ndarray, saved: Sequence[Tensor]) -> None:
+        """Put back what `save` returned."""
+        slots = torch.from_numpy(slot_B)
+        self.keys[:, slots, : saved[0].shape[2]] = saved[0]
+        self.values[:, slots, : saved[1].shape[2]] = saved[1]
+
+
+class FusedEngine:
+    """See `scalerl.rl.engine.Engine`.
+
+    A prompt stands in one slot for all rows that go on from it, and a row's own slot holds its completion:
+    the rows of a group read the same keys and values, which stay near the processor meanwhile.
+    """
+
+    def __init__(
+        self, model: nn.Module, kernels: Kernels, n_rows: int, prompt_tokens: int, new_tokens: int
+    ) -> None:
+        config: Any = model.config
+        trunk: Any = model.base_model
+        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        self._shape = Shape(heads, kv_heads, dim, dim**-0.5, self._eps)
+        self._layers = [_fuse(layer) for layer in trunk.layers]
+        self._embedding: Tensor = trunk.embed_tokens.weight
+        self._norm: Tensor = trunk.norm.weight
+        self._turns = _angles(trunk, prompt_tokens + new_tokens)
+        self._prompts, self._own = _Slots(config, n_rows, prompt_tokens), _Slots(config, n_rows, new_tokens)
+        self._prompt_R = np.full(n_rows, -1)  # the slot of each row's prompt, and its length
+        self._prefix_R = np.zeros(n_rows, dtype=np.int64)
+        longer = max(self._prompts.extent, self._own.extent)
+        self._score = torch.empty(
+            heads, self._prompts.extent + longer
+        )  # prompts go on from nothing, in prompts
+        sizes = {"hidden": config.hidden_size, "normed": config.hidden_size, "mixed": heads * dim}
+        sizes |= {"qkv": (heads + 2 * kv_heads) * dim}
+        sizes |= {"gate_up": 2 * config.intermediate_size, "gated": config.intermediate_size}
+        self._room = {name: torch.empty(MOST_TOKENS, size) for name, size in sizes.items()}
+
+    @classmethod
+    def of(cls, model: nn.Module, n_rows: int, prompt_tokens: int, new_tokens: int) -> Self | None:
+        """The engine of a model; None where the model is not one that it knows, or there is no C compiler."""
+        if not _is_known(model) or (kernels := load_kernels()) is None:
+            return None
+        return cls(model, kernels, n_rows, prompt_tokens, new_tokens)
+
+    def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
+        """All tokens of all prompts, one after the other and without padding."""
+        self._prompt_R[np.concatenate(groups)] = -1
+        taken_S = np.zeros(len(self._prompt_R) + 1, dtype=bool)
+        taken_S[self._prompt_R] = True  # -1 is the last, which is no slot
+        slot_B = np.flatnonzero(~taken_S[:-1])[: len(groups)]
+        for rows, prompt_T, slot in zip(groups, prompts, slot_B, strict=True):
+            self._prompt_R[rows], self._prefix_R[rows] = slot, len(prompt_T)
+        length_B = np.array([len(prompt_T) for prompt_T in prompts])
+        at_A = np.concatenate([np.arange(length) for length in length_B])
+        slot_A, nothing_A = np.repeat(slot_B, length_B), np.zeros_like(at_A)
+        hidden_AD = self._run(self._prompts, np.concatenate(prompts), (nothing_A, nothing_A, slot_A, at_A))
+        return hidden_AD[torch.from_numpy(length_B.cumsum() - 1)]
+
+    def decode(self, rows_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
+        """See `Engine`."""
+        prefix_A = self._prefix_R[rows_A]
+        places = (self._prompt_R[rows_A], prefix_A, rows_A, positions_A - prefix_A)
+        return self._run(self._own, tokens_A, places)
+
+    def state(self, rows_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
+        """Keys and values of all layers, and which prompt each row goes on from; see `Engine`."""
+        slot_S, prefix_B = np.unique(self._prompt_R[rows_B]), self._prefix_R[rows_B]
+        return {
+            "prompt": self._prompt_R[rows_B],
+            "prefix": prefix_B,
+            "prompts": self._prompts.save(slot_S, int(prefix_B.max(initial=0))),
+            "own": self._own.save(rows_B, int((length_B - prefix_B).max(initial=0))),
+        }
+
+    def restore(self, rows_B: np.ndarray, state: Mapping[str, Any]) -> None:
+        """See `Engine`."""
+        self._prompt_R[rows_B], self._prefix_R[rows_B] = state["prompt"], state["prefix"]
+        self._prompts.load(np.unique(state["prompt"]), state["prompts"])
+        self._own.load(rows_B, state["own"])
+
+    def _run(self, own: _Slots, tokens_A: np.ndarray, places: Sequence[np.ndarray]) -> Tensor:
+        """The tokens in passes of `MOST_TOKENS`; their keys and values go to `own`."""
+        inputs = [torch.from_numpy(array) for array in (tokens_A, *places)]
+        out_AD = torch.empty(len(tokens_A), self._embedding.shape[1])
+        for start in range(0, len(tokens_A), MOST_TOKENS):
+            part = slice(start, start + MOST_TOKENS)
+            token_part, *place_parts = (tensor[part] for tensor in inputs)
+            self._pass(own, token_part, place_parts, out_AD[part])
+        return out_AD
+
+    def _pass(self, own: _Slots, tokens_A: Tensor, places: Sequence[Tensor], out_AD: Tensor) -> None:
+        kernels, eps = self._kernels, self._eps
+        room = {name: buffer[: len(tokens_A)] for name, buffer in self._room.items()}
+        hidden, normed, mixed, gated = room["hidden"], room["normed"], room["mixed"], room["gated"]
+        torch.index_select(self._embedding, 0, tokens_A, out=hidden)
+        for layer, prompts, completions in zip(self._layers, self._prompts.stores, own.stores, strict=True):
+            kernels.rms_norm(hidden, layer.attention_norm, eps, normed)
+            qkv = _linear(normed, layer.qkv, layer.qkv_bias, room["qkv"])
+            kernels.attend(
+                self._shape,
+                prompts,
+                completions,
+                qkv,
+                layer.qk_norms,
+                self._turns,
+                places,
+                self._score,
+                mixed,
+            )
+            hidden.addmm_(mixed, layer.out.t())
+            kernels.rms_norm(hidden, layer.mlp_norm, eps, normed)
+            kernels.swiglu(_linear(normed, layer.gate_up, None, room["gate_up"]), gated)
+            hidden.addmm_(gated, layer.down.t())
+        kernels.rms_norm(hidden, self._norm, eps, out_AD)
+
+
+def _is_known(model: nn.Module) -> bool:
+    """Whether the formulas above are all that the model computes."""
+    config: Any = model.config
+    if getattr(config, "model_type", None) not in FAMILIES:
+        return False
+    rope = config.rope_parameters or {}
+    return (
+        all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
+        and all(".".join(name.split(".")[-2:]) in PARAMETERS for name, _ in model.named_parameters())
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and not getattr(config, "sliding_window", None)
+        and config.hidden_act in ("silu", "swish")
+        and rope.get("rope_type", "default") in STATIC_ROPE
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and all(n % LANES == 0 for n in (config.hidden_size, config.intermediate_size, _head_dim(config)))
+    )
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _fuse(layer: Any) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return _Layer(
+        layer.input_layernorm.weight.data,
+        _stack([module.weight for module in qkv]),
+        None if attention.q_proj.bias is None else _stack([module.bias for module in qkv]),
+        (None, None) if q_norm is None or k_norm is None else (q_norm.weight.data, k_norm.weight.data),
+        attention.o_proj.weight.data,
+        layer.post_attention_layernorm.weight.data,
+        _stack([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        mlp.down_proj.weight.data,
+    )
+
+
+def _stack(parameters: list[nn.Parameter]) -> Tensor:
+    """One tensor with all of them, of which they become parts."""
+    whole = torch.cat([parameter.data for parameter in parameters])
+    parts = whole.split([len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return whole
+
+
+def _angles(trunk: Any, n_positions: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, (positions, head_dim), by the model's own module."""
+    positions = torch.arange(n_positions)[None]
+    cos, sin = trunk.rotary_emb(torch.zeros(1), positions)
+    return cos[0].contiguous(), sin[0].contiguous()
+
+
+def _linear(x_AD: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    if bias is None:
+        return torch.mm(x_AD, weight.t(), out=out)
+    return torch.addmm(bias, x_AD, weight.t(), out=out)

@@ -1,0 +1,212 @@
+/* What is no matrix product in the forward pass of a decoder; compiled and called by native.py.
+ *
+ * All arrays are float32 and row-major, and every size but a number of tokens or positions is a multiple of LANES.
+ * A store of keys and values holds slots of `extent` positions each: keys as [slot][extent / LANES][kv_heads]
+ * [head_dim][LANES], values as [slot][extent][kv_heads][head_dim]. So scores run along positions and mixtures along
+ * dimensions, both in whole vectors, and what is read of a slot is read from its beginning on. Every token is
+ * computed by itself and in one order: what shares its pass changes no bit of it.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 8
+
+/* Vectors may stand anywhere, and overlay arrays of floats. */
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static const Integers LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+
+typedef struct {
+    int64_t heads, kv_heads, head_dim;
+    float scale, eps;
+} Shape;
+
+typedef struct {
+    float *keys, *values;
+    int64_t extent;
+} Store;
+
+static inline Vector load(const float *x) { return *(const Vector *)x; }
+static inline void store(float *x, Vector value) { *(Vector *)x = value; }
+static inline Vector choose(Integers where, Vector a, Vector b)
+{
+    return (Vector)(((Integers)a & where) | ((Integers)b & ~where));
+}
+
+/* exp(x) within 2 units in the last place, by Cephes' polynomial; 0 below -87, and exp(88) above 88. */
+static inline Vector exp_of(Vector x)
+{
+    Integers tiny = x < -87.0f;
+    Vector zero = {0}, kept = choose(tiny, zero, choose(x > 88.0f, zero + 88.0f, x));
+    Vector shifted = kept * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
+    Vector whole = shifted - 12582912.0f;
+    Vector r = (kept - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    Vector power = (Vector)(((Integers)shifted - 0x4B400000 + 127) << 23);
+    return choose(tiny, zero, p * power);
+}
+
+static inline float total(Vector x)
+{
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight, row by row. */
+void rms_norm(const float *restrict x, const float *restrict weight, float eps, float *restrict out, int64_t n,
+              int64_t dim)
+{
+    for (int64_t row = 0; row < n; row++, x += dim, out += dim) {
+        Vector squares = {0};
+        for (int64_t i = 0; i < dim; i += LANES)
+            squares += load(x + i) * load(x + i);
+        float by = 1.0f / sqrtf(total(squares) / (float)dim + eps);
+        for (int64_t i = 0; i < dim; i += LANES)
+            store(out + i, load(x + i) * by * load(weight + i));
+    }
+}
+
+/* out = silu(gate) * up, where a row holds gate and then up; dim is a multiple of LANES. */
+void swiglu(const float *restrict gate_up, float *restrict out, int64_t n, int64_t dim)
+{
+    for (int64_t row = 0; row < n; row++, gate_up += 2 * dim, out += dim)
+        for (int64_t i = 0; i < dim; i += LANES) {
+            Vector gate = load(gate_up + i);
+            store(out + i, gate / (1.0f + exp_of(-gate)) * load(gate_up + dim + i));
+        }
+}
+
+/* One head of a query or key: normalised where `weight` is given (Qwen3), then turned by its position. */
+static inline void rotate(const float *restrict x, const float *restrict weight, const float *restrict cos,
+                          const float *restrict sin, const Shape *s, float *restrict out)
+{
+    int64_t half = s->head_dim / 2;
+    float normed[s->head_dim];
+    if (weight) {
+        rms_norm(x, weight, s->eps, normed, 1, s->head_dim);
+        x = normed;
+    }
+    for (int64_t i = 0; i < half; i++) {
+        out[i] = x[i] * cos[i] - x[half + i] * sin[i];
+        out[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i];
+    }
+}
+
+/* query . keys, for the LANES positions of one block. */
+static inline Vector score_block(const float *restrict query, const float *restrict keys, int64_t dim)
+{
+    Vector a = {0}, b = {0}, c = {0}, d = {0}; /* four sums: one would wait for itself */
+    for (int64_t i = 0; i < dim; i += 4, keys += 4 * LANES) {
+        a += query[i] * load(keys);
+        b += query[i + 1] * load(keys + LANES);
+        c += query[i + 2] * load(keys + 2 * LANES);
+        d += query[i + 3] * load(keys + 3 * LANES);
+    }
+    return (a + b) + (c + d);
+}
+
+/* out += weight . values, for the LANES positions of one block, whose values stand `stride` apart. */
+static inline void mix_block(const float *restrict weight, const float *restrict values, int64_t stride,
+                             int64_t dim, float *restrict out)
+{
+    for (int64_t i = 0; i < dim; i += LANES) {
+        const float *v = values + i;
+        Vector a = load(out + i), b = weight[1] * load(v + stride);
+        a += weight[0] * load(v);
+        for (int64_t t = 2; t < LANES; t += 2) {
+            a += weight[t] * load(v + t * stride);
+            b += weight[t + 1] * load(v + (t + 1) * stride);
+        }
+        store(out + i, a + b);
+    }
+}
+
+/* Scores of the first `count` positions of a slot by every head, rounded up to LANES with -infinity. */
+static inline void score_slot(const Shape *s, const float *restrict query, const float *restrict keys,
+                              int64_t count, float *restrict score, int64_t room)
+{
+    int64_t dim = s->head_dim, wide = s->kv_heads * dim, group = s->heads / s->kv_heads;
+    for (int64_t t = 0; t < count; t += LANES)
+        for (int64_t h = 0; h < s->heads; h++) {
+            Vector block = score_block(query + h * dim, keys + t * wide + h / group * dim * LANES, dim);
+            if (t + LANES > count)
+                block = choose(LANE < (int32_t)(count - t), block, (Vector){0} - INFINITY);
+            store(score + h * room + t, block);
+        }
+}
+
+/* out += weights . values, over the first `count` positions of a slot, for every head. */
+static inline void mix_slot(const Shape *s, const float *restrict weight, const float *restrict values,
+                            int64_t count, float *restrict out, int64_t room)
+{
+    int64_t dim = s->head_dim, wide = s->kv_heads * dim, group = s->heads / s->kv_heads;
+    for (int64_t t = 0; t < count; t += LANES)
+        for (int64_t h = 0; h < s->heads; h++)
+            mix_block(weight + h * room + t, values + t * wide + h / group * dim, wide, dim, out + h * dim);
+}
+
+/* Scores to weights that sum to 1, in place; n is a multiple of LANES, and -infinity weighs 0. */
+static inline void softmax(float *restrict score, int64_t n, float scale)
+{
+    Vector most = load(score), sum = {0};
+    for (int64_t t = LANES; t < n; t += LANES)
+        most = choose(load(score + t) > most, load(score + t), most);
+    float largest = most[0];
+    for (int64_t i = 1; i < LANES; i++)
+        largest = most[i] > largest ? most[i] : largest;
+    for (int64_t t = 0; t < n; t += LANES) {
+        Vector weight = exp_of((load(score + t) - largest) * scale);
+        store(score + t, weight);
+        sum += weight;
+    }
+    float by = 1.0f / total(sum);
+    for (int64_t t = 0; t < n; t += LANES)
+        store(score + t, load(score + t) * by);
+}
+
+/* Token a comes after the first prefix_A[a] positions of slot prompt_A[a] of `prompts` and the first at_A[a] of slot
+ * slot_A[a] of `own`: write its key and value there, and attend to all of them and to itself. Tokens of one slot
+ * stand in order of position. qkv: [n][heads + 2 kv_heads][head_dim]; cos and sin: [positions][head_dim]; score:
+ * [heads][room], and room is what both extents take; out: [n][heads][head_dim]. */
+void attend(const Shape *s, const Store *prompts, const Store *own, const float *restrict qkv,
+            const float *restrict q_norm, const float *restrict k_norm, const float *restrict cos,
+            const float *restrict sin, const int64_t *restrict prompt_A, const int64_t *restrict prefix_A,
+            const int64_t *restrict slot_A, const int64_t *restrict at_A, float *restrict score,
+            float *restrict out, int64_t n)
+{
+    int64_t dim = s->head_dim, heads = s->heads, wide = s->kv_heads * dim;
+    int64_t room = prompts->extent + own->extent;
+    float query[heads * dim], key[dim];
+    for (int64_t a = 0; a < n; a++, qkv += heads * dim + 2 * wide, out += heads * dim) {
+        int64_t at = at_A[a], lane = at % LANES, prefix = prefix_A[a];
+        const float *turn = cos + (prefix + at) * dim, *lift = sin + (prefix + at) * dim;
+        const float *past_keys = prompts->keys + prompt_A[a] * prompts->extent * wide;
+        const float *past_values = prompts->values + prompt_A[a] * prompts->extent * wide;
+        float *keys = own->keys + slot_A[a] * own->extent * wide;
+        float *values = own->values + slot_A[a] * own->extent * wide;
+        for (int64_t kv = 0; kv < s->kv_heads; kv++) {
+            rotate(qkv + (heads + kv) * dim, k_norm, turn, lift, s, key);
+            for (int64_t i = 0; i < dim; i++)
+                keys[(at - lane) * wide + (kv * dim + i) * LANES + lane] = key[i];
+        }
+        memcpy(values + at * wide, qkv + heads * dim + wide, sizeof(float) * wide);
+        if (lane == 0) /* what was left in the rest of the block weighs 0 from now on, but may not be finite */
+            memset(values + (at + 1) * wide, 0, sizeof(float) * (LANES - 1) * wide);
+        for (int64_t h = 0; h < heads; h++)
+            rotate(qkv + h * dim, q_norm, turn, lift, s, query + h * dim);
+        float *score_own = score + (prefix + LANES - 1) / LANES * LANES;
+        score_slot(s, query, past_keys, prefix, score, room);
+        score_slot(s, query, keys, at + 1, score_own, room);
+        for (int64_t h = 0; h < heads; h++)
+            softmax(score + h * room, score_own - score + at - lane + LANES, s->scale);
+        memset(out, 0, sizeof(float) * heads * dim);
+        mix_slot(s, score, past_values, prefix, out, room);
+        mix_slot(s, score_own, values, at + 1, out, room);
+    }
+}
