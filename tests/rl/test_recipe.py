@@ -200,7 +200,7 @@ def test_the_recipes_of_the_package_resolve():
     [
         ("optimiser.betas=[2, 3]", "betas in [0, 1)"),
         ("optimiser.eps=-1", "eps must be positive"),
-        ("optimiser.lr=inf", "positive and finite"),
+        ("optimiser.lr=inf", "positive, and at most 1000"),
         ("budget.amount=inf", "positive and finite"),
         ("seed=-1", "seed must be at least 0"),
     ],

@@ -40,13 +40,13 @@ class AdamW:
     kind: Literal["adamw"] = "adamw"
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < math.inf:
-            raise ValueError("lr must be positive and finite")
-        if not self.eps > 0 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("eps must be positive, and betas in [0, 1)")
-        if self.warmup_steps < 0 or not 0 <= self.weight_decay < math.inf or not self.max_grad_norm > 0:
+        if not 0 < self.lr <= 1000:
+            raise ValueError("lr must be positive, and at most 1000")
+        if not 0 < self.eps <= 1 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("eps must be positive and at most 1, and betas in [0, 1)")
+        if self.warmup_steps < 0 or not 0 <= self.weight_decay <= 1000 or not self.max_grad_norm > 0:
             raise ValueError(
-                "warmup_steps and weight_decay must not be negative, nor infinite; max_grad_norm must be "
+                "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
                 "positive"
             )
 
