@@ -66,6 +66,8 @@ class Verifier:
             self._close()
 
     def _judge_here(self, rollouts: Sequence[Rollout]) -> list[Reward]:
+        if not rollouts:  # which a tokenizer takes for one empty text
+            return []
         texts = self._tokenizer.batch_decode([rollout.token_T.tolist() for rollout in rollouts])
         return [self._task.verify(rollout.prompt, t) for rollout, t in zip(rollouts, texts, strict=True)]
 
