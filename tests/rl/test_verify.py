@@ -54,7 +54,7 @@ def starts(prompt, text):
 
 def forges(line):
     def judge(prompt, text):
-        for fd in range(3, 20):
+        for fd in range(3, 2000):
             try:
                 os.write(fd, line + b"\\n")
             except OSError:
@@ -92,7 +92,7 @@ BEHAVIOURS = {
     "number": lambda p, t: 1.0,
     "leaves": lambda p, t: os._exit(0),
     "crashes": lambda p, t: ctypes.string_at(0),
-    "closes": lambda p, t: os.closerange(3, 100),
+    "closes": lambda p, t: os.closerange(3, 2000),
     "sleeps": lambda p, t: time.sleep(600),
     "regex": lambda p, t: re.match(r"(a+)+$", "a" * 60 + "b"),
     "hides": hides,
