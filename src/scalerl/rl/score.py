@@ -30,8 +30,7 @@ class Scorer:
         self._temperature = temperature
         self._fp32_logits = fp32_logits
         self._device = next(model.parameters()).device
-        in_float32 = all(p.dtype == torch.float32 for p in model.parameters())
-        dense = DenseModel.of(model) if in_float32 else None
+        dense = DenseModel.of(model)
         self._dense = dense if dense and can_pack(dense) else None
 
     def by(self, model: nn.Module) -> Scorer:
