@@ -196,7 +196,7 @@ def _fuse(layer: DenseLayer) -> _Layer:
     )
 
 
-def _stack(parameters: list[nn.Parameter]) -> Tensor:
+def _stack(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor with all of them, of which they become parts."""
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
