@@ -20,7 +20,7 @@ ALLOWED = {
     "console": set(),
     "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "console"},
 }
-BOTTOM = {"errors", "_version", "_lazy", "files", "jsonl"}
+BOTTOM = {"errors", "_version", "_lazy", "alarms", "files", "jsonl"}
 
 
 def imported(file: Path) -> set[str]:

@@ -204,7 +204,8 @@ def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_p
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", watch=cut_at(8))
     steps = tmp_path / "run" / "steps.jsonl"
-    steps.write_bytes(steps.read_bytes()[:-2000])
+    kept = steps.read_bytes().splitlines(keepends=True)[:5]  # the checkpoint is of step 6
+    steps.write_bytes(b"".join(kept))
     run(recipe, tmp_path / "run", resume=True)
     assert "steps.jsonl is shorter" in caplog.text
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")

@@ -296,10 +296,13 @@ def _as_in_the_foreground():
 
 
 def to_toml(values, model):
-    """Recipes are nested one deep; JSON scalars are TOML scalars but for null, which they do not hold."""
-    values = {**values, "model": str(model)}
-    flat = [f"{k} = {json.dumps(v)}" for k, v in values.items() if not isinstance(v, dict)]
-    for name, table in values.items():
-        if isinstance(table, dict):
-            flat += [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
-    return "\n".join(flat)
+    """JSON scalars are TOML scalars but for null, which recipes do not hold."""
+
+    def leaves(table, prefix=""):
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from leaves(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key} = {json.dumps(value)}"
+
+    return "\n".join(leaves({**values, "model": str(model)}))

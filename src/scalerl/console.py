@@ -43,11 +43,21 @@ class TrainingProgress:
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.rl.train.Progress`."""
+        if progress.finding:
+            self._say(progress.finding)
+            return
         text = (
             f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  "
             f"{_speed(progress.tokens_per_second)}{forecast_text(progress.forecast)}"
         )
         self.show(progress.share, text, line=progress.evaluated)
+
+    def _say(self, text: str) -> None:
+        """A line that stays, above the bar where there is one."""
+        if self._live:
+            self._bar.console.print(text, style="bold yellow", markup=False, highlight=False)
+        else:
+            print(f"{self._name}  {text}", file=sys.stderr, flush=True)
 
     def base_model(self, progress: Any) -> None:
         """Show a `scalerl.rl.base.BaseProgress`."""

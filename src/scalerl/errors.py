@@ -42,6 +42,12 @@ class DivergedError(ScalerlError):
     exit_status = 1
 
 
+class PausedError(ScalerlError):
+    """An alarm of the run's health paused it, as its recipe asks for; the record up to there is kept."""
+
+    exit_status = 4
+
+
 class WorkerError(ScalerlError):
     """A process of the run died; what was written before is kept."""
 

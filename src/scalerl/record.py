@@ -6,6 +6,7 @@
       eval_prompts.jsonl  the successes of every held-out prompt at every evaluation
       steps.jsonl         one line per trainer step
       forecasts.jsonl     every forecast made during the run, frozen when written
+      alarms.jsonl        what was wrong with the run's health, from when and until when
       checkpoints/        what a resume needs, or the final weights
       report.html         made from the files above, never read back
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, brief
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_jsonl, whole
 
@@ -161,6 +163,8 @@ class RunRecord:
     warnings: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
     """Line of every evaluation in its file, for errors; empty where they came from no file."""
+    alarms: tuple[Alarm, ...] = ()
+    """What was wrong with the run's health: alarms, and what was but a warning."""
 
     @classmethod
     def read(cls, path: str | Path) -> RunRecord:
@@ -178,7 +182,8 @@ class RunRecord:
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
         forecasts = tuple(_read_rows(path / "forecasts.jsonl", warnings))
-        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines)
+        alarms = read_alarms(path / "alarms.jsonl", warnings)
+        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines, alarms)
 
     @classmethod
     def parse_evals(cls, data: bytes, source: str) -> RunRecord:

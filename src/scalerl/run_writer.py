@@ -1,6 +1,6 @@
 """Writing a run folder: the one code that does.
 
-Evaluations and forecasts are synced to the disk as they are written, steps are flushed.
+Evaluations, forecasts and alarms are synced to the disk as they are written, steps are flushed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from scalerl.files import sync, write_atomically
 from scalerl.jsonl import dumps
 from scalerl.record import SCHEMA, EvalPoint
 
-RECORDS = ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl", "forecasts.jsonl")
+RECORDS = (
+    *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
+    *("forecasts.jsonl", "alarms.jsonl"),
+)
 """The files that are appended to."""
 
 
@@ -133,6 +136,10 @@ class RunWriter:
         if groups is not None:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
+
+    def alarm(self, row: Mapping[str, Any]) -> None:
+        """Append what is wrong with the run's health, or is no longer."""
+        self._append("alarms.jsonl", row, sync=True)
 
     def forecast(self, row: Mapping[str, Any]) -> None:
         """Append one forecast; it is on the disk when this returns, and is never changed."""

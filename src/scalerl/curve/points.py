@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.alarms import warnings_of
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 
@@ -149,6 +150,7 @@ class Points:
         compute_N = record.compute(axis, price)
         # Step 0 comes before any training: what the devices idled while starting up is no training compute.
         compute_N = np.where(step_N == 0, 0.0, compute_N)
+        alarms = warnings_of(record.alarms, int(step_N.max(initial=0)))
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
@@ -158,7 +160,7 @@ class Points:
             str(record.evals_file),
             axis,
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
-            (*record.warnings, *(f"{record.evals_file}: {what}" for what in _doubts(record))),
+            (*record.warnings, *(f"{record.evals_file}: {what}" for what in _doubts(record)), *alarms),
         )
         return warn_of_repeats(points)
 

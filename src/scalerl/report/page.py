@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.files import write_atomically
 from scalerl.record import RunRecord
+from scalerl.report.alarms import alarm_notices, alarm_rows
 from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
 from scalerl.report.curve_view import axis_for, ceiling_why
@@ -16,7 +17,7 @@ from scalerl.report.facts import apart, counted, environment, head, recipe_secti
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
 from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
-from scalerl.report.numbers import DASH, percent, rate, rate_interval, unit_for
+from scalerl.report.numbers import DASH, as_mapping, percent, rate, rate_interval, unit_for
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.roles import ledger_rows, role_rows, roles_svg
 from scalerl.report.strata import strata, strata_svg
@@ -81,7 +82,7 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "facts": head(run, axis_for(run, fit, frozen)),
         "sentence": _result(frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
-        "notices": notices(fit, part) if fit is not None else [],
+        "notices": alarm_notices(run.alarms) + (notices(fit, part) if fit is not None else []),
         "no_fit": no_fit,
         "curve": curve_svg(run, fit, frozen=frozen, part=part),
         "frozen": frozen,
@@ -91,7 +92,8 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
         "ceiling_why": ceiling_why(run),
         "fits": [name for name, _ in fits],
         "parameter_rows": parameter_rows(run, fits, axis_for(run, fit, frozen)),
-        "health": health_svg(steps),
+        "health": health_svg(steps, run.alarms, as_mapping(run.config.get("recipe")).get("health")),
+        "alarms": alarm_rows(run.alarms),
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
         "ledger": ledger_rows(steps, run.lost()),

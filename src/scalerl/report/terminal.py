@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.record import RunRecord
+from scalerl.report.alarms import alarm_text
 from scalerl.report.ceiling import ceiling_text, to_tell_text
 from scalerl.report.curve_view import axis_for, known_ceiling
 from scalerl.report.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
@@ -32,6 +33,8 @@ def closing_rows(run: RunRecord, fit: Fit | None = None, report: Path | None = N
     if fit_json.get("lack_of_fit"):
         rows.append(("why withheld", str(fit_json.get("why"))))
     rows += _to_tell_rows(run, fit_json, axis_for(run, fit, frozen))
+    if run.alarms:
+        rows.append(("health", alarm_text(run.alarms)))
     if report is not None:
         rows.append(("report", str(report)))
     return rows

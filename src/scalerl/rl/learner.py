@@ -79,6 +79,10 @@ class StepStats:
     ratio_max: float = math.nan
     ratio_clipped: float = math.nan
     """Share of tokens on which a bound of the loss on the importance ratio acts."""
+    ess: float = math.nan
+    """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
+    logp_shift: float = math.nan
+    """Mean |log rho|, nats per token: how far trainer and generator are apart, age included."""
     kl: float = math.nan
     """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
     flops: float = 0.0
@@ -112,6 +116,7 @@ class Learner:
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
         self._score = Scorer(model, temperature, fp32_logits)
+        self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
         self._kl = kl or Kl()
         self._base_score = self._score.by(base) if base is not None else None
@@ -148,7 +153,7 @@ class Learner:
         if not len(batch):
             self.version += 1
             return StepStats()
-        sums, ratio_max = torch.zeros(5, dtype=torch.float64), 0.0
+        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for rows in self._micro_batches(batch):
             part, largest = self._accumulate(batch, rows)
             sums, ratio_max = sums + part, max(ratio_max, largest)
@@ -165,7 +170,7 @@ class Learner:
         self._round_masters()
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
-        loss, entropy, ratio, clipped, kl = sums.tolist()
+        loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
         flops = 3 * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
             loss=loss,
@@ -175,6 +180,8 @@ class Learner:
             ratio_mean=ratio / tokens,
             ratio_max=ratio_max,
             ratio_clipped=clipped / tokens,
+            ess=ratio * ratio / (tokens * squares) if squares else math.nan,
+            logp_shift=shift / tokens,
             kl=kl / tokens if self._base_score is not None else math.nan,
             flops=flops,
             tokens=tokens,
@@ -198,8 +205,8 @@ class Learner:
         return np.split(np.arange(len(batch)), cuts)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio, clipped tokens and
-        divergence, and the largest ratio."""
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
+        ratio|, clipped tokens and divergence, and the largest ratio."""
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
@@ -225,8 +232,10 @@ class Learner:
         loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
         self._gather_gradients()
-        ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].exp()
-        parts = [loss, entropy_MT.sum(), ratio.sum(), clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
+        log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
+        ratio = log_ratio.exp()
+        of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
+        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
         return torch.stack([part.detach().double() for part in parts]).cpu(), float(ratio.max())
 
     def _gather_gradients(self) -> None:
@@ -250,6 +259,11 @@ class Learner:
         """What `Scorer` gives for sequences that share nothing; of `model`, where that is another."""
         score = self._score if model is None else self._score.by(model)
         return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
+
+    def distributions(self, token_MT: Tensor, wanted_MT: Tensor, fp32_logits: bool | None = None) -> Tensor:
+        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
+        the LM head in the precision of the recipe, or as `fp32_logits` says."""
+        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), fp32_logits)
 
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:

@@ -1,83 +1,151 @@
-"""Before a run: a few tokens are sampled and held against the model's own forward pass, also while training.
+"""The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
 
-Models differ in what they do between the last hidden state and the logits (a scale, a soft cap), in how they
-find positions, in what they keep in a cache, and in what is random in training. Where generator or trainer do
-not compute what the model computes, the run would train another model than the one that is saved, and nothing
-would show it.
+Trained tokens cannot tell: most are a few versions old, and a difference may be age. So the probe keeps a
+copy of the weights of one version, waits for completions that this version began, and scores them with that
+copy by the trainer's own forward pass:
 
-Shapes in names: T tokens of prompt and completion, V vocabulary.
+    hold     the weights of version v as they are published
+    score    in the batches of the next steps, a few completions whose KV cache was begun by v: their tokens
+             up to the first that another version sampled, so that neither weights nor KV cache differ
+    release  once no token of v can come any more (v is older than the schedule allows); hold the next
+
+What is left between the two log-probabilities is kernels and precision, and it says three things:
+
+    gap      |trainer - recorded|: large with another temperature, or weights lost or corrupted on their way
+    head     the same less |trainer with its LM head in the other precision - recorded|: above 0 where the
+             generator's head has the other precision. In the gap that drowns in the noise of bfloat16
+    rank     where the tokens stand in the trainer's distribution: whether they are a sample of it at all, as
+             a generator may well record the probabilities of a distribution that it did not sample from
+
+It costs a forward pass of a few of the batch's completions (two in a low precision), and memory for one copy
+of the trained weights. The copy is of the learner's own weights, not of what was published.
+
+Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-from scalerl.errors import InputError
-from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.length import LengthRule
-from scalerl.rl.model import hidden_states
-from scalerl.rl.types import Prompt, Rollout
-
-_SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
-_TOLERANCE = {torch.float32: 1e-3}
-_TOLERANCE_LOW = 0.5  # nats, on average: a missing scale or cap is off by more, rounding to 16 bits by less
+from scalerl.rl.learner import Learner
+from scalerl.rl.recipe import Recipe
+from scalerl.rl.types import Rollout
 
 
-def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: str) -> None:
-    """Sample a little, and compare the log-probabilities with those of the model as it stands.
+class Probe:
+    """Holds a version of the learner's weights, and scores `health.probe` of the completions it sampled."""
 
-    Raises:
-        InputError: they differ, or the model does not run with the generator's cache.
-    """
-    rule = sampling.length
-    short = LengthRule(min(rule.thinking, _TOKENS), min(rule.answer, _TOKENS), rule.end_of_thinking)
-    text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # the one text that it is known to write
-    longest = len(tokenizer(text)["input_ids"])
-    generator = TorchGenerator(
-        model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_rows=2
-    )
-    try:
-        generator.submit(Prompt("probe", text, ""), 0, _SAMPLES)
-        ((*rollouts,),) = generator.collect(1)
-        gap = float(np.mean([_gap(model, rollout, sampling.temperature) for rollout in rollouts]))
-    except (ValueError, TypeError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model {name} does not run in the generator ({reason})") from error
-    allowed = _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_LOW) / min(sampling.temperature, 1.0)
-    if not gap <= allowed:
-        raise InputError(
-            f"model {name} is sampled wrongly: log-probabilities are {gap:.2g} off those of its own forward "
-            "pass (logits that are scaled or capped after the LM head are not supported yet)"
-        )
+    def __init__(self, learner: Learner, recipe: Recipe) -> None:
+        self._learner = learner
+        self._schedule = recipe.schedule
+        self._completions = recipe.health.probe
+        # In float32 there is no other head, and a recipe may ask for heads that differ.
+        self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
+        self._trained = [p for p in learner.model.parameters() if p.requires_grad]
+        self._held: list[Tensor] = []
+        self.version = learner.version
+        self._hold()
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
+
+        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see `scalerl.rl.health.Sampling`),
+        and with a low precision `head_gap` and `head_gap_rms` in nats (`scalerl.rl.health.Head`), all over
+        `probe_tokens` tokens.
+        """
+        if not self._completions:
+            return {}
+        fresh = [r for r in rollouts if r.first_version == self.version]
+        some = fresh[:: max(1, len(fresh) // self._completions)][: self._completions]
+        found = self._score(some) if some else {}
+        now = self._learner.version
+        if now - self.version > self._schedule.max_age and self._schedule.publishes(now):
+            self._hold()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs to go on as if nothing had happened: a version, and tensors."""
+        return {"version": self.version, "held": list(self._held)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.version, self._held = state["version"], state["held"]
+
+    def _hold(self) -> None:
+        self.version = self._learner.version
+        if self._completions:
+            self._held = [p.detach().to("cpu", copy=True) for p in self._trained]
+
+    @torch.no_grad()
+    def _score(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
+        if not len(recorded_W):
+            return {}
+        fp32, heads = self._learner.fp32_logits, {}
+        with self._held_weights():
+            for head in (fp32, not fp32) if self._two_heads else (fp32,):
+                heads[head] = self._learner.distributions(token_NT, wanted_NT, fp32_logits=head)
+        chosen_W1 = token_NT[:, 1:][wanted_NT][:, None].to(heads[fp32].device)
+        recorded_W1 = torch.from_numpy(recorded_W)[:, None].to(heads[fp32])
+        gap_W1 = {
+            head: (logp_WV.gather(-1, chosen_W1) - recorded_W1).abs() for head, logp_WV in heads.items()
+        }
+        found = {
+            "probe_tokens": len(recorded_W),
+            "logp_gap": float(gap_W1[fp32].mean()),
+            "logp_gap_max": float(gap_W1[fp32].max()),
+            **_ranks(heads[fp32], chosen_W1),
+        }
+        if self._two_heads:
+            excess_W1 = gap_W1[fp32] - gap_W1[not fp32]
+            found |= {
+                "head_gap": float(excess_W1.mean()),
+                "head_gap_rms": float(excess_W1.square().mean().sqrt()),
+            }
+        return found
+
+    def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Padded tokens, which of them (after the first) the held version sampled, and their recorded
+        log-probabilities."""
+        own = [r.version_T == self.version for r in rollouts]  # versions never fall within a completion
+        ends = [len(r.prompt_T) + int(of.sum()) for r, of in zip(rollouts, own, strict=True)]
+        token_NT = np.zeros((len(rollouts), max(ends)), dtype=np.int64)
+        wanted_NT = np.zeros(token_NT.shape, dtype=bool)
+        for n, (r, end) in enumerate(zip(rollouts, ends, strict=True)):
+            start = len(r.prompt_T)
+            token_NT[n, :start], token_NT[n, start:end] = r.prompt_T, r.token_T[: end - start]
+            wanted_NT[n, start:end] = r.sampled_T[: end - start]
+        recorded = [r.logp_T[of & r.sampled_T] for r, of in zip(rollouts, own, strict=True)]
+        return torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:]), np.concatenate(recorded)
+
+    @contextmanager
+    def _held_weights(self) -> Iterator[None]:
+        """The learner's model with the weights held; its own are put back as they were."""
+        own = [p.detach().clone() for p in self._trained]
+        try:
+            _install(self._held, self._trained)
+            yield
+        finally:
+            _install(own, self._trained)
 
 
-@torch.no_grad()
-def check_training(model: Any, name: str) -> None:
-    """See that the model computes the same while it is trained as while it is sampled from.
-
-    Raises:
-        InputError: it does not (dropout that cannot be turned off, a router with noise).
-    """
-    token_1T = torch.arange(8, device=next(model.parameters()).device)[None] % model.config.vocab_size
-    sampled_1TD = hidden_states(model.eval(), input_ids=token_1T, use_cache=False)
-    trained_1TD = hidden_states(model.train(), input_ids=token_1T, use_cache=False)
-    if not torch.allclose(sampled_1TD, trained_1TD, rtol=1e-3, atol=1e-3):
-        raise InputError(
-            f"model {name} computes something else while it is trained (dropout or router noise): set that "
-            "to 0 in its config.json"
-        )
+def _ranks(logp_WV: Tensor, chosen_W1: Tensor) -> dict[str, float]:
+    """Mean rank of the tokens in their distributions, and its variance for one token that is a sample."""
+    logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
+    likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
+    tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
+    return {
+        "rank": float((likelier_W + tied_W / 2).mean()),
+        "rank_variance": float((1 - (p_WV**3).sum(-1)).mean() / 12),
+    }
 
 
-@torch.no_grad()
-def _gap(model: Any, rollout: Rollout, temperature: float) -> float:
-    """Mean difference of the recorded log-probabilities from the model's own."""
-    token_T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))
-    token_T = token_T.to(next(model.parameters()).device)
-    logits_TV = model(input_ids=token_T[None], use_cache=False).logits[0, :-1].float() / temperature
-    logp_T = torch.log_softmax(logits_TV, -1).gather(-1, token_T[1:, None])[:, 0].cpu().numpy()
-    return float(np.abs(logp_T[len(rollout.prompt_T) - 1 :] - rollout.logp_T).mean())
+def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    for value, parameter in zip(values, parameters, strict=True):
+        parameter.detach().copy_(value)

@@ -28,6 +28,7 @@ from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.health import Health
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import AnyLength, ForcedInterruption
 from scalerl.rl.lora import Lora
@@ -183,6 +184,7 @@ class Recipe:
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:

@@ -65,5 +65,5 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
         raise InputError(f"{folder}: the run has {key} = {before.get(key)}, and this recipe {now[key]}")
 
 
-_FREE = ("checkpoint",)
+_FREE = ("checkpoint", "health")
 """What may be changed on the way: nothing that is trained depends on it."""

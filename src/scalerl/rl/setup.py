@@ -15,7 +15,7 @@ from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.model import checkpoint_activations, compute_device, load_model, load_tokenizer
-from scalerl.rl.probe import check_sampling, check_training
+from scalerl.rl.model_check import check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError
+from scalerl.errors import CannotAnswerError, DivergedError, PausedError
 from scalerl.record import EvalPoint, RunRecord
 from scalerl.rl.checkpoint import Checkpoints, copied_state, final_folder, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
@@ -25,9 +25,11 @@ from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
+from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import find_checkpoint, is_finished
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
+from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
 
 MILESTONES = (0.25, 0.5, 0.75)
@@ -52,6 +54,8 @@ class Progress:
     """The last row of forecasts.jsonl."""
     evaluated: bool = False
     """Whether this is an evaluation (its step is then `step`) and not a step."""
+    finding: str = ""
+    """What there is to say of the run's health, if this is about that alone."""
 
 
 def train(
@@ -81,6 +85,7 @@ def train(
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
             model cannot be loaded, or does not fit the recipe's context.
         WriteError: the disk does not take the record; what was written before is kept.
+        PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: it was stopped.
     """
@@ -100,18 +105,26 @@ def train(
     if saved:
         learner.restore(saved["learner"])
     version = saved["generator"]["version"] if saved else 0
-    generator = place_generator(
-        recipe, model_folder, learner, version
-    )  # complains before anything is written
+    generator = place_generator(recipe, model_folder, learner, version)  # complains before all is written
     if resume and (folder / "config.json").exists():
         writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
     else:
         writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
     counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
     view, agenda = _View(watch), _Agenda(recipe.evaluation.count)
+
+    def say(finding: Finding) -> None:
+        writer.alarm(finding.json())
+        view.finding(finding)
+
+    def on_point(point: EvalPoint) -> None:
+        view.point(point)
+        health.evaluation(point)
+
+    health, probe = Watch(recipe.health, recipe.precision, say), Probe(learner, recipe)
     evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
     evaluations = Evaluations(
-        evaluate, writer, heldout, recipe.task.heldout_hash, recipe.evaluation.samples, counters, view.point
+        evaluate, writer, heldout, recipe.task.heldout_hash, recipe.evaluation.samples, counters, on_point
     )
     pipeline = Pipeline(recipe, pool, generator, learner, verifier.judge)
     checkpoints = Checkpoints(folder / "checkpoints", recipe.checkpoint, learner.model, tokenizer)
@@ -123,6 +136,8 @@ def train(
         "counters": counters,
         "evaluations": evaluations,
         "agenda": agenda,
+        "health": health,
+        "probe": probe,
     }
     try:
         if saved:
@@ -133,8 +148,13 @@ def train(
         clock = time.perf_counter()
         for step in pipeline.steps():
             counters.add(step, generator.counters, time.perf_counter() - clock)
+            probing = time.perf_counter()
+            probed = probe([rollout for group in step.groups for rollout in group.rollouts])
             clock = time.perf_counter()
-            writer.step(step_row(step, counters, pipeline), groups_row(step))
+            counters.evaluate_seconds += clock - probing
+            row = step_row(step, counters, pipeline) | probed
+            writer.step(row, groups_row(step))
+            health.step(row)
             for failure in verifier.new_failures():
                 print(f"scalerl: {failure}", file=sys.stderr, flush=True)
             share = _spent(recipe, step.index, counters) / recipe.budget.amount
@@ -151,11 +171,13 @@ def train(
             view.step(step.index, share, counters)
             if share >= 1:
                 break
-            stopping = stop is not None and stop.is_set()
+            stopping = health.pause_for is not None or (stop is not None and stop.is_set())
             if stopping:
                 evaluations.write_finished(wait=True)
             if stopping or checkpoints.due(step.index):
                 checkpoints.make(step.index, state_of(parts) | {"lengths": writer.lengths()})
+            if health.pause_for:
+                raise PausedError(f"paused at {health.pause_for}; scalerl train {folder} --resume goes on")
             if stopping:
                 raise KeyboardInterrupt
         if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
@@ -164,6 +186,9 @@ def train(
         checkpoints.wait()
         weights = copied_state(learner.model)
         write_whole(final_folder(folder), lambda aside: save_model(learner.model, tokenizer, aside, weights))
+    except DivergedError:
+        health.diverged(learner.version + 1)
+        raise
     finally:
         generator.close()
         evaluate.close()
@@ -232,11 +257,13 @@ class _View:
         self._pass_rate = point.pass_rate
         self._tell(point.step, evaluated=True)
 
-    def _tell(self, step: int, evaluated: bool) -> None:
-        progress = Progress(
-            step, self._share, self._tokens_per_second, self._pass_rate, self.forecast, evaluated
-        )
-        self._watch(progress)
+    def finding(self, finding: Finding) -> None:
+        """There is something to say of the run's health."""
+        self._tell(finding.step, evaluated=False, finding=str(finding))
+
+    def _tell(self, step: int, evaluated: bool, finding: str = "") -> None:
+        speed, rate = self._tokens_per_second, self._pass_rate
+        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, finding))
 
 
 def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _View) -> None:

@@ -1,0 +1,92 @@
+"""Alarms of a run, read from alarms.jsonl: what was wrong, from which step on, and until when.
+
+One line per finding: {"step", "metric", "level" ("warning" or "alarm"), "value", "threshold", "since",
+"over", "worst", "time", "text"}. A line that is `over` ends the one of the same metric that
+began at `since`. A run of which nothing was to be said has no such file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, brief
+from scalerl.jsonl import number, read_jsonl, whole
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that was wrong from step `first` to `last`; `last` is None where it was not over."""
+
+    metric: str
+    level: str
+    first: int
+    last: int | None
+    worst: float
+    """The value furthest from what is good, as far as it is on record."""
+    threshold: float
+
+    @property
+    def steps(self) -> str:
+        """From when to when, in words."""
+        return f"from step {self.first} on" if self.last is None else f"steps {self.first} to {self.last}"
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.worst:.3g} (threshold {self.threshold:g}), {self.steps}"
+
+
+def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
+    """The alarms and warnings of a run, in the order in which they began; none where there is no such file.
+
+    Raises:
+        InputError: a line cannot be read.
+    """
+    found: dict[tuple[str, str, int], Alarm] = {}
+    for line, row in read_jsonl(path, warnings) if path.is_file() else []:
+        try:
+            alarm = _alarm(row)
+        except InputError as error:
+            raise InputError(f"{path}, line {line}: {error}") from error
+        began = found.get((alarm.metric, alarm.level, alarm.first), alarm)
+        found[alarm.metric, alarm.level, alarm.first] = replace(began, last=alarm.last, worst=alarm.worst)
+    return tuple(_closed_by_escalation(found.values()))
+
+
+def _alarm(row: Mapping[str, Any]) -> Alarm:
+    metric, level = row.get("metric"), row.get("level")
+    if not isinstance(metric, str) or level not in ("warning", "alarm"):
+        what = "an alarm has a 'metric' and a 'level' (warning or alarm)"
+        raise InputError(f"{what}, found {brief(metric)} and {brief(level)}")
+    worst = row.get("worst")
+    return Alarm(
+        metric,
+        level,
+        whole(row.get("since"), "since"),
+        whole(row.get("step"), "step") if row.get("over") else None,
+        float("inf") if worst is None else number(worst, "worst"),  # JSON has no infinity
+        number(row.get("threshold"), "threshold"),
+    )
+
+
+def _closed_by_escalation(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
+    """A warning that became an alarm ends where the alarm begins."""
+    alarms = list(alarms)
+    for place, alarm in enumerate(alarms):
+        later = [other.first for other in alarms[place + 1 :] if other.metric == alarm.metric]
+        yield replace(alarm, last=later[0]) if alarm.last is None and later else alarm
+
+
+def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
+    """What a fit to the evaluations up to `last_step` must say: one sentence per metric that was alarmed."""
+    by_metric: dict[str, list[Alarm]] = {}
+    for alarm in alarms:
+        if alarm.level == "alarm" and alarm.first <= last_step:
+            by_metric.setdefault(alarm.metric, []).append(alarm)
+    return tuple(_sentence(found) for found in by_metric.values())
+
+
+def _sentence(alarms: list[Alarm]) -> str:
+    more = f" (the first of {len(alarms)})" if len(alarms) > 1 else ""
+    return f"health alarm: {alarms[0]}{more}; the curve may not be the same before and after"

@@ -1,0 +1,71 @@
+"""Alarms on the page, in the figure and in the closing table."""
+
+import re
+from dataclasses import replace
+
+from scalerl.alarms import Alarm
+from scalerl.report import closing_rows, health_svg, report_html
+
+ALARMS = (
+    Alarm("truncated", "warning", 20, 30, 0.07, 0.05),
+    Alarm("truncated", "alarm", 30, 60, 0.14, 0.10),
+    Alarm("ess", "alarm", 50, None, 0.2, 0.3),
+)
+LIMITS = {"truncated": {"warning": 0.05, "alarm": 0.10}, "ratio_clipped": {"warning": 0.3, "alarm": 0.6}}
+
+
+def steps_of(truncated, **more):
+    return [{"step": n, "truncated": truncated, "ratio_clipped": 0.01, **more} for n in range(1, 61)]
+
+
+def shapes(svg):
+    """Everything that is drawn in the colour of alarms."""
+    assert svg is not None
+    return len(re.findall(r"(?:fill|stroke): var\(--later\)", svg))
+
+
+def test_alarms_are_shaded_in_their_own_panel():
+    steps = steps_of(0.04)
+    plain = health_svg(steps)
+    marked = health_svg(steps, ALARMS[:2])
+    assert shapes(marked) == shapes(plain) + 2
+    elsewhere = health_svg(steps, (Alarm("failed", "alarm", 3, 5, 0.2, 0.1),))
+    assert shapes(elsewhere) == shapes(plain)
+
+
+def test_thresholds_are_drawn_where_the_values_come_near_them():
+    near, far = steps_of(0.04), steps_of(0.001)
+    assert shapes(health_svg(near, (), LIMITS)) == shapes(health_svg(near)) + 1  # 5 %, and not 10 %
+    assert shapes(health_svg(far, (), LIMITS)) == shapes(health_svg(far))
+    assert shapes(health_svg(steps_of(0.09), (), LIMITS)) == shapes(health_svg(near)) + 2
+
+
+def test_a_figure_of_every_tenth_step_is_a_line():
+    sparse = [{"step": n, **({"logp_gap": 1e-6 * n} if n % 10 == 0 else {})} for n in range(1, 61)]
+    svg = health_svg(sparse)
+    assert svg is not None
+    assert "Log-probability gap" in svg
+    line = max(re.findall(r'd="(M [^"]+)"', svg), key=len)
+    assert line.count("L") >= 5  # six points
+
+
+def test_the_page_names_its_alarms(run):
+    html = report_html(replace(run, alarms=ALARMS))
+    assert "2 health alarms." in html
+    assert "truncated 0.14 (threshold 0.1), steps 30 to 60; ess 0.2 (threshold 0.3), from step 50 on" in html
+    cells = re.findall(r"<td>(.*?)</td>", html.partition("Alarms and warnings")[2])
+    assert cells[:4] == ["truncated", "steps 30 to 60", "0.140", "0.100"]
+    assert cells[8:10] == ["truncated", "steps 20 to 30"]  # warnings come last
+    assert "Alarms and warnings" not in report_html(run)
+
+
+def test_the_closing_table_names_them_too(run):
+    rows = dict(closing_rows(replace(run, alarms=ALARMS)))
+    assert rows["health"].startswith(
+        "2 alarms, 1 warning: truncated 0.14 (threshold 0.1), steps 30 to 60; ess"
+    )
+    warned = dict(closing_rows(replace(run, alarms=ALARMS[:1])))
+    assert warned["health"] == "1 warning: truncated 0.07 (threshold 0.05), steps 20 to 30"
+    assert "health" not in dict(closing_rows(run))
+    many = dict(closing_rows(replace(run, alarms=ALARMS[1:2] * 5)))
+    assert many["health"].endswith("; and 2 more")
