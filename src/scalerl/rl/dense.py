@@ -7,6 +7,7 @@ weights of such a model, and says None to every other, which then runs through i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_CHANGING_ROPE = ("dynamic", "longrope")
-"""Rotary positions whose frequencies depend on the length of the text."""
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions in which an angle depends on the position alone."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class DenseLayer:
     gate: nn.Linear
     up: nn.Linear
     down: nn.Linear
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        """Its matrices, with their biases."""
+        return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
 
 
 @dataclass(frozen=True)
@@ -52,21 +58,18 @@ class DenseModel:
     def of(cls, model: nn.Module) -> DenseModel | None:
         """The weights of `model`; None where its family, or what was done to it, is not written out here."""
         config: Any = model.config
-        if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act != "silu":
+        if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act not in ("silu", "swish"):
             return None
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
             return None
         base: Any = model.base_model
         rotary, head_dim = base.rotary_emb, base.layers[0].self_attn.head_dim
-        if rotary.rope_type in _CHANGING_ROPE or 2 * rotary.inv_freq.numel() != head_dim:
+        if rotary.rope_type not in STATIC_ROPE or 2 * rotary.inv_freq.numel() != head_dim:
             return None
-        layers = tuple(_layer(block) for block in base.layers)
-        if any(type(m) is not nn.Linear for layer in layers for m in _linears(layer)):
-            return None  # an adapter, say
-        return cls(
+        dense = cls(
             base.embed_tokens,
-            layers,
+            tuple(_layer(block) for block in base.layers),
             base.norm.weight,
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -74,15 +77,26 @@ class DenseModel:
             config.rms_norm_eps,
             rotary,
         )
+        if any(type(m) is not nn.Linear for layer in dense.layers for m in layer.linears):
+            return None  # an adapter, say
+        known = {id(p) for p in dense.parameters()}
+        return dense if known == {id(p) for p in base.parameters()} else None
+
+    def parameters(self) -> Iterator[Tensor]:
+        """All of them, without the head."""
+        yield from (self.embedding.weight, self.norm)
+        for layer in self.layers:
+            for linear in layer.linears:
+                yield from linear.parameters()
+            norms = (layer.norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+            yield from (norm for norm in norms if norm is not None)
 
     @torch.no_grad()
     def rotation(self, n_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine for every position and pair of dimensions, each (n_positions, head_dim / 2)."""
+        """Cosine and sine of every position, each (n_positions, head_dim), by the model's own module."""
         device = self.norm.device
-        positions_1P = torch.arange(n_positions, device=device)[None]
-        cos_1PE, sin_1PE = self.rotary(torch.zeros(1, device=device), positions_1P)
-        half = self.head_dim // 2
-        return cos_1PE[0, :, :half].contiguous(), sin_1PE[0, :, :half].contiguous()
+        cos, sin = self.rotary(torch.zeros(1, device=device), torch.arange(n_positions, device=device)[None])
+        return cos[0].contiguous(), sin[0].contiguous()
 
 
 def _layer(block: Any) -> DenseLayer:
@@ -101,7 +115,3 @@ def _layer(block: Any) -> DenseLayer:
         up=mlp.up_proj,
         down=mlp.down_proj,
     )
-
-
-def _linears(layer: DenseLayer) -> tuple[nn.Module, ...]:
-    return (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)

@@ -21,19 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.rl.native import LANES, Kernels, Shape, Store, load_kernels
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Kinds of RoPE in which an angle depends on the position alone."""
-
-PARAMETERS = {
-    *("embed_tokens.weight", "norm.weight", "lm_head.weight", "input_layernorm.weight"),
-    *("post_attention_layernorm.weight", "gate_proj.weight", "up_proj.weight", "down_proj.weight"),
-    *("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight", "q_norm.weight", "k_norm.weight"),
-    *("q_proj.bias", "k_proj.bias", "v_proj.bias"),
-}
-"""Ends of the names of the parameters that the formulas have a place for."""
+from scalerl.rl.compiled import LANES, fits
+from scalerl.rl.dense import DenseLayer, DenseModel
+from scalerl.rl.native import Kernels, Shape, Store, load_kernels
 
 MOST_TOKENS = 512
 """Of one pass, so that what lies between two matrix products stays in the processor's cache."""
@@ -54,8 +44,8 @@ class _Layer:
 class _Slots:
     """Keys and values of `n` slots of `extent` positions each, in every layer; see native.c."""
 
-    def __init__(self, config: Any, n: int, n_positions: int) -> None:
-        layers, kv_heads, dim = config.num_hidden_layers, config.num_key_value_heads, _head_dim(config)
+    def __init__(self, model: DenseModel, n: int, n_positions: int) -> None:
+        layers, kv_heads, dim = len(model.layers), model.kv_heads, model.head_dim
         self.extent = -(-n_positions // LANES) * LANES
         self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
         self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
@@ -82,36 +72,36 @@ class FusedEngine:
     """
 
     def __init__(
-        self, model: nn.Module, kernels: Kernels, n_rows: int, prompt_tokens: int, new_tokens: int
+        self, model: DenseModel, kernels: Kernels, n_rows: int, prompt_tokens: int, new_tokens: int
     ) -> None:
-        config: Any = model.config
-        trunk: Any = model.base_model
-        heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, _head_dim(config)
+        heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
+        hidden, inner = model.norm.shape[0], model.layers[0].down.in_features
         self._kernels = kernels
-        self._eps = config.rms_norm_eps
+        self._eps = model.eps
         self._shape = Shape(heads, kv_heads, dim, dim**-0.5, self._eps)
-        self._layers = [_fuse(layer) for layer in trunk.layers]
-        self._embedding: Tensor = trunk.embed_tokens.weight
-        self._norm: Tensor = trunk.norm.weight
-        self._turns = _angles(trunk, prompt_tokens + new_tokens)
-        self._prompts, self._own = _Slots(config, n_rows, prompt_tokens), _Slots(config, n_rows, new_tokens)
+        self._layers = [_fuse(layer) for layer in model.layers]
+        self._embedding: Tensor = model.embedding.weight
+        self._norm: Tensor = model.norm
+        self._turns = model.rotation(prompt_tokens + new_tokens)
+        self._prompts, self._own = _Slots(model, n_rows, prompt_tokens), _Slots(model, n_rows, new_tokens)
         self._prompt_R = np.full(n_rows, -1)  # the slot of each row's prompt, and its length
         self._prefix_R = np.zeros(n_rows, dtype=np.int64)
         longer = max(self._prompts.extent, self._own.extent)
         self._score = torch.empty(
             heads, self._prompts.extent + longer
         )  # prompts go on from nothing, in prompts
-        sizes = {"hidden": config.hidden_size, "normed": config.hidden_size, "mixed": heads * dim}
-        sizes |= {"qkv": (heads + 2 * kv_heads) * dim}
-        sizes |= {"gate_up": 2 * config.intermediate_size, "gated": config.intermediate_size}
+        sizes = {"hidden": hidden, "normed": hidden, "mixed": heads * dim}
+        sizes |= {"qkv": (heads + 2 * kv_heads) * dim, "gate_up": 2 * inner, "gated": inner}
         self._room = {name: torch.empty(MOST_TOKENS, size) for name, size in sizes.items()}
 
     @classmethod
     def of(cls, model: nn.Module, n_rows: int, prompt_tokens: int, new_tokens: int) -> Self | None:
         """The engine of a model; None where the model is not one that it knows, or there is no C compiler."""
-        if not _is_known(model) or (kernels := load_kernels()) is None:
+        dense = DenseModel.of(model)
+        if dense is None or not fits(dense) or any(map(_has_other_biases, dense.layers)):
             return None
-        return cls(model, kernels, n_rows, prompt_tokens, new_tokens)
+        kernels = load_kernels()
+        return None if kernels is None else cls(dense, kernels, n_rows, prompt_tokens, new_tokens)
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
         """All tokens of all prompts, one after the other and without padding."""
@@ -185,58 +175,34 @@ class FusedEngine:
         kernels.rms_norm(hidden, self._norm, eps, out_AD)
 
 
-def _is_known(model: nn.Module) -> bool:
-    """Whether the formulas above are all that the model computes."""
-    config: Any = model.config
-    if getattr(config, "model_type", None) not in FAMILIES:
-        return False
-    rope = config.rope_parameters or {}
-    return (
-        all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
-        and all(".".join(name.split(".")[-2:]) in PARAMETERS for name, _ in model.named_parameters())
-        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-        and not getattr(config, "sliding_window", None)
-        and config.hidden_act in ("silu", "swish")
-        and rope.get("rope_type", "default") in STATIC_ROPE
-        and rope.get("partial_rotary_factor", 1.0) == 1.0
-        and all(n % LANES == 0 for n in (config.hidden_size, config.intermediate_size, _head_dim(config)))
-    )
+def _has_other_biases(layer: DenseLayer) -> bool:
+    """Whether there are biases that the formulas above have no place for."""
+    return any(linear.bias is not None for linear in (layer.o, layer.gate, layer.up, layer.down))
 
 
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def _fuse(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+def _fuse(layer: DenseLayer) -> _Layer:
+    qkv = (layer.q, layer.k, layer.v)
     return _Layer(
-        layer.input_layernorm.weight.data,
-        _stack([module.weight for module in qkv]),
-        None if attention.q_proj.bias is None else _stack([module.bias for module in qkv]),
-        (None, None) if q_norm is None or k_norm is None else (q_norm.weight.data, k_norm.weight.data),
-        attention.o_proj.weight.data,
-        layer.post_attention_layernorm.weight.data,
-        _stack([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        mlp.down_proj.weight.data,
+        layer.norm.data,
+        _stack([linear.weight for linear in qkv]),
+        None if layer.q.bias is None else _stack([linear.bias for linear in qkv]),
+        (None, None)
+        if layer.q_norm is None or layer.k_norm is None
+        else (layer.q_norm.data, layer.k_norm.data),
+        layer.o.weight.data,
+        layer.mlp_norm.data,
+        _stack([layer.gate.weight, layer.up.weight]),
+        layer.down.weight.data,
     )
 
 
-def _stack(parameters: list[nn.Parameter]) -> Tensor:
+def _stack(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor with all of them, of which they become parts."""
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part
     return whole
-
-
-def _angles(trunk: Any, n_positions: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, (positions, head_dim), by the model's own module."""
-    positions = torch.arange(n_positions)[None]
-    cos, sin = trunk.rotary_emb(torch.zeros(1), positions)
-    return cos[0].contiguous(), sin[0].contiguous()
 
 
 def _linear(x_AD: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:

@@ -115,8 +115,8 @@ class Learner:
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
-        self.fp32_logits = fp32_logits
         self._score = Scorer(model, temperature, fp32_logits)
+        self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
         self._kl = kl or Kl()
         self._base_score = self._score.by(base) if base is not None else None
@@ -260,17 +260,10 @@ class Learner:
         score = self._score if model is None else self._score.by(model)
         return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
-    def distributions(
-        self,
-        token_MT: Tensor,
-        wanted_MT: Tensor,
-        model: nn.Module | None = None,
-        fp32_logits: bool | None = None,
-    ) -> Tensor:
+    def distributions(self, token_MT: Tensor, wanted_MT: Tensor, fp32_logits: bool | None = None) -> Tensor:
         """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
         the LM head in the precision of the recipe, or as `fp32_logits` says."""
-        score = self._score if model is None else self._score.by(model)
-        return score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), fp32_logits)
+        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), fp32_logits)
 
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:

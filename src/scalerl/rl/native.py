@@ -8,23 +8,14 @@ Shapes in names: A tokens of a pass, D hidden size.
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from torch import Tensor
 
-LANES = 8
-"""Every size but the number of tokens is a multiple of this."""
-
-_SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+from scalerl.rl.compiled import load_library
 
 
 class Shape(ctypes.Structure):
@@ -92,18 +83,8 @@ def _at(tensor: Tensor | None) -> int | None:
 @cache
 def load_kernels() -> Kernels | None:
     """The kernels for this machine; None where there is no C compiler, or it does not take them."""
-    named = os.environ.get("CC", "").split()
-    choices = [named] if named else [["cc"], ["gcc"], ["clang"]]
-    compiler = next((choice for choice in choices if shutil.which(choice[0])), None)
-    if compiler is None:
-        return None
-    with tempfile.TemporaryDirectory(prefix="scalerl-") as folder:
-        target = Path(folder) / "native.so"
-        for machine in (["-march=native"], []):  # not every compiler knows the machine it is on
-            command = [*compiler, *_FLAGS, *machine, str(_SOURCE), "-o", str(target), "-lm"]
-            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                return Kernels(_declared(ctypes.CDLL(str(target))))
-    return None
+    library = load_library("native.c")
+    return None if library is None else Kernels(_declared(library))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:

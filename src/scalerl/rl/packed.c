@@ -71,7 +71,7 @@ void swiglu_backward(const float *restrict grad, const float *restrict gate_up, 
 typedef struct {
     int64_t heads, kv_heads, head_dim, n_prompts;
     const int64_t *prompt_start, *prompt_length, *first, *start, *length;
-    const float *cos, *sin; /* [position][head_dim / 2] */
+    const float *cos, *sin; /* [position][head_dim], of which the first half is read */
     float *room;            /* see `lay_out` */
     int64_t extent;         /* positions that the room has, a multiple of LANES */
     float scale;
@@ -107,7 +107,7 @@ static inline void turn(const float *restrict x, const Attention *a, int64_t pos
                         float *restrict out)
 {
     int64_t half = a->head_dim / 2;
-    const float *cos = a->cos + position * half, *sin = a->sin + position * half;
+    const float *cos = a->cos + position * a->head_dim, *sin = a->sin + position * a->head_dim;
     for (int64_t i = 0; i < half; i++) {
         out[i] = x[i] * cos[i] - sign * x[half + i] * sin[i];
         out[half + i] = x[half + i] * cos[i] + sign * x[i] * sin[i];

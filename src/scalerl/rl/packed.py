@@ -20,16 +20,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from scalerl.rl.compiled import LANES, address, load_library
+from scalerl.rl.compiled import LANES, address, fits, load_library
 from scalerl.rl.dense import DenseLayer, DenseModel
 from scalerl.rl.packing import Packing
 
 
 def can_pack(model: DenseModel) -> bool:
-    """Whether this machine and the sizes of the model are such that `packed_hidden_states` can be used."""
-    sizes = (model.norm.shape[0], model.head_dim, model.layers[0].down.in_features)
-    on_cpu = model.norm.device.type == "cpu" and model.norm.dtype == torch.float32
-    return on_cpu and all(size % LANES == 0 for size in sizes) and _library() is not None
+    """Whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
+    return fits(model) and _library() is not None
 
 
 def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
@@ -152,7 +150,7 @@ class _Attention(ctypes.Structure):
     def of(cls, model: DenseModel, packing: Packing) -> _Attention:
         """The attention of `model` in a micro-batch."""
         extent = -(-packing.longest // LANES) * LANES
-        cos_PE, sin_PE = model.rotation(extent)
+        cos, sin = model.rotation(extent)
         room = torch.empty(6 * extent * model.head_dim + 2 * extent + 2 * model.head_dim)
         places = [
             packing.prompt_start_U,
@@ -162,7 +160,7 @@ class _Attention(ctypes.Structure):
             packing.length_M,
         ]
         arrays = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)) for array in places]
-        tensors = [*arrays, cos_PE, sin_PE, room]
+        tensors = [*arrays, cos, sin, room]
         shape = (model.heads, model.kv_heads, model.head_dim, len(packing.prompt_start_U))
         attention = cls(*shape, *map(address, tensors), extent, model.head_dim**-0.5)
         attention.owners = tensors  # what it points to lives as long as it does

@@ -33,7 +33,6 @@ class Packing:
     """Flat places at which something is predicted, ascending."""
     row_W: np.ndarray
     """For each wanted token, in the order of `wanted_MT`, its place in `needed_R`."""
-    target_W: np.ndarray
 
     @classmethod
     def of(
@@ -67,7 +66,6 @@ class Packing:
             length_M=length_M[order_M],
             needed_R=needed_R,
             row_W=row_W,
-            target_W=token_MT[:, 1:][wanted_MT],
         )
 
     @property

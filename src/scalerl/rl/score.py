@@ -5,7 +5,8 @@ padding, and the prompt that a group shares once, its gradient the sum over the 
 (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is no C
 compiler, is run through its own modules, sequence by sequence.
 
-Shapes in names: M completions, T positions, D hidden size, V vocabulary, W wanted tokens, R packed places.
+Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
+tokens, R distinct places at which they are predicted.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ class Scorer:
         self._temperature = temperature
         self._fp32_logits = fp32_logits
         self._device = next(model.parameters()).device
-        in_float32 = all(p.dtype == torch.float32 for p in model.parameters())
-        dense = DenseModel.of(model) if in_float32 else None
+        dense = DenseModel.of(model)
         self._dense = dense if dense and can_pack(dense) else None
 
     def by(self, model: nn.Module) -> Scorer:
@@ -58,44 +58,41 @@ class Scorer:
         begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
         positions go through the head: the logits of prompts and padding are never made.
         """
-        if prompt_M is None or group_M is None:
-            prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
+        logp_RV, row_W = self._predict(token_MT, wanted_MT, prompt_M, group_M, self._fp32_logits)
+        target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
+        with torch.no_grad():
+            entropy_R = -(logp_RV.exp() * logp_RV).sum(-1)
         wanted = torch.from_numpy(wanted_MT).to(self._device)
-        dense = self.dense
-        if dense:
-            packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
-            row_W, target_W = torch.from_numpy(packing.row_W), torch.from_numpy(packing.target_W)
-            logp_RV = self._log_probs(packed_hidden_states(dense, packing))
-            chosen_W, entropy_W = logp_RV[row_W, target_W], _entropy(logp_RV)[row_W]
-        else:
-            token = torch.from_numpy(token_MT).to(self._device)
-            # Right padding needs no mask: causal attention does not look ahead.
-            hidden_MTD = hidden_states(self.model, input_ids=token[:, :-1], use_cache=False)
-            logp_WV = self._log_probs(hidden_MTD[wanted])
-            chosen_W = logp_WV.gather(-1, token[:, 1:][wanted][:, None])[:, 0]
-            entropy_W = _entropy(logp_WV)
         zero_MT = torch.zeros(wanted_MT.shape, device=self._device)
-        return zero_MT.masked_scatter(wanted, chosen_W), zero_MT.masked_scatter(wanted, entropy_W)
+        logp_W, entropy_W = logp_RV[row_W, target_W], entropy_R[row_W]
+        return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
 
     def distributions(
         self, token_MT: np.ndarray, wanted_MT: np.ndarray, fp32_logits: bool | None = None
     ) -> Tensor:
-        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V)."""
-        dense = self.dense
-        if dense:
-            alone = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
-            packing = Packing.of(token_MT, wanted_MT, *alone)
-            hidden_RD = packed_hidden_states(dense, packing)
-            return self._log_probs(hidden_RD, fp32_logits)[torch.from_numpy(packing.row_W)]
-        token, wanted = (torch.from_numpy(array).to(self._device) for array in (token_MT, wanted_MT))
-        hidden_MTD = hidden_states(self.model, input_ids=token[:, :-1], use_cache=False)
-        return self._log_probs(hidden_MTD[wanted], fp32_logits)
-
-    def _log_probs(self, hidden: Tensor, fp32_logits: bool | None = None) -> Tensor:
+        """Log-probabilities over the vocabulary at every wanted token after the first, shape (W, V)."""
         fp32 = self._fp32_logits if fp32_logits is None else fp32_logits
-        return log_probs_TV(self.model, hidden, self._temperature, fp32)
+        logp_RV, row_W = self._predict(token_MT, wanted_MT, None, None, fp32)
+        return logp_RV[row_W]
 
-
-@torch.no_grad()
-def _entropy(logp: Any) -> Tensor:
-    return -(logp.exp() * logp).sum(-1)
+    def _predict(
+        self,
+        token_MT: np.ndarray,
+        wanted_MT: np.ndarray,
+        prompt_M: np.ndarray | None,
+        group_M: np.ndarray | None,
+        fp32_logits: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Distributions (R, V), each once, and for every wanted token, row by row, which of them is its."""
+        if dense := self.dense:
+            if prompt_M is None or group_M is None:
+                prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
+            packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
+            hidden_RD, row_W = packed_hidden_states(dense, packing), torch.from_numpy(packing.row_W)
+        else:
+            token_MS = torch.from_numpy(token_MT[:, :-1]).to(self._device)
+            # Right padding needs no mask: causal attention does not look ahead.
+            hidden_MSD = hidden_states(self.model, input_ids=token_MS, use_cache=False)
+            hidden_RD = hidden_MSD[torch.from_numpy(wanted_MT).to(self._device)]
+            row_W = torch.arange(len(hidden_RD), device=self._device)
+        return log_probs_TV(self.model, hidden_RD, self._temperature, fp32_logits), row_W

@@ -6,8 +6,9 @@
 
 #define LANES 8
 
-typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4))); /* may stand anywhere */
-typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4)));
+/* They may stand anywhere, and overlay arrays of floats. */
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline Vector load(const float *x) { return *(const Vector *)x; }
 static inline void store(float *x, Vector value) { *(Vector *)x = value; }
@@ -16,12 +17,11 @@ static inline Vector choose(Integers where, Vector a, Vector b)
     return (Vector)(((Integers)a & where) | ((Integers)b & ~where));
 }
 
-/* exp(x) within 2 units in the last place; 0 below -87, and e^88 above 88 (Cephes' polynomial). */
+/* exp(x) within 2 units in the last place, by Cephes' polynomial; 0 below -87, and exp(88) above 88. */
 static inline Vector exp_of(Vector x)
 {
-    Vector zero = {0}, most = zero + 88.0f;
     Integers tiny = x < -87.0f;
-    Vector kept = choose(tiny, zero, choose(x > 88.0f, most, x));
+    Vector zero = {0}, kept = choose(tiny, zero, choose(x > 88.0f, zero + 88.0f, x));
     Vector shifted = kept * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: rounds to an integer in the low bits */
     Vector whole = shifted - 12582912.0f;
     Vector r = (kept - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -37,10 +37,7 @@ static inline Vector exp_of(Vector x)
 
 static inline float total(Vector x)
 {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < LANES; i++)
-        sum += x[i];
-    return sum;
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
 #endif
