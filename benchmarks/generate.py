@@ -2,13 +2,13 @@
 
     python benchmarks/generate.py [--threads 1] [--rows 256] [--new 32] [--repeats 7] [--only llama]
 
-Two models of random weights, temperature 1, no top-k or top-p, and three jobs: as many prompts as there are
-rows; a sixteenth of them with 16 samples each, as RL has it (both to exactly `new` tokens, the end token
-being ignored); and four times as many completions that end where the model ends them, at 2 x `new` tokens
-at the latest, where the tokens up to the end are counted on all sides. `generate` takes `rows` completions
-at a time, padded on the left; `--compile` adds it with its static cache compiled. Everything from the texts
-of the prompts to the tokens of the completions is timed. The ways take turns, so that a shared machine slows
-all alike; CPU time with one thread, wall time with more.
+Two models of random weights, temperature 1, no top-k or top-p, prompts of 4 to 26 tokens, and four jobs: as
+many prompts as there are rows, to exactly `new` tokens (the end token being ignored), and to where the model
+ends them, at 2 x `new` tokens at the latest, where the tokens up to the end are counted on all sides; a
+sixteenth of the prompts with 16 samples each, as RL has it, to `new` tokens; and four times as many of
+these, to the end. `generate` takes `rows` completions at a time, padded on the left; `--compile` adds it with
+its static cache compiled. Everything from the texts of the prompts to the tokens of the completions is timed.
+The ways take turns, so that a shared machine slows all alike; CPU time with one thread, wall time with more.
 
 The floor is the time of the bare matrix products of a job in passes as large as ours: the tokens of the
 prompts without padding, then one token of every row at a time.
@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,8 @@ from scalerl.rl.fused import MOST_TOKENS
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, VOCABULARY, Chain, write_tokenizer
+from scalerl.rl.random import stream_key
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, FILLER, PAD, VOCABULARY, Chain, write_tokenizer
 from scalerl.rl.types import Prompt
 
 SMALL = {
@@ -241,10 +242,12 @@ def main() -> None:
         write_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
-    prompts = Chain(k_max=12, skip=(9, 10)).prompts("train")
+    filled = sorted(Chain(k_max=12).prompts("train"), key=lambda prompt: stream_key(prompt.id))
+    prompts = [replace(prompt, text=prompt.text.rstrip(f" {FILLER}")) for prompt in filled]
     rows, new, end = arguments.rows, arguments.new, VOCABULARY.index(END)
     jobs = [
         Job(f"{rows} prompts x 1, {new} tokens", prompts[:rows], 1, rows, new),
+        Job(f"{rows} prompts x 1, to the end", prompts[:rows], 1, rows, 2 * new, end),
         Job(f"{rows // 16} prompts x 16, {new} tokens", prompts[: rows // 16], 16, rows, new),
         Job(f"{rows // 4} prompts x 16, to the end", prompts[: rows // 4], 16, rows, 2 * new, end),
     ]

@@ -23,9 +23,8 @@ def uniform(key_R: np.ndarray, position_R: np.ndarray) -> np.ndarray:
 
     Both arguments are integer arrays of one shape; the result is float64 of that shape.
     """
-    with np.errstate(over="ignore"):
-        z = key_R.astype(np.uint64) + (position_R.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
+    z = key_R.astype(np.uint64) + (position_R.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
