@@ -18,7 +18,9 @@ from typing import Any
 
 from scalerl.rl import checkpoint, train
 from scalerl.rl.base import find_model
+from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import load_recipe
+from scalerl.rl.watch import Watch
 from scalerl.run_writer import RunWriter
 
 STEPS = 150
@@ -61,8 +63,10 @@ PARTS = [
     (train, "groups_row", "recording"),
     (RunWriter, "step", "recording"),
     (RunWriter, "lengths", "checkpointing"),
-    (train, "state_of", "checkpointing"),
+    (train._Run, "state", "checkpointing"),
     (checkpoint.Checkpoints, "make", "checkpointing"),
+    (Probe, "__call__", "health: the probe"),
+    (Watch, "step", "health: the watch"),
 ]
 
 if __name__ == "__main__":

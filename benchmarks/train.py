@@ -211,6 +211,9 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
         callbacks=[Tick()],
     )
     trainer.train()
+    if torch.distributed.is_initialized():  # a process that just leaves aborts now and then
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def race(args: argparse.Namespace) -> None:
@@ -243,6 +246,7 @@ def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder:
             python += ["-m", "torch.distributed.run", "--nproc-per-node", str(args.processes)]
     source = Path(__file__).resolve().parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
+    environment |= {"OMP_NUM_THREADS": str(args.threads), "PYTHONWARNINGS": "ignore::FutureWarning"}
     command = [
         *python,
         __file__,

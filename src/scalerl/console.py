@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -31,18 +32,21 @@ class TrainingProgress:
             disable=not self._live,
         )
         self._task = self._bar.add_task(name, total=1.0, text="starting")
+        self._notices = _Notices(self._say)
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
+        logging.getLogger("scalerl").addHandler(self._notices)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        logging.getLogger("scalerl").removeHandler(self._notices)
         self._bar.stop()
 
     def update(self, progress: Any) -> None:
-        """Show a `scalerl.rl.train.Progress`."""
+        """Show a `scalerl.rl.progress.Progress`."""
         if progress.finding:
             self._say(progress.finding)
             return
@@ -71,6 +75,18 @@ class TrainingProgress:
         elif line:
             elapsed = time.monotonic() - self._started
             print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+class _Notices(logging.Handler):
+    """What the package logs, as lines that stay."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        self._say(record.getMessage())
 
 
 def forecast_text(forecast: Mapping[str, Any] | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -93,7 +92,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        print("scalerl: stopping after this step; once more stops at once", file=sys.stderr, flush=True)
+        os.write(2, b"scalerl: stopping after this step; once more stops at once\n")  # nothing is locked
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

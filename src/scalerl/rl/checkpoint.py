@@ -83,7 +83,7 @@ class Checkpoints:
             try:
                 future.result()
             except WriteError as error:
-                _LOG.warning("scalerl: %s; training goes on without this checkpoint", error)
+                _LOG.warning("%s; training goes on without this checkpoint", error)
 
     def close(self) -> None:
         """Wait, and end the thread."""
@@ -106,7 +106,7 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             state = load_state(path / "training")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            _LOG.warning("scalerl: %s is damaged (%s): passed over", path, error)
+            _LOG.warning("%s is damaged (%s): passed over", path, error)
             continue
         yield step, state
 

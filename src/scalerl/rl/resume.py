@@ -33,16 +33,14 @@ def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
     for step, state in newest_checkpoints(folder / "checkpoints"):
         short = [name for name, length in state["lengths"].items() if _size(folder / name) < length]
         if short:
-            _LOG.warning(
-                "scalerl: %s is shorter than at step %d: that checkpoint is passed over", short[0], step
-            )
+            _LOG.warning("%s is shorter than at step %d: that checkpoint is passed over", short[0], step)
             continue
         for other, path in step_folders(folder / "checkpoints"):
             if other > step:
                 shutil.rmtree(path)
         return state
     if any((folder / name).exists() for name in RECORDS):
-        _LOG.warning("scalerl: %s has no checkpoint: the run begins anew", folder)
+        _LOG.warning("%s has no checkpoint: the run begins anew", folder)
     return None
 
 

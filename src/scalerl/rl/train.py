@@ -1,14 +1,18 @@
-"""A training run, from a recipe to a run folder. `train` reads from top to bottom as what happens."""
+"""A training run, from a recipe to a run folder.
+
+train         makes the parts, or restores them from a checkpoint; trains; saves the final weights
+_Run.train    after every step of the pipeline: record, evaluate, freeze a forecast, checkpoint, stop
+"""
 
 from __future__ import annotations
 
-import math
+import logging
 import platform
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +22,38 @@ import torch
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, DivergedError, PausedError
 from scalerl.record import EvalPoint, RunRecord
+from scalerl.rl.agenda import Agenda
 from scalerl.rl.checkpoint import Checkpoints, copied_state, final_folder, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluate import EvaluationProcess, Evaluator
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import Pipeline
+from scalerl.rl.pipeline import Pipeline, Step
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
+from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import find_checkpoint, is_finished
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
 
-MILESTONES = (0.25, 0.5, 0.75)
-"""Shares of the budget at which a forecast of the end is frozen, before training goes on."""
-
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
 
-
-@dataclass(frozen=True)
-class Progress:
-    """What a watcher sees after every step and every evaluation."""
-
-    step: int
-    share: float
-    """Of the budget."""
-    tokens_per_second: float
-    """Sampled tokens per second of generating and training."""
-    pass_rate: float
-    """Of the last evaluation."""
-    forecast: Mapping[str, Any] | None
-    """The last row of forecasts.jsonl."""
-    evaluated: bool = False
-    """Whether this is an evaluation (its step is then `step`) and not a step."""
-    finding: str = ""
-    """What there is to say of the run's health, if this is about that alone."""
+_LOG = logging.getLogger("scalerl")
+_STATEFUL = (
+    "learner",
+    "generator",
+    "pool",
+    "pipeline",
+    "counters",
+    "evaluations",
+    "agenda",
+    "health",
+    "probe",
+)
+"""Parts of a run that a checkpoint keeps the state of."""
 
 
 def train(
@@ -75,7 +73,8 @@ def train(
     With the placement `inline` generator and learner share this process, so that one seed gives one result,
     bit for bit. Evaluations run in a process of their own unless `evaluate_aside` is false, with the same
     result. (A script that calls this needs the usual `if __name__ == "__main__":`, as processes are spawned.)
-    `forecaster` freezes a forecast of the end at each of `MILESTONES`. `extra` goes into config.json.
+    `forecaster` freezes a forecast of the end at each of `scalerl.rl.agenda.MILESTONES`. `extra` goes into
+    config.json.
 
     `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there is none; with
     the placement `inline` the record is then that of a run that was never cut, times apart. Once `stop` is
@@ -95,188 +94,175 @@ def train(
     if not resume:
         check_unused(folder)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
-    recipe = check_prompts(recipe, model_folder)
-    tokenizer, learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
-    verifier = load_verifier(recipe, tokenizer)
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
-    heldout = [prompt.id for prompt in recipe.task.prompts("heldout")]
-
-    saved = find_checkpoint(folder, recipe) if resume else None
-    if saved:
-        learner.restore(saved["learner"])
-    version = saved["generator"]["version"] if saved else 0
-    generator = place_generator(recipe, model_folder, learner, version)  # complains before all is written
-    if resume and (folder / "config.json").exists():
-        writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
-    else:
-        writer = RunWriter(folder, _config(recipe, model_folder, learner.model, extra or {}))
-    counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
-    view, agenda = _View(watch), _Agenda(recipe.evaluation.count)
-
-    def say(finding: Finding) -> None:
-        writer.alarm(finding.json())
-        view.finding(finding)
-
-    def on_point(point: EvalPoint) -> None:
-        view.point(point)
-        health.evaluation(point)
-
-    health, probe = Watch(recipe.health, recipe.precision, say), Probe(learner, recipe)
-    evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, str(model_folder))
-    evaluations = Evaluations(
-        evaluate, writer, heldout, recipe.task.heldout_hash, recipe.evaluation.samples, counters, on_point
-    )
-    pipeline = Pipeline(recipe, pool, generator, learner, verifier.judge)
-    checkpoints = Checkpoints(folder / "checkpoints", recipe.checkpoint, learner.model, tokenizer)
-    parts = {
-        "learner": learner,
-        "generator": generator,
-        "pool": pool,
-        "pipeline": pipeline,
-        "counters": counters,
-        "evaluations": evaluations,
-        "agenda": agenda,
-        "health": health,
-        "probe": probe,
-    }
-    try:
-        if saved:
-            for name in parts.keys() - {"learner"}:
-                parts[name].restore(saved[name])
-        else:
-            evaluations.ask(0, learner.weights())
-        clock = time.perf_counter()
-        for step in pipeline.steps():
-            counters.add(step, generator.counters, time.perf_counter() - clock)
-            probing = time.perf_counter()
-            probed = probe([rollout for group in step.groups for rollout in group.rollouts])
-            clock = time.perf_counter()
-            counters.evaluate_seconds += clock - probing
-            row = step_row(step, counters, pipeline) | probed
-            writer.step(row, groups_row(step))
-            health.step(row)
-            for failure in verifier.new_failures():
-                print(f"scalerl: {failure}", file=sys.stderr, flush=True)
-            share = _spent(recipe, step.index, counters) / recipe.budget.amount
-
-            evaluating = time.perf_counter()
-            if agenda.evaluates(share):
-                evaluations.ask(step.index, learner.weights())
-            if agenda.freezes(share) and forecaster and share < 1:
-                evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
-                _freeze(writer, forecaster, recipe, view)
-            evaluations.write_finished()
-            clock += time.perf_counter() - evaluating  # it is no part of training
-
-            view.step(step.index, share, counters)
-            if share >= 1:
-                break
-            stopping = health.pause_for is not None or (stop is not None and stop.is_set())
-            if stopping:
-                evaluations.write_finished(wait=True)
-            if stopping or checkpoints.due(step.index):
-                checkpoints.make(step.index, state_of(parts) | {"lengths": writer.lengths()})
-            if health.pause_for:
-                raise PausedError(f"paused at {health.pause_for}; scalerl train {folder} --resume goes on")
-            if stopping:
-                raise KeyboardInterrupt
-        if evaluations.last_step < learner.version:  # the pool ran dry: every prompt has been retired
-            evaluations.ask(learner.version, learner.weights())
-        evaluations.write_finished(wait=True)
-        checkpoints.wait()
-        weights = copied_state(learner.model)
-        write_whole(final_folder(folder), lambda aside: save_model(learner.model, tokenizer, aside, weights))
-    except DivergedError:
-        health.diverged(learner.version + 1)
-        raise
-    finally:
-        generator.close()
-        evaluate.close()
-        verifier.close()
-        checkpoints.close()
-        writer.close()
+    with ExitStack() as closing:
+        run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+        try:
+            run.train(forecaster, stop or threading.Event())
+            run.save_final()
+        except DivergedError:
+            run.health.diverged(run.learner.version + 1)
+            raise
     return RunRecord.read(folder)
 
 
-def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of everything that the parts of a run need to go on."""
-    return {name: part.state() for name, part in parts.items()}
+class _Run:
+    """The parts of a run, and what is done with them after every step. `closing` ends them."""
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        model_folder: str,
+        resume: bool,
+        extra: Mapping[str, Any],
+        watch: Callable[[Progress], None],
+        evaluate_aside: bool,
+        closing: ExitStack,
+    ) -> None:
+        self.folder = folder
+        self.recipe = recipe = check_prompts(recipe, model_folder)
+        self.tokenizer, self.learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
+        self.verifier = load_verifier(recipe, self.tokenizer)
+        closing.callback(self.verifier.close)
+        task = recipe.task
+        self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
 
-@dataclass
-class _Agenda:
-    """What is due at which share of the budget: evaluations, and frozen forecasts."""
+        saved = find_checkpoint(folder, recipe) if resume else None
+        if saved:
+            self.learner.restore(saved["learner"])
+        version = saved["generator"]["version"] if saved else 0
+        # It complains of what does not fit, and nothing has been written yet.
+        self.generator = place_generator(recipe, model_folder, self.learner, version)
+        closing.callback(self.generator.close)
+        if resume and (folder / "config.json").exists():
+            self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
+        else:
+            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
+        closing.callback(self.writer.close)
 
-    count: int
-    due: int = 1
-    """Of `count` evaluations, the next."""
-    frozen: int = 0
-    """Milestones that have passed."""
+        self.counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
+        self.view, self.agenda, self.clock = View(watch), Agenda(recipe.evaluation.count), _Clock()
+        self.health = Watch(recipe.health, recipe.precision, self._on_finding)
+        self.probe = Probe(self.learner, recipe)
+        evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, model_folder)
+        closing.callback(evaluate.close)
+        self.evaluations = Evaluations(
+            evaluate,
+            self.writer,
+            [prompt.id for prompt in task.prompts("heldout")],
+            task.heldout_hash,
+            recipe.evaluation.samples,
+            self.counters,
+            self._on_point,
+        )
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.judge)
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints", recipe.checkpoint, self.learner.model, self.tokenizer
+        )
+        closing.callback(self.checkpoints.close)
+        if saved:
+            for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
+                getattr(self, name).restore(saved[name])
+        else:
+            self.evaluations.ask(0, self.learner.weights())
 
-    def evaluates(self, share: float) -> bool:
-        """Whether an evaluation is due; those that one step passes together are made once."""
-        before = self.due
-        self.due = max(self.due, math.floor(share * self.count))
-        while self.due / self.count <= share:
-            self.due += 1
-        return self.due > before
+    def train(self, forecaster: Forecaster | None, stop: threading.Event) -> None:
+        """Until the budget is spent, the pool has run dry, or the run is to stop."""
+        self.clock.lap()
+        for step in self.pipeline.steps():
+            self._record(step)
+            share = self._spent(step) / self.recipe.budget.amount
+            with self.clock.stopped():  # it is no part of training
+                self._evaluate(step, share, forecaster)
+            self.view.step(step.index, share, self.counters)
+            if share >= 1:
+                return
+            self._checkpoint(step, stopping=self.health.pause_for is not None or stop.is_set())
 
-    def freezes(self, share: float) -> bool:
-        """Whether a milestone has been reached."""
-        before = self.frozen
-        self.frozen = sum(milestone <= share for milestone in MILESTONES)
-        return self.frozen > before
+    def save_final(self) -> None:
+        """Evaluate and save the weights as they are at the end."""
+        if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
+            self.evaluations.ask(self.learner.version, self.learner.weights())
+        self.evaluations.write_finished(wait=True)
+        self.checkpoints.wait()
+        model, weights = self.learner.model, copied_state(self.learner.model)
+        write_whole(
+            final_folder(self.folder), lambda aside: save_model(model, self.tokenizer, aside, weights)
+        )
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
-        return {"due": self.due, "frozen": self.frozen}
+        """Copies of everything that a resume needs."""
+        parts = {name: getattr(self, name).state() for name in _STATEFUL}
+        return parts | {"lengths": self.writer.lengths()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
-        self.due, self.frozen = state["due"], state["frozen"]
+    def _record(self, step: Step) -> None:
+        self.counters.add(step, self.generator.counters, self.clock.lap())
+        with self.clock.stopped():
+            started = time.perf_counter()
+            probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
+            self.counters.evaluate_seconds += time.perf_counter() - started
+        row = step_row(step, self.counters, self.pipeline) | probed
+        self.writer.step(row, groups_row(step))
+        self.health.step(row)
+        for failure in self.verifier.new_failures():
+            _LOG.warning(failure)
+
+    def _evaluate(self, step: Step, share: float, forecaster: Forecaster | None) -> None:
+        if self.agenda.evaluates(share):
+            self.evaluations.ask(step.index, self.learner.weights())
+        if self.agenda.freezes(share) and forecaster and share < 1:
+            self.evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
+            self._freeze(forecaster)
+        self.evaluations.write_finished()
+
+    def _freeze(self, forecaster: Forecaster) -> None:
+        budget = self.recipe.budget
+        try:
+            row = forecaster(RunRecord.read(self.folder), budget.kind, budget.amount)
+        except CannotAnswerError:
+            return  # too early to say anything; the next milestone may
+        self.writer.forecast(row)
+        self.view.forecast = row
+
+    def _checkpoint(self, step: Step, stopping: bool) -> None:
+        if stopping:
+            self.evaluations.write_finished(wait=True)
+        if stopping or self.checkpoints.due(step.index):
+            self.checkpoints.make(step.index, self.state())
+        if reason := self.health.pause_for:
+            raise PausedError(f"paused at {reason}; scalerl train {self.folder} --resume goes on")
+        if stopping:
+            raise KeyboardInterrupt
+
+    def _spent(self, step: Step) -> float:
+        return self.counters.flops if self.recipe.budget.kind == "flops" else float(step.index)
+
+    def _on_finding(self, finding: Finding) -> None:
+        self.writer.alarm(finding.json())
+        self.view.finding(finding)
+
+    def _on_point(self, point: EvalPoint) -> None:
+        self.view.point(point)
+        self.health.evaluation(point)
 
 
-class _View:
-    """Keeps what a watcher is to see, and tells it."""
+class _Clock:
+    """Wall time of training: laps, without the time in which it is stopped."""
 
-    def __init__(self, watch: Callable[[Progress], None]) -> None:
-        self.forecast: Mapping[str, Any] | None = None
-        self._watch = watch
-        self._share = 0.0
-        self._tokens_per_second = math.nan
-        self._pass_rate = math.nan
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
 
-    def step(self, step: int, share: float, counters: RunCounters) -> None:
-        """A trainer step is done."""
-        self._share = min(share, 1.0)
-        self._tokens_per_second = counters.generated / (counters.generate_seconds + counters.train_seconds)
-        self._tell(step, evaluated=False)
+    def lap(self) -> float:
+        """Seconds since the last one."""
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
 
-    def point(self, point: EvalPoint) -> None:
-        """An evaluation is on record."""
-        self._pass_rate = point.pass_rate
-        self._tell(point.step, evaluated=True)
-
-    def finding(self, finding: Finding) -> None:
-        """There is something to say of the run's health."""
-        self._tell(finding.step, evaluated=False, finding=str(finding))
-
-    def _tell(self, step: int, evaluated: bool, finding: str = "") -> None:
-        speed, rate = self._tokens_per_second, self._pass_rate
-        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, finding))
-
-
-def _freeze(writer: RunWriter, forecaster: Forecaster, recipe: Recipe, view: _View) -> None:
-    try:
-        row = forecaster(RunRecord.read(writer.path), recipe.budget.kind, recipe.budget.amount)
-    except CannotAnswerError:
-        return  # too early to say anything; the next milestone may
-    writer.forecast(row)
-    view.forecast = row
-
-
-def _spent(recipe: Recipe, step: int, counters: RunCounters) -> float:
-    return counters.flops if recipe.budget.kind == "flops" else float(step)
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What is done meanwhile does not count."""
+        started = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - started
 
 
 def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""What is due at which share of the budget: evaluations, and frozen forecasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MILESTONES = (0.25, 0.5, 0.75)
+"""Shares of the budget at which a forecast of the end is frozen, before training goes on."""
+
+
+@dataclass
+class Agenda:
+    """Keeps what has been done."""
+
+    count: int
+    due: int = 1
+    """Of `count` evaluations, the next."""
+    frozen: int = 0
+    """Milestones that have passed."""
+
+    def evaluates(self, share: float) -> bool:
+        """Whether an evaluation is due; those that one step passes together are made once."""
+        before = self.due
+        self.due = max(self.due, math.floor(share * self.count))
+        while self.due / self.count <= share:
+            self.due += 1
+        return self.due > before
+
+    def freezes(self, share: float) -> bool:
+        """Whether a milestone has been reached."""
+        before = self.frozen
+        self.frozen = sum(milestone <= share for milestone in MILESTONES)
+        return self.frozen > before
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return {"due": self.due, "frozen": self.frozen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.due, self.frozen = state["due"], state["frozen"]
