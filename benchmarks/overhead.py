@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         record = train.train(recipe, Path(folder) / "run", model)
     last = record.steps()[-1]
-    total = last["device_seconds"]["train"] + last["idle_seconds"]["train"]
+    total = last["wall_seconds"]
     print(f"{STEPS} steps in {total:.1f} s of training")
     for what, seconds in _spent.items():
         print(f"  {what:<24} {seconds:7.3f} s   {seconds / total:6.2%}")

@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-TIMES = ("time", "device_seconds", "idle_seconds")
+TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
 STEPS = 120
 SHORT = {
     "budget.kind": "steps",

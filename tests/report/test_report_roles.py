@@ -11,7 +11,8 @@ def step(n, generate=0.9, train=0.5, **ledger):
     return {
         "step": n,
         "device_seconds": {"generate": 2 * generate * n, "train": train * n},
-        "idle_seconds": {"generate": 2 * (1 - generate) * n, "train": (1 - train) * n},
+        "idle_seconds": {"generate": 2 * (1 - generate) * n, "train": (0.9 - train) * n},
+        "wall_seconds": n,
         "tokens": {"generated": 1800 * n, "trained": 1000 * n},
         "queue": {"generating": 5, "generated": 1, "verified": 0},
         "ledger": {"admitted": 10 * n + 6, "trained": 8 * n, "zero_variance": 2 * n, "in_flight": 6} | ledger,
@@ -40,14 +41,17 @@ def test_what_was_run_again_is_told():
 def test_each_role_has_its_busy_and_idle_time_and_its_speed():
     rows = dict(role_rows([step(1), step(10)]))
     assert rows["generators"] == "busy 18 s, idle 2 s (10 %); 1.0k tokens a second of work"
-    assert rows["trainer"] == "busy 5 s, idle 5 s (50 %); 2.0k tokens a second of work"
+    assert (
+        rows["trainer"]
+        == "busy 5 s, idle 4 s (40 %), verifying and recording 1 s; 2.0k tokens a second of work"
+    )
     assert role_rows([{"step": 1}]) == []
 
 
 def test_busy_shares_are_those_of_each_piece_of_the_run():
     wall_N = np.arange(101.0)
     busy_N = np.where(wall_N < 50, 0, wall_N - 50)  # idle in the first half, busy in the second
-    ends, shares = busy_shares(wall_N, busy_N, wall_N - busy_N, pieces=4)
+    ends, shares = busy_shares(wall_N, busy_N, wall_N, pieces=4)
     assert ends == pytest.approx([25, 50, 75, 100])
     assert shares == pytest.approx([0, 0, 1, 1])
 

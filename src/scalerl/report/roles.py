@@ -59,10 +59,12 @@ def role_rows(steps: Steps) -> Rows:
         return []
     last, rows = steps[-1], []
     for (role, name, _), made in zip(_ROLES, ("generated", "trained"), strict=True):
-        busy, idle = _seconds(last, role)
+        busy, idle, total = _seconds(last, role)
         speed = as_float(as_mapping(last.get("tokens")).get(made)) / busy if busy > 0 else 0.0
-        share = idle / (busy + idle) if busy + idle > 0 else 0.0
+        share = idle / total if total > 0 else 0.0
         text = f"busy {duration(busy)}, idle {duration(idle)} ({percent(share)})"
+        if (other := total - busy - idle) > 0.5:
+            text += f", verifying and recording {duration(other)}"
         rows.append((name, f"{text}; {speed / 1000:.1f}k tokens a second of work"))
     return rows
 
@@ -75,7 +77,7 @@ def roles_svg(steps: Steps) -> str | None:
 
 
 def _draw(steps: Steps) -> Figure:
-    wall_N = np.array([sum(_seconds(row, "train")) for row in steps])
+    wall_N = np.array([_seconds(row, "train")[2] for row in steps])
     scale, unit = (60.0, "minutes") if wall_N[-1] < 7200 else (3600.0, "hours")
     with style():
         figure = new_figure(10.0, 2.3)
@@ -83,8 +85,8 @@ def _draw(steps: Steps) -> Figure:
             1, 2, gridspec_kw={"left": 0.05, "right": 0.9, "bottom": 0.24, "top": 0.84, "wspace": 0.36}
         )
         for role, name, colour in _ROLES:
-            busy_N, idle_N = np.array([_seconds(row, role) for row in steps]).T
-            x_N, share_N = busy_shares(wall_N, busy_N, idle_N)
+            busy_N, _, total_N = np.array([_seconds(row, role) for row in steps]).T
+            x_N, share_N = busy_shares(wall_N, busy_N, total_N)
             axes.plot(x_N / scale, 100 * share_N, color=colour, lw=1.3, drawstyle="steps-post")
             _name(axes, name, 100 * share_N[-1], colour)
         axes.set_ylim(0, 105)
@@ -101,22 +103,23 @@ def _draw(steps: Steps) -> Figure:
 
 
 def busy_shares(
-    wall_N: np.ndarray, busy_N: np.ndarray, idle_N: np.ndarray, pieces: int = 60
+    wall_N: np.ndarray, busy_N: np.ndarray, total_N: np.ndarray, pieces: int = 60
 ) -> tuple[np.ndarray, np.ndarray]:
     """Share of its time that a role was busy, by pieces of the run; arguments are cumulative seconds.
 
     Returns the ends of the pieces on `wall_N`, and the share of each.
     """
     at = np.unique(np.linspace(0, len(wall_N) - 1, min(pieces, len(wall_N) - 1) + 1).astype(int))
-    busy, total = np.diff(busy_N[at]), np.diff(busy_N[at] + idle_N[at])
+    busy, total = np.diff(busy_N[at]), np.diff(total_N[at])
     with np.errstate(divide="ignore", invalid="ignore"):
         return wall_N[at[1:]], np.where(total > 0, busy / total, 0.0)
 
 
-def _seconds(row: Mapping[str, Any], role: str) -> tuple[float, float]:
-    """Busy and idle seconds of a role until this step."""
+def _seconds(row: Mapping[str, Any], role: str) -> tuple[float, float, float]:
+    """Busy and idle seconds of a role until this step, and all that its processes had."""
     busy = as_float(as_mapping(row.get("device_seconds")).get(role))
-    return busy, as_float(as_mapping(row.get("idle_seconds")).get(role))
+    idle = as_float(as_mapping(row.get("idle_seconds")).get(role))
+    return busy, idle, as_float(row.get("wall_seconds")) if role == "train" else busy + idle
 
 
 def _name(axes: Any, name: str, height: float, colour: str) -> None:

@@ -28,6 +28,8 @@ class RunCounters:
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """Of the trainer, for groups that were not generated yet."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -54,6 +56,7 @@ class RunCounters:
         self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
         self.train_seconds += step.train_seconds
+        self.waited_seconds += step.waited_seconds
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
         self.samples += sum(len(group.rollouts) for group in step.groups)
@@ -72,13 +75,13 @@ class RunCounters:
             "tokens": asdict(Tokens(self.generated, self.trained)),
         }
 
-    def roles(self) -> dict[str, dict[str, float]]:
-        """Seconds in which each role did nothing, all its processes together."""
-        waited = {
-            "generate": self.wall_seconds * self.generators - self.generate_seconds,
-            "train": self.wall_seconds - self.train_seconds,
+    def roles(self) -> dict[str, Any]:
+        """Seconds of the run, and those in which each role did nothing, all its processes together."""
+        generators = max(self.wall_seconds * self.generators - self.generate_seconds, 0.0)
+        return {
+            "wall_seconds": self.wall_seconds,
+            "idle_seconds": {"generate": generators, "train": self.waited_seconds},
         }
-        return {"idle_seconds": {role: max(seconds, 0.0) for role, seconds in waited.items()}}
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""

@@ -54,6 +54,8 @@ class Step:
     batch: Batch
     stats: StepStats
     train_seconds: float
+    waited_seconds: float
+    """For groups that were not generated yet."""
 
 
 class Pipeline:
@@ -68,6 +70,7 @@ class Pipeline:
         """Groups submitted to the generator so far."""
         self._collected = 0
         self._verified = deque[Group]()
+        self._waited = 0.0  # seconds since the last step
 
     @property
     def pool_left(self) -> int:
@@ -120,7 +123,9 @@ class Pipeline:
             if self.admitted < self._collected + wanted and not self._pool.left:
                 wanted = (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
                 continue
+            started = time.perf_counter()
             generator.work()
+            self._waited += time.perf_counter() - started
             self._admit()
         sampled = generator.take(wanted)
         for rollouts, rewards in zip(sampled, self._judge(sampled), strict=True):
@@ -146,7 +151,8 @@ class Pipeline:
         seconds = time.perf_counter() - started
         if weights is not None:
             self._generator.update(weights, learner.version)
-        return Step(learner.version, tuple(groups), batch, stats, seconds)
+        waited, self._waited = self._waited, 0.0
+        return Step(learner.version, tuple(groups), batch, stats, seconds, waited)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
