@@ -6,7 +6,8 @@
     python benchmarks/reliability.py verifiers              5 % of the verifications hang, 5 % raise
     python benchmarks/reliability.py disk                   no room for checkpoints, then room again
 
-Each prints what it found and ends with status 1 where something was lost. The runs are the demo's, shortened.
+Each prints what it found and ends with status 1 where something was lost, or where the run was over before all
+kills were made. The runs are the demo's recipe, for so many steps.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
-STEPS = 120
+STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "verifiers": 10, "disk": 120}
+"""Of each case: as many as the kills take."""
 SHORT = {
     "budget.kind": "steps",
-    "budget.amount": STEPS,
     "evaluation.count": 12,
     "evaluation.samples": 1,
     "checkpoint.steps": 5,
@@ -58,47 +59,52 @@ def main() -> None:
 
 def inline(folder: Path, kills: int, rng: random.Random) -> bool:
     """The record and the final weights must be those of a run that nobody touched."""
-    _run(_train(folder / "whole"))
-    _killed_and_resumed(folder / "cut", kills, rng, [])
+    _run(_train(folder / "whole", "inline"))
+    killed = _killed_and_resumed(folder / "cut", "inline", kills, rng)
     same = {name: _timeless(folder / "cut" / name) == _timeless(folder / "whole" / name) for name in _FILES}
     weights = "checkpoints/final/model.safetensors"
     same[weights] = (folder / "cut" / weights).read_bytes() == (folder / "whole" / weights).read_bytes()
     for name, equal in same.items():
         print(f"  {name}: {'equal, times apart' if equal else 'DIFFERENT'}")
-    return all(same.values())
+    return all(same.values()) and killed == kills
 
 
 def local(folder: Path, kills: int, rng: random.Random) -> bool:
     """The ledger must balance, and every group end once."""
-    _killed_and_resumed(folder / "cut", kills, rng, ["placement.kind=local"])
-    return _balanced(folder / "cut")
+    killed = _killed_and_resumed(folder / "cut", "local", kills, rng, "placement.kind=local")
+    return _balanced(folder / "cut") and killed == kills
 
 
-def _killed_and_resumed(folder: Path, kills: int, rng: random.Random, changes: list[str]) -> None:
+def _killed_and_resumed(folder: Path, case: str, kills: int, rng: random.Random, *changes: str) -> int:
     done, steps = 0, []
     while done < kills:
         process = subprocess.Popen(
-            _train(folder, changes),
+            _train(folder, case, *changes),
             process_group=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
         # From before the first line of Python to the middle of training: starting takes some seconds.
-        time.sleep(rng.uniform(0, 1) if rng.random() < 0.1 else rng.uniform(5, 14))
+        time.sleep(rng.uniform(0, 1) if rng.random() < 0.1 else rng.uniform(4, 11))
         if process.poll() is not None:
-            break  # it was quicker; fewer kills are said below
+            break  # it was quicker
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         done += 1
         steps.append(_last_step(folder))
-    _run(_train(folder, changes))
+    _run(_train(folder, case, *changes))
     lost = [row["lost"]["steps"] for row in _rows(folder / "lost.jsonl") if "lost" in row]
-    print(f"  killed {done} times, after the steps {steps}; steps run again: {sum(lost)} of {STEPS}")
+    print(f"  killed {done} times, after the steps {steps}; steps run again: {sum(lost)} of {STEPS[case]}")
+    return done
 
 
-def _train(folder: Path, changes: list[str] | None = None) -> list[str]:
-    settings = [f"{key}={value}" for key, value in SHORT.items()] + (changes or [])
+def _settings(case: str, *changes: str) -> list[str]:
+    return [f"{key}={value}" for key, value in SHORT.items()] + [f"budget.amount={STEPS[case]}", *changes]
+
+
+def _train(folder: Path, case: str, *changes: str) -> list[str]:
+    settings = _settings(case, *changes)
     options = [part for setting in settings for part in ("--set", setting)]
     return [sys.executable, "-m", "scalerl.cli", "train", "demo", "-o", str(folder), "--resume", *options]
 
@@ -121,7 +127,7 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
     def kill() -> None:
         nonlocal killed
-        while killed < kills and not done.wait(rng.uniform(6, 12)):  # longer than a start takes
+        while killed < kills and not done.wait(rng.uniform(5, 8)):  # longer than a start takes
             processes = [p for p in multiprocessing.active_children() if p.name == "generator"]
             if len(processes) == 2:
                 rng.choice(processes).kill()
@@ -129,12 +135,13 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    record = _in_this_process(folder / "run", ["placement.kind=local", "placement.generators=2"])
+    settings = _settings("generators", "placement.kind=local", "placement.generators=2")
+    record = _in_this_process(folder / "run", settings)
     done.set()
     thread.join()
     last = record.steps()[-1]
     print(f"  {killed} generators killed in {last['step']} steps; groups begun again: {last['restarted']}")
-    return killed == kills and last["step"] == STEPS and _balanced(folder / "run")
+    return killed == kills and last["step"] == STEPS["generators"] and _balanced(folder / "run")
 
 
 VERIFIER = '''
@@ -170,9 +177,8 @@ def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
         chat_template=False,
         limits=Limits(seconds=0.5, workers=8),
     )
-    record = _in_this_process(
-        folder / "run", ["budget.amount=10", "batch.prompts=4", "evaluation.count=2"], task
-    )
+    settings = _settings("verifiers", "batch.prompts=4", "evaluation.count=2")
+    record = _in_this_process(folder / "run", settings, task)
     failed: Counter[str] = Counter()
     for row in record.steps():
         failed.update(row["failed"])
@@ -184,7 +190,7 @@ def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
 
 def disk(folder: Path, kills: int, rng: random.Random) -> bool:
     """Without room for a checkpoint training must go on and say so; what was run must be resumable."""
-    command = _train(folder / "run", ["checkpoint.steps=10"])
+    command = _train(folder / "run", "disk", "checkpoint.steps=10")
 
     def no_room() -> None:  # files of more than 100 kB: checkpoints; the record's lines are smaller
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -199,12 +205,12 @@ def disk(folder: Path, kills: int, rng: random.Random) -> bool:
     return told > 0 and ended.returncode == 2 and not left and _balanced(folder / "run")
 
 
-def _in_this_process(folder: Path, changes: list[str], task: Any = None) -> Any:
+def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any:
     from scalerl.rl.base import find_model
     from scalerl.rl.recipe import load_recipe
     from scalerl.rl.train import train
 
-    recipe = load_recipe("demo", [f"{key}={value}" for key, value in SHORT.items()] + changes)
+    recipe = load_recipe("demo", settings)
     model, _ = find_model(recipe, lambda progress: None)
     return train(replace(recipe, task=task) if task else recipe, folder, model)
 
