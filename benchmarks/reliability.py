@@ -6,8 +6,8 @@
     python benchmarks/reliability.py verifiers              5 % of the verifications hang, 5 % raise
     python benchmarks/reliability.py disk                   no room for checkpoints, then room again
 
-Each prints what it found and ends with status 1 where something was lost, or where the run was over before all
-kills were made. The runs are the demo's recipe, for so many steps.
+Each prints what it found and ends with status 1 where something was lost, or where the run was over before
+all kills were made. The runs are the demo's recipe.
 """
 
 from __future__ import annotations
