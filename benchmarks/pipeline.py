@@ -5,14 +5,15 @@
 Two cores of one machine share memory, caches and their clock, so that two of them are not twice one. What
 they are worth here is measured in the same run: two independent runs at once, a core each, against one alone.
 
-    alone         the run inline, generator and trainer taking turns on one core
+    alone         the run inline, generator and trainer taking turns on one core; the mean of either core
     two at once   two of these at a time, independent
     pipeline      PipelineRL(8): generator on one core, trainer on the other
     off-policy    OffPolicy(8), placed alike: a role waits while the other works
     off-policy 2  OffPolicy(8) with both cores for whoever works: two generators, two threads of the trainer
 
 All train the same recipe (printed), as `scalerl train` does, on the demonstration's task and base model.
-Completions per second are those of the steps after the first `WARMUP`; the sides take turns, seed by seed.
+Completions per second are those of the steps after the first `WARMUP`; the sides take turns, seed by seed,
+and the trainer is on the first core with even seeds, on the second with odd ones.
 `generating` and `training` are shares of the time in which the roles worked; the trainer is idle while
 it waits for groups, and verifies and records in the rest.
 """
@@ -90,12 +91,26 @@ def run_side(args: argparse.Namespace) -> None:
 
 
 def run(side: str, seed: int, args: argparse.Namespace, model: str) -> dict[str, float]:
-    """The figures of a run, or of two at once."""
-    n = 2 if side == "two at once" else 1
+    """The figures of a side."""
+    if side == "two at once":
+        both = run_places(side, seed, args, model, (0, 1))
+        return mean_of(both) | {"rate": sum(figures["rate"] for figures in both)}
+    places = (0, 1) if side == "alone" else (seed % 2,)
+    return mean_of([f for place in places for f in run_places(side, seed, args, model, (place,))])
+
+
+def mean_of(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: float(np.mean([f[key] for f in figures])) for key in figures[0]}
+
+
+def run_places(
+    side: str, seed: int, args: argparse.Namespace, model: str, places: Sequence[int]
+) -> list[dict[str, float]]:
+    """Runs at once, each with its trainer on the core at its place."""
     with tempfile.TemporaryDirectory() as name:
-        folders = [Path(name) / str(place) for place in range(n)]
+        folders = [Path(name) / str(place) for place in places]
         processes = []
-        for place, folder in enumerate(folders):
+        for place, folder in zip(places, folders, strict=True):
             options = {
                 "side": side,
                 "place": place,
@@ -110,9 +125,7 @@ def run(side: str, seed: int, args: argparse.Namespace, model: str) -> dict[str,
             )
         if any(process.wait() for process in processes):
             raise SystemExit(f"{side} failed")
-        figures = [figures_of(folder) for folder in folders]
-    together = {key: float(np.mean([f[key] for f in figures])) for key in figures[0]}
-    return together | {"rate": sum(f["rate"] for f in figures)}
+        return [figures_of(folder) for folder in folders]
 
 
 def figures_of(folder: Path) -> dict[str, float]:
