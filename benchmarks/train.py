@@ -5,7 +5,8 @@
     python benchmarks/train.py --trl-python trl-venv/bin/python --repeat 3
 
 Trains chains of up to 10 operations on two cores, by TRL's GRPOTrainer and by scalerl with the placements
-`local` (generator and trainer on a core each) and `inline` (one core), each in processes of its own, in turn.
+`local` (generator and trainer on a core each) and `inline` (one core), each in processes of its own, in turn;
+`local-transformers` is `local` without the fused passes.
 Prints trained completions per second after a warm-up, and the time of training to a pass rate of 0.70.
 
 Both sides: 16 prompts x 16 completions a step, at most 26 new tokens, no KL, CISPO with its ratio capped at
@@ -38,6 +39,8 @@ import numpy as np
 WARMUP_STEPS = 10
 TARGET = 0.70
 BATCH, SAMPLES = 16, 16
+PLAIN = "-transformers"
+"""A side of ours so named runs on transformers' own modules: there is no C compiler for it."""
 EVALUATED = 2
 """Completions of each held-out prompt."""
 
@@ -111,7 +114,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     from scalerl.run_writer import RunWriter
 
     torch.set_num_threads(1)
-    recipe = make_recipe(args.lr, args.steps, args.side, args.seed)
+    recipe = make_recipe(args.lr, args.steps, args.side.removesuffix(PLAIN), args.seed)
     learner = load_learner(recipe, args.model)
     generator = place_generator(recipe, args.model, learner)
     verifier = load_verifier(recipe, load_tokenizer(args.model))
@@ -247,6 +250,8 @@ def run_side(args: argparse.Namespace, side: str, model: str, seed: int, folder:
     source = Path(__file__).resolve().parents[1] / "src"
     environment = {**os.environ, "PYTHONPATH": str(source), "TOKENIZERS_PARALLELISM": "false"}
     environment |= {"OMP_NUM_THREADS": str(args.threads), "PYTHONWARNINGS": "ignore::FutureWarning"}
+    if side.endswith(PLAIN):
+        environment["CC"] = "none"
     command = [
         *python,
         __file__,
@@ -305,7 +310,7 @@ def print_table(results: Mapping[str, list[tuple[float, float]]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trl-python", help="python of a venv with TRL")
-    parser.add_argument("--sides", nargs="+", default=["trl", "local", "inline"])
+    parser.add_argument("--sides", nargs="+", default=["trl", "local", "inline", f"local{PLAIN}"])
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--every", type=int, default=5, help="steps between two copies of the weights")
