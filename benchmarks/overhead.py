@@ -48,8 +48,7 @@ def main() -> None:
         setattr(owner, name, timed(what, getattr(owner, name), wall))
     checkpoint.Checkpoints._write = timed("the checkpoint's thread", checkpoint.Checkpoints._write, process)
     with tempfile.TemporaryDirectory() as folder:
-        record = train.train(recipe, Path(folder) / "run", model)
-    last = record.steps()[-1]
+        last = train.train(recipe, Path(folder) / "run", model).steps()[-1]
     total = last["wall_seconds"]
     print(f"{STEPS} steps in {total:.1f} s of training")
     for what, seconds in _spent.items():

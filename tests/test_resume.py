@@ -1,6 +1,7 @@
 """Runs that are cut and resumed: the record, the weights and the ledger are those of a run that never was."""
 
 import json
+import math
 import shutil
 import threading
 from collections import Counter
@@ -16,8 +17,8 @@ from scalerl.rl.checkpoint import Checkpointing
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.lora import Lora
-from scalerl.rl.loss import Kl
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Local, Recipe, Steps
+from scalerl.rl.loss import Cispo, Kl
+from scalerl.rl.recipe import BatchSize, Context, Evaluation, Local, Recipe, Steps, load_recipe
 from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.tasks.chain import Chain, write_tokenizer
 from scalerl.rl.train import train
@@ -236,6 +237,20 @@ def test_a_finished_run_is_left_as_it_is(recipe, tmp_path):
     before = (tmp_path / "run" / "evals.jsonl").read_bytes()
     assert len(run(recipe, tmp_path / "run", resume=True).evals) == 6
     assert (tmp_path / "run" / "evals.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_of_another_recipe_is_refused(recipe, tmp_path):
+    run(recipe, tmp_path / "run")
+    with pytest.raises(InputError, match="the run has seed = 0, and this recipe 1"):
+        run(replace(recipe, seed=1), tmp_path / "run", resume=True)
+
+
+def test_a_recipe_with_an_infinite_bound_is_resumed_and_run_again(recipe, tmp_path):
+    recipe = replace(recipe, loss=Cispo(max_ratio=math.inf))
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(4))
+    run(recipe, tmp_path / "run", resume=True)
+    assert load_recipe(tmp_path / "run") == recipe
 
 
 def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):

@@ -37,9 +37,13 @@ class InterruptedRunError(ScalerlError):
 
 
 class DivergedError(ScalerlError):
-    """Training has left the finite numbers; the record up to there is kept."""
+    """Training has left the finite numbers at `step`; the record up to there is kept."""
 
     exit_status = 1
+
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(f"step {step}: {what}")
+        self.step = step
 
 
 class PausedError(ScalerlError):

@@ -5,8 +5,10 @@
       evals.jsonl         one line per evaluation (`EvalPoint`)
       eval_prompts.jsonl  the successes of every held-out prompt at every evaluation
       steps.jsonl         one line per trainer step
+      groups.jsonl        what became of every group of every step
       forecasts.jsonl     every forecast made during the run, frozen when written
       alarms.jsonl        what was wrong with the run's health, from when and until when
+      lost.jsonl          what a run that was cut had cost in vain, once it has been resumed
       checkpoints/        what a resume needs, or the final weights
       report.html         made from the files above, never read back
 

@@ -5,6 +5,7 @@ Evaluations, forecasts and alarms are synced to the disk as they are written, st
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -105,10 +106,6 @@ class RunWriter:
 
     def _lock(self) -> None:
         """Held until this process ends, however it does."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            return
         handle = os.open(self.path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, handle)
         try:

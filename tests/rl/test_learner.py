@@ -226,3 +226,13 @@ def test_a_step_of_the_optimiser_is_adamw_by_hand():
         move = 0.1 * (m / (1 - 0.9**step)) / ((v / (1 - 0.95**step)) ** 0.5 + 1e-15)
         expected = [expected[0] * (1 - 0.1 * 0.5) - move, expected[1] - move]
         assert [matrix.item(), vector.item()] == pytest.approx(expected, rel=1e-6)
+
+
+def test_no_micro_batch_is_larger_than_asked_for(llama_folder, batch):
+    """Also where a group is a multiple of it."""
+    many = replace(batch, group_N=np.repeat(np.arange(3), 16), advantage_N=np.zeros(48))
+    for size in (1, 4, 5, 8, 16, 20):
+        learner = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, size)
+        found = learner._micro_batches(many)
+        assert max(map(len, found)) <= size
+        assert np.concatenate(found).tolist() == list(range(48))

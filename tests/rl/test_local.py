@@ -86,6 +86,18 @@ def test_what_is_sampled_is_what_one_process_would_sample(recipe, start, start_r
         np.testing.assert_allclose(weight, other.weights()[name], atol=1e-4)
 
 
+def test_a_resume_takes_the_version_that_was_published_not_the_one_that_was_installed(recipe, start):
+    loop, generator, learner = start(recipe, 1)
+    next(loop)
+    os.kill(generator._processes[0]._process.pid, signal.SIGSTOP)  # it lags behind
+    try:
+        generator.update(learner.weights(), 5)
+        assert generator.installed < 5
+        assert generator.state()["version"] == 5
+    finally:
+        os.kill(generator._processes[0]._process.pid, signal.SIGCONT)
+
+
 def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe, start):
     loop, generator, _ = start(recipe, 2)
     steps = []

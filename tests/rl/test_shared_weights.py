@@ -1,9 +1,12 @@
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from scalerl.errors import WorkerError
 from scalerl.rl.shared_weights import SharedWeights
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -48,6 +51,15 @@ def test_nobody_reads_half_of_two_versions():
     for torn, backwards, met in results:
         assert (torn, backwards) == (0, 0)
         assert met > 20
+
+
+def test_too_little_memory_is_an_error_and_not_the_end_of_the_process(monkeypatch):
+    def no_room(fd, start, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(WorkerError, match="no 1 MiB for the weights that the processes share"):
+        SharedWeights(weights_of(0))
 
 
 def test_an_unguarded_read_would_be_torn():

@@ -75,11 +75,10 @@ def run_training(recipe: Recipe, folder: Path, resume: bool = False) -> None:
                 stop=stop,
             )
     except KeyboardInterrupt:
-        if not (folder / "evals.jsonl").exists():
+        if not (folder / "config.json").exists():
             raise
-        raise InterruptedRunError(
-            f"interrupted; scalerl train {folder} --resume goes on, scalerl fit {folder} fits what was run"
-        ) from None
+        fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
+        raise InterruptedRunError(f"interrupted; scalerl train {folder} --resume goes on{fits}") from None
     print_closing(record, report=write_report(record))
 
 

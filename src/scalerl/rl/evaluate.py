@@ -9,8 +9,10 @@ Shapes in names: P held-out prompts.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
@@ -90,14 +92,19 @@ class EvaluationProcess:
             1, mp_context=get_context("spawn"), initializer=_start, initargs=(recipe, model_folder)
         )
         with deaf_to_interrupts():
-            self._pool.submit(os.getpid)  # starts the process
+            self._process = self._pool.submit(os.getpid)  # starts it
+        self._latest: Future[Any] = self._process
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""
-        return self._pool.submit(_evaluate, dict(weights), version)
+        self._latest = future = self._pool.submit(_evaluate, dict(weights), version)
+        return future
 
     def close(self) -> None:
-        """Let the evaluation in progress end, and forget the queued ones."""
+        """End the process at once; what it has not done by now is done when the run is resumed."""
+        if self._process.done() and not self._process.exception() and not self._latest.done():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.result(), signal.SIGKILL)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import BrokenExecutor, Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.errors import DivergedError, InputError, WorkerError
+from scalerl.errors import DivergedError, WorkerError
 from scalerl.record import EvalPoint, mean_p_1mp
 from scalerl.rl.counters import RunCounters
 from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
@@ -73,13 +73,7 @@ class Evaluations:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`.
-
-        Raises:
-            InputError: the held-out prompts are others.
-        """
-        if state["prompt_set"] != self.prompt_set:
-            raise InputError("the held-out prompts have changed since the run began")
+        """Go on from `state`."""
         self.last_step = state["last_step"]
         for row, weights in state["pending"]:
             self._begin(row, weights)
@@ -110,7 +104,7 @@ class Evaluations:
         self.counters.evaluate_seconds += result.seconds
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         if not math.isfinite(result.entropy):
-            raise DivergedError(f"step {row['step']}: the model's probabilities are not finite any more")
+            raise DivergedError(row["step"], "the model's probabilities are not finite any more")
         n = len(self.prompt_ids)
         spread = mean_p_1mp(result.correct_P, self.n_samples)
         point = EvalPoint.from_json(

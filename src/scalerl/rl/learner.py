@@ -162,9 +162,7 @@ class Learner:
             group["lr"] = lr
         norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         if not torch.isfinite(norm):
-            raise DivergedError(
-                f"step {self.version + 1}: the gradient is not finite; the run ends before it"
-            )
+            raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self._round_masters()
@@ -201,7 +199,7 @@ class Learner:
             if size and size + n > self._micro_batch:
                 cuts, size = [*cuts, first], 0
             cuts += range(first + self._micro_batch, first + n, self._micro_batch)
-            size = size + n if n <= self._micro_batch else n % self._micro_batch
+            size = size + n if n <= self._micro_batch else (n - 1) % self._micro_batch + 1
         return np.split(np.arange(len(batch)), cuts)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:

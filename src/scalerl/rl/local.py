@@ -117,7 +117,7 @@ class LocalGenerator:
         in_flight = {place: g for process in self._processes for place, g in process.in_flight.items()}
         complete = sorted(self._complete.items())
         return {
-            "version": self.installed,
+            "version": self._shared.version,  # of the weights that it is resumed with
             "admitted": self._admitted,
             "taken": self._taken,
             "counters": asdict(self.counters),

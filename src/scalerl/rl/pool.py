@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalerl.errors import InputError
 from scalerl.rl.types import Group, Prompt
 
 
@@ -116,14 +115,8 @@ class PromptPool:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`.
-
-        Raises:
-            InputError: a prompt of it is not among the prompts any more.
-        """
+        """Go on from `state`, whose prompts must all be here."""
         by_id = {prompt.id: prompt for prompt in self.prompts}
-        if gone := sorted({*state["queue"], *state["draws"]} - by_id.keys()):
-            raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
         self.passes = state["passes"]
         self._queue = [by_id[name] for name in state["queue"]]
         self._draws = Counter(state["draws"])

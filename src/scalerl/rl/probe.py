@@ -76,6 +76,8 @@ class Probe:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.version, self._held = state["version"], state["held"]
+        if not self._held:  # nothing was probed until now
+            self._hold()
 
     def _hold(self) -> None:
         self.version = self._learner.version
@@ -127,7 +129,7 @@ class Probe:
     @contextmanager
     def _held_weights(self) -> Iterator[None]:
         """The learner's model with the weights held; its own are put back as they were."""
-        own = [p.detach().clone() for p in self._trained]
+        own = [p.detach().to("cpu", copy=True) for p in self._trained]
         try:
             _install(self._held, self._trained)
             yield

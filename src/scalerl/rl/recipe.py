@@ -196,6 +196,16 @@ class Recipe:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
         return asdict(self)
 
+    def to_json(self) -> dict[str, Any]:
+        """The same where JSON is to be made of it, which has no infinity; `from_dict` takes this back too."""
+        return _with_words(asdict(self))
+
+
+def _with_words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_words(item) for key, item in value.items()}
+    return "inf" if value == math.inf else value
+
 
 def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
     """Check `values` and build the recipe.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
+from scalerl.jsonl import dumps
 from scalerl.rl.checkpoint import final_folder, newest_checkpoints, step_folders
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import RECORDS
@@ -24,31 +25,51 @@ def is_finished(folder: Path) -> bool:
 def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The state in the newest checkpoint that is whole, and whose record is whole; None where there is none.
 
-    Checkpoints that are newer are removed: the run will come by their steps again.
-
     Raises:
         InputError: the run is one of another recipe.
     """
-    _check_recipe(folder, recipe)
+    check_recipe(folder, recipe)
     for step, state in newest_checkpoints(folder / "checkpoints"):
         short = [name for name, length in state["lengths"].items() if _size(folder / name) < length]
         if short:
             _LOG.warning("%s is shorter than at step %d: that checkpoint is passed over", short[0], step)
             continue
-        for other, path in step_folders(folder / "checkpoints"):
-            if other > step:
-                shutil.rmtree(path)
-        return state
+        return state | {"step": step}
     if any((folder / name).exists() for name in RECORDS):
         _LOG.warning("%s has no checkpoint: the run begins anew", folder)
     return None
+
+
+def drop_newer(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps: the run will come by them again. It must be locked."""
+    for other, path in step_folders(folder / "checkpoints"):
+        if other > step:
+            shutil.rmtree(path)
+
+
+def check_same_prompts(state: dict[str, Any], task: Any) -> None:
+    """Refuse to go on with prompts that are others than those of `state`.
+
+    Raises:
+        InputError: held-out prompts have changed, or a prompt to train on is gone.
+    """
+    if state["evaluations"]["prompt_set"] != task.heldout_hash:
+        raise InputError("the held-out prompts have changed since the run began")
+    here = {prompt.id for prompt in task.prompts("train")}
+    if gone := sorted({*state["pool"]["queue"], *state["pool"]["draws"]} - here):
+        raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _check_recipe(folder: Path, recipe: Recipe) -> None:
+def check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuse a recipe that is not that of the run.
+
+    Raises:
+        InputError: another recipe, or none in config.json.
+    """
     path = folder / "config.json"
     if not path.exists():
         return
@@ -56,7 +77,7 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
         before = json.loads(path.read_text(encoding="utf-8"))["recipe"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: holds no recipe") from error
-    now = json.loads(json.dumps(recipe.to_dict()))
+    now = json.loads(dumps(recipe.to_json()))
     different = [key for key in now if key not in _FREE and now[key] != before.get(key)]
     if different:
         key = different[0]

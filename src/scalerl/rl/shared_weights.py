@@ -17,12 +17,14 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl.errors import WorkerError
 from scalerl.rl.types import Weights
 
 _HEADER = 64  # bytes, five int64 of which are used
@@ -40,10 +42,7 @@ class SharedWeights:
         for name, weight in weights.items():
             self._layout.append((name, weight.shape, self._size))
             self._size += -(-weight.size // _ALIGN) * _ALIGN
-        memory = Path("/dev/shm")  # where there is none, a file on disk that is rarely written out
-        with tempfile.TemporaryFile(dir=memory if memory.is_dir() else None) as file:
-            file.truncate(_HEADER + 2 * 4 * self._size)
-            self._map(os.dup(file.fileno()))
+        self._map(_allocate(_HEADER + 2 * 4 * self._size))
         self._header[_VERSION] = -1
         self.write(weights, version)
 
@@ -96,6 +95,24 @@ class SharedWeights:
             self._buffers[buffer, start : start + int(np.prod(shape))].reshape(shape)
             for _, shape, start in self._layout
         ]
+
+
+def _allocate(size: int) -> int:
+    """A file without a name, in memory; where that is too small (a container's), one on the disk.
+
+    Its room is taken now: a write to what is not there would end the process without a word.
+    """
+    memory = Path("/dev/shm")
+    for folder in (memory, Path(tempfile.gettempdir())):
+        with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            return os.dup(file.fileno())
+    raise WorkerError(
+        f"no {size / 2**20:.0f} MiB for the weights that the processes share, neither in {memory} "
+        f"(docker run --shm-size) nor in {tempfile.gettempdir()}"
+    )
 
 
 _BARRIERS = threading.Lock(), threading.Lock()

@@ -33,7 +33,7 @@ from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
 from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.resume import find_checkpoint, is_finished
+from scalerl.rl.resume import check_recipe, check_same_prompts, drop_newer, find_checkpoint, is_finished
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
@@ -89,18 +89,19 @@ def train(
         KeyboardInterrupt: it was stopped.
     """
     folder = Path(folder)
-    if resume and is_finished(folder):
-        return RunRecord.read(folder)
     if not resume:
         check_unused(folder)
+    elif is_finished(folder):
+        check_recipe(folder, check_prompts(recipe, model_folder))
+        return RunRecord.read(folder)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     with ExitStack() as closing:
         run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
         try:
             run.train(forecaster, stop or threading.Event())
             run.save_final()
-        except DivergedError:
-            run.health.diverged(run.learner.version + 1)
+        except DivergedError as error:
+            run.health.diverged(error.step)
             raise
     return RunRecord.read(folder)
 
@@ -129,6 +130,7 @@ class _Run:
 
         saved = find_checkpoint(folder, recipe) if resume else None
         if saved:
+            check_same_prompts(saved, task)
             self.learner.restore(saved["learner"])
         version = saved["generator"]["version"] if saved else 0
         # It complains of what does not fit, and nothing has been written yet.
@@ -136,6 +138,7 @@ class _Run:
         closing.callback(self.generator.close)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
+            drop_newer(folder, saved["step"] if saved else 0)
         else:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
         closing.callback(self.writer.close)
@@ -225,8 +228,8 @@ class _Run:
         self.view.forecast = row
 
     def _checkpoint(self, step: Step, stopping: bool) -> None:
-        if stopping:
-            self.evaluations.write_finished(wait=True)
+        if self.health.pause_for:
+            self.evaluations.write_finished(wait=True)  # there is time: nobody is about to end this process
         if stopping or self.checkpoints.due(step.index):
             self.checkpoints.make(step.index, self.state())
         if reason := self.health.pause_for:
@@ -271,7 +274,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
     return {
         "name": recipe.name,
         "seed": recipe.seed,
-        "recipe": recipe.to_dict(),
+        "recipe": recipe.to_json(),
         "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
         "budget": asdict(recipe.budget),
         "placement": recipe.placement.kind,

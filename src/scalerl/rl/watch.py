@@ -92,7 +92,7 @@ class Watch:
         self._judge(point.step, values)
 
     def diverged(self, step: int) -> None:
-        """Say that the gradient of `step` is not finite, which ends the run before it."""
+        """Say that the gradient of `step`, or an evaluation after it, is not finite, which ends the run."""
         self._say(Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0))
 
     def state(self) -> dict[str, Any]:
