@@ -85,8 +85,10 @@ def _killed_and_resumed(folder: Path, case: str, kills: int, rng: random.Random,
             stderr=subprocess.PIPE,
             text=True,
         )
-        # From before the first line of Python to the middle of training: starting takes some seconds.
-        time.sleep(rng.uniform(0, 1) if rng.random() < 0.1 else rng.uniform(4, 11))
+        if done % 10 < 9:  # in the middle of training; each tenth time while it starts
+            while process.poll() is None and _last_step(folder) == (steps[-1] if steps else 0):
+                time.sleep(0.05)
+        time.sleep(rng.uniform(0, 4))
         if process.poll() is not None:
             break  # it was quicker
         os.killpg(process.pid, signal.SIGKILL)

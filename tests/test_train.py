@@ -254,13 +254,15 @@ def test_write_errors_name_the_file(tmp_path):
         writer.step({"step": 1})
 
 
-def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
+@pytest.mark.parametrize(("number", "placement"), [(signal.SIGINT, "inline"), (signal.SIGTERM, "local")])
+def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, number, placement):
+    """And so does the SIGTERM of a scheduler; both go to every process of the run."""
     folder = tmp_path / "run"
     toml = tmp_path / "long.toml"
     endless = replace(recipe, budget=replace(recipe.budget, amount=100_000))
     toml.write_text(to_toml(endless.to_dict(), model))
     command = [sys.executable, "-m", "scalerl.cli", "train", str(toml), "-o", str(folder)]
-    command += ["--set", "evaluation.count=50000"]
+    command += ["--set", "evaluation.count=50000", "--set", f"placement.kind={placement}"]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=_as_in_the_foreground
     )
@@ -270,7 +272,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path):
             if (folder / "evals.jsonl").exists() and len(lines(folder / "evals.jsonl")) > 8:
                 break
             time.sleep(0.2)
-        os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
+        os.killpg(process.pid, number)  # the whole group, as a terminal does
         _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
+from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
 from scalerl.rl.setup import load_generator, load_verifier
 from scalerl.rl.types import Weights
 
@@ -113,7 +113,7 @@ _evaluator: Evaluator | None = None
 
 def _start(recipe: Any, model_folder: str) -> None:
     global _evaluator
-    end_with_the_parent()
+    follow_the_parent()
     torch.set_num_threads(1)
     _evaluator = Evaluator(recipe, model_folder)
 

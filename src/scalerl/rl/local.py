@@ -17,12 +17,14 @@ again: the same draws (random numbers are counters), by newer weights.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -32,7 +34,7 @@ import numpy as np
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.process import deaf_to_interrupts, end_with_the_parent
+from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
 from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
@@ -54,7 +56,11 @@ class LocalGenerator:
         self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
     ) -> None:
         self._shared = SharedWeights(weights, version)
-        self._processes = [_Process(recipe, model_folder, self._shared) for _ in range(n_processes)]
+        self._processes: list[_Process] = []
+        # They do not hear SIGTERM, with which Python ends its children.
+        self._at_exit = atexit.register(partial(_kill, self._processes))
+        for _ in range(n_processes):
+            self._processes.append(_Process(recipe, model_folder, self._shared))
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._admitted = self._taken = 0
         self._before = Counters()
@@ -144,6 +150,7 @@ class LocalGenerator:
             process.channel.close()  # at the next decode step they see that
         for process in self._processes:
             process.end()
+        atexit.unregister(self._at_exit)
 
     def _listen(self, timeout: float | None) -> None:
         by_channel: dict[Any, _Process] = {p.channel: p for p in self._processes}
@@ -212,8 +219,7 @@ class _Process:
     def restart(self) -> None:
         """Start anew, with what was in flight."""
         self.channel.close()
-        self._process.kill()
-        self._process.join()
+        self.kill()
         self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
         self.buried.restarted += len(self.in_flight)
         self.installed = -1
@@ -224,6 +230,10 @@ class _Process:
     def end(self) -> None:
         """Wait for the end of a process whose channel is closed, and not for ever."""
         self._process.join(timeout=10)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now."""
         self._process.kill()
         self._process.join()
 
@@ -231,6 +241,11 @@ class _Process:
 def sum_of(counters: Sequence[Counters]) -> Counters:
     """What several processes have spent together."""
     return Counters(*map(sum, zip(*(vars(c).values() for c in counters), strict=True)))
+
+
+def _kill(processes: list[_Process]) -> None:
+    for process in processes:
+        process.kill()
 
 
 # -- in the process of a generator -------------------------------------------------------------------------
@@ -245,7 +260,7 @@ def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Con
 def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
     from scalerl.rl.setup import load_generator
 
-    end_with_the_parent()
+    follow_the_parent()
     torch.set_num_threads(1)
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_send, args=(said, channel), daemon=True).start()

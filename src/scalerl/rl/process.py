@@ -1,4 +1,4 @@
-"""What every process that a run starts has in common: it leaves Ctrl-C to the trainer, and ends with it."""
+"""What every process that a run starts has in common: it leaves signals to the trainer, and ends with it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def end_with_the_parent() -> None:
-    """Called in a process that was started: a trainer that was killed must not leave it behind."""
+def follow_the_parent() -> None:
+    """Called in a process that was started: a trainer that was killed must not leave it behind, and a SIGTERM
+    to all processes of a job, as schedulers send it, is for the trainer to answer."""
+    signal.signal(signal.SIGTERM, _do_nothing)
 
     def watch() -> None:
         parent = parent_process()
@@ -33,3 +35,7 @@ def end_with_the_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Not SIG_IGN, which whatever is started from here would inherit."""
