@@ -38,16 +38,6 @@ void rms_norm(const float *restrict x, const float *restrict weight, float eps, 
     }
 }
 
-/* out = silu(gate) * up, where a row holds gate and then up; dim is a multiple of LANES. */
-void swiglu(const float *restrict gate_up, float *restrict out, int64_t n, int64_t dim)
-{
-    for (int64_t row = 0; row < n; row++, gate_up += 2 * dim, out += dim)
-        for (int64_t i = 0; i < dim; i += LANES) {
-            Vector gate = load(gate_up + i);
-            store(out + i, gate / (1.0f + exp_of(-gate)) * load(gate_up + dim + i));
-        }
-}
-
 /* One head of a query or key: normalised where `weight` is given (Qwen3), then turned by its position. */
 static inline void rotate(const float *restrict x, const float *restrict weight, const float *restrict cos,
                           const float *restrict sin, const Shape *s, float *restrict out)
@@ -115,25 +105,6 @@ static inline void mix_slot(const Shape *s, const float *restrict weight, const 
     for (int64_t t = 0; t < count; t += LANES)
         for (int64_t h = 0; h < s->heads; h++)
             mix_block(weight + h * room + t, values + t * wide + h / group * dim, wide, dim, out + h * dim);
-}
-
-/* Scores to weights that sum to 1, in place; n is a multiple of LANES, and -infinity weighs 0. */
-static inline void softmax(float *restrict score, int64_t n, float scale)
-{
-    Vector most = load(score), sum = {0};
-    for (int64_t t = LANES; t < n; t += LANES)
-        most = choose(load(score + t) > most, load(score + t), most);
-    float largest = most[0];
-    for (int64_t i = 1; i < LANES; i++)
-        largest = most[i] > largest ? most[i] : largest;
-    for (int64_t t = 0; t < n; t += LANES) {
-        Vector weight = exp_of((load(score + t) - largest) * scale);
-        store(score + t, weight);
-        sum += weight;
-    }
-    float by = 1.0f / total(sum);
-    for (int64_t t = 0; t < n; t += LANES)
-        store(score + t, load(score + t) * by);
 }
 
 /* Token a comes after the first prefix_A[a] positions of slot prompt_A[a] of `prompts` and the first at_A[a] of slot

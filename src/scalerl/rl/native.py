@@ -15,7 +15,7 @@ from functools import cache
 
 from torch import Tensor
 
-from scalerl.rl.compiled import load_library
+from scalerl.rl.compiled import address, load_library
 
 
 class Shape(ctypes.Structure):
@@ -77,7 +77,7 @@ class Kernels:
 
 
 def _at(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    return None if tensor is None else address(tensor)
 
 
 @cache

@@ -44,16 +44,6 @@ void rms_norm_backward(const float *restrict grad, const float *restrict x, cons
     }
 }
 
-/* out = silu(gate) * up, where a row holds gate and then up. */
-void swiglu(const float *restrict gate_up, float *restrict out, int64_t n, int64_t dim)
-{
-    for (int64_t row = 0; row < n; row++, gate_up += 2 * dim, out += dim)
-        for (int64_t i = 0; i < dim; i += LANES) {
-            Vector gate = load(gate_up + i);
-            store(out + i, gate / (1.0f + exp_of(-gate)) * load(gate_up + dim + i));
-        }
-}
-
 /* silu' = s + silu (1 - s) with s = 1 / (1 + exp(-gate)). */
 void swiglu_backward(const float *restrict grad, const float *restrict gate_up, float *restrict grad_gate_up,
                      int64_t n, int64_t dim)
@@ -152,20 +142,7 @@ static inline void weigh(const Attention *a, const Room *room, int64_t length)
     products(room->query, room->k_t, a, length, score);
     for (int64_t t = length; t % LANES; t++)
         score[t] = -INFINITY;
-    Vector most = load(score), sum = {0};
-    for (int64_t t = LANES; t < length; t += LANES)
-        most = choose(load(score + t) > most, load(score + t), most);
-    float largest = most[0];
-    for (int64_t i = 1; i < LANES; i++)
-        largest = most[i] > largest ? most[i] : largest;
-    for (int64_t t = 0; t < length; t += LANES) {
-        Vector weight = exp_of((load(score + t) - largest) * a->scale);
-        store(score + t, weight);
-        sum += weight;
-    }
-    float by = 1.0f / total(sum);
-    for (int64_t t = 0; t < length; t += LANES)
-        store(score + t, load(score + t) * by);
+    softmax(score, (length + LANES - 1) / LANES * LANES, a->scale);
 }
 
 /* out = sum of weight[t] * rows[t] over `length` rows. */

@@ -1,4 +1,5 @@
-/* Vectors of LANES floats, by the extension that GCC and Clang share. */
+/* Vectors of LANES floats, by the extension that GCC and Clang share; and what decoder
+ * and trainer both compute. */
 #ifndef VECTORS_H
 #define VECTORS_H
 
@@ -38,6 +39,35 @@ static inline Vector exp_of(Vector x)
 static inline float total(Vector x)
 {
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+/* Scores to weights that sum to 1, in place; n is a multiple of LANES, and -infinity weighs 0. */
+static inline void softmax(float *restrict score, int64_t n, float scale)
+{
+    Vector most = load(score), sum = {0};
+    for (int64_t t = LANES; t < n; t += LANES)
+        most = choose(load(score + t) > most, load(score + t), most);
+    float largest = most[0];
+    for (int64_t i = 1; i < LANES; i++)
+        largest = most[i] > largest ? most[i] : largest;
+    for (int64_t t = 0; t < n; t += LANES) {
+        Vector weight = exp_of((load(score + t) - largest) * scale);
+        store(score + t, weight);
+        sum += weight;
+    }
+    float by = 1.0f / total(sum);
+    for (int64_t t = 0; t < n; t += LANES)
+        store(score + t, load(score + t) * by);
+}
+
+/* out = silu(gate) * up, where a row holds gate and then up; dim is a multiple of LANES. */
+void swiglu(const float *restrict gate_up, float *restrict out, int64_t n, int64_t dim)
+{
+    for (int64_t row = 0; row < n; row++, gate_up += 2 * dim, out += dim)
+        for (int64_t i = 0; i < dim; i += LANES) {
+            Vector gate = load(gate_up + i);
+            store(out + i, gate / (1.0f + exp_of(-gate)) * load(gate_up + dim + i));
+        }
 }
 
 #endif
