@@ -9,31 +9,24 @@ import torch
 
 from scalerl.rl.health import Head, Health, LogpGap, Sampling
 from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.model import load_model, load_tokenizer
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe, _ranks
-from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.recipe import BatchSize
 from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.setup import load_generator, load_learner
-from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 
 
 @pytest.fixture(scope="module")
-def recipe(llama_folder):
+def recipe(tiny_recipe):
     """A learning rate that moves a log-probability by a tenth of a nat within the age that is allowed."""
-    return Recipe(
-        model=llama_folder,
-        task=Chain(k_max=3, heldout_per_length=4, train_per_length=40),
-        budget=Steps(12),
+    return replace(
+        tiny_recipe,
         schedule=PipelineRL(k=4),
         batch=BatchSize(prompts=4, samples=8, micro=32),
-        context=Context(prompt=8, thinking=30, answer=15),
-        length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
         optimiser=AdamW(lr=3e-3, warmup_steps=0),
-        rows=64,
         health=Health(probe=8),
     )
 
