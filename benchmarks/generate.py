@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, CompileConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
@@ -34,7 +35,7 @@ from scalerl.rl.fused import MOST_TOKENS
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.random import stream_key
+from scalerl.rl.random import stream_keys
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, FILLER, PAD, VOCABULARY, Chain, write_tokenizer
 from scalerl.rl.types import Prompt
 
@@ -242,7 +243,8 @@ def main() -> None:
         write_tokenizer(folder)
         tokenizer = load_tokenizer(folder)
     tokenizer.padding_side = "left"
-    filled = sorted(Chain(k_max=12).prompts("train"), key=lambda prompt: stream_key(prompt.id))
+    ordered = Chain(k_max=12).prompts("train")
+    filled = [ordered[i] for i in np.argsort(stream_keys(last=[prompt.id for prompt in ordered]))]
     prompts = [replace(prompt, text=prompt.text.rstrip(f" {FILLER}")) for prompt in filled]
     rows, new, end = arguments.rows, arguments.new, VOCABULARY.index(END)
     jobs = [

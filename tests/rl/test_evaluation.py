@@ -1,4 +1,8 @@
-from dataclasses import fields
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
+import pickle
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -52,6 +56,18 @@ def test_a_process_of_its_own_gives_the_same_evaluation(recipe):
     assert same(outcomes[1], here(second, 3).result())
     assert not np.array_equal(outcomes[0].correct_P, outcomes[1].correct_P)
     assert np.array_equal(outcomes[0].correct_P, outcomes[2].correct_P)  # the same seed at every evaluation
+
+
+def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe, monkeypatch):
+    full = replace(recipe, task=Chain(k_max=6, train_per_length=300))
+    full.task.prompts("train")
+    assert len(pickle.dumps(full)) > 1 << 16  # more than a pipe takes when nobody reads
+    multiprocessing.resource_tracker.ensure_running()
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
+    evaluate = EvaluationProcess(full, recipe.model)
+    with pytest.raises(BrokenProcessPool):
+        evaluate({}, 0).result(timeout=60)
+    evaluate.close()
 
 
 def test_an_evaluation_says_what_its_completions_say(recipe):

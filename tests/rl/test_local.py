@@ -1,7 +1,11 @@
 """Generators in processes of their own: ages, order and what happens when one dies."""
 
+import multiprocessing.resource_tracker
+import multiprocessing.spawn
 import os
+import pickle
 import signal
+import time
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +19,7 @@ from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import Local
 from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.setup import load_learner
+from scalerl.rl.tasks.chain import Chain
 
 P = 2  # groups a step of the recipe
 
@@ -44,6 +49,12 @@ def start(judge):
     yield make
     for generator in made:
         generator.close()
+
+
+def work_until(generator, done, seconds=60):
+    end = time.monotonic() + seconds
+    while not done() and time.monotonic() < end:
+        generator.work()
 
 
 def order_of_draws(recipe, n):
@@ -113,6 +124,19 @@ def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe,
         ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
         assert ages.min() >= 0
         assert ages.max() <= recipe.schedule.max_age
+
+
+def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recipe, monkeypatch):
+    full = replace(recipe, task=Chain(k_max=6, train_per_length=300))
+    full.task.prompts("train")
+    assert len(pickle.dumps(full)) > 1 << 16  # more than a pipe takes when nobody reads
+    learner = load_learner(recipe, recipe.model)
+    multiprocessing.resource_tracker.ensure_running()
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
+    generator = LocalGenerator(full, recipe.model, learner.weights())
+    with pytest.raises(WorkerError, match="died 6 times in a row"):
+        work_until(generator, lambda: False)
+    generator.close()
 
 
 def test_a_generator_that_cannot_start_ends_the_run_with_its_reason(recipe, tmp_path):

@@ -1,3 +1,4 @@
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 
 from scalerl.rl.length import LengthRule, Marker
 from scalerl.rl.model import load_model
-from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.random import stream_keys, uniform
 from scalerl.rl.tasks.chain import VOCABULARY
 
 
@@ -31,9 +32,9 @@ def test_splitmix64_known_answers():
 def test_numbers_are_uniform_and_uncorrelated(along):
     n = 64_000
     if along == "positions":
-        u = uniform(np.full(n, stream_key(0, "chain/1/2", 0, 3)), np.arange(n))
+        u = uniform(np.repeat(stream_keys(0, "chain/1/2", 0, last=[3]), n), np.arange(n))
     else:
-        u = uniform(np.array([stream_key(0, "chain/1/2", 0, s) for s in range(n)]), np.zeros(n, dtype=int))
+        u = uniform(stream_keys(0, "chain/1/2", 0, last=range(n)), np.zeros(n, dtype=int))
     counts = np.histogram(u, bins=64, range=(0, 1))[0]
     chi2 = ((counts - 1000) ** 2 / 1000).sum()
     assert abs(chi2 - 63) < 4 * np.sqrt(2 * 63)  # mean and sd of chi-square with 63 degrees of freedom
@@ -43,11 +44,14 @@ def test_numbers_are_uniform_and_uncorrelated(along):
 
 
 def test_streams_differ_in_every_name():
-    keys = {
-        int(stream_key(*parts)) for parts in [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1)]
-    }
-    assert len(keys) == 4
-    assert stream_key(0, "a", 11, 2) != stream_key(0, "a", 1, 12)  # no running together
+    names = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a", 11)]
+    keys = [key for name in names for key in stream_keys(*name, last=[1, 2, 12]).tolist()]
+    assert len(set(keys)) == 15  # no running together: 11 and 2, 1 and 12
+
+
+def test_a_key_is_the_digest_of_its_name():
+    digest = hashlib.blake2b(b"7\0chain/1/2\0003\0004", digest_size=8).digest()
+    assert stream_keys(7, "chain/1/2", 3, last=[4]).tolist() == [int.from_bytes(digest, "little")]
 
 
 def sample(generator, prompts, n_samples=3, draw=0):

@@ -246,9 +246,7 @@ def test_a_worker_that_was_killed_between_two_calls_is_replaced(make_verifier, m
     (pid,) = process_ids(verifier)
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not alive(pid))
-    rewards = verifier.judge([[make_rollout(prompt="right")] * 3])
-    assert rewards[0][1:] == [Reward(1.0, True)] * 2
-    assert verifier.failures["died"] <= 1
+    assert verifier.judge([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
 
 
 def test_an_interrupted_call_leaves_nothing_to_the_next(make_verifier, make_rollout):

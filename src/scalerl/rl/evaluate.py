@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch
 
 from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
 from scalerl.rl.setup import load_generator, load_verifier
-from scalerl.rl.types import Weights
+from scalerl.rl.types import Prompt, Weights
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class Evaluation:
 class Evaluator:
     """Evaluates in this process."""
 
-    def __init__(self, recipe: Any, model_folder: str) -> None:
+    def __init__(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt] | None = None) -> None:
         self._n_samples = recipe.evaluation.samples
-        self._prompts = recipe.task.prompts("heldout")
+        self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
         rows = min(recipe.evaluation.rows, len(self._prompts) * self._n_samples)
         self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
@@ -88,11 +90,11 @@ class EvaluationProcess:
     """Evaluates in a process of its own, in order, while training goes on."""
 
     def __init__(self, recipe: Any, model_folder: str) -> None:
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=get_context("spawn"), initializer=_start, initargs=(recipe, model_folder)
-        )
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        prompts = recipe.task.prompts("heldout")
         with deaf_to_interrupts():
-            self._process = self._pool.submit(os.getpid)  # starts it
+            # No arguments of its start: Python waits until a process has read those, even where it is dead.
+            self._process = self._pool.submit(_start, recipe.without_prompts(), model_folder, prompts)
         self._latest: Future[Any] = self._process
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
@@ -108,16 +110,17 @@ class EvaluationProcess:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-_evaluator: Evaluator | None = None
+_evaluator: Callable[[], Evaluator]
 
 
-def _start(recipe: Any, model_folder: str) -> None:
+def _start(recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> int:
+    """What fails is raised by the evaluations."""
     global _evaluator
     follow_the_parent()
     torch.set_num_threads(1)
-    _evaluator = Evaluator(recipe, model_folder)
+    _evaluator = cache(partial(Evaluator, recipe, model_folder, prompts))
+    return os.getpid()
 
 
 def _evaluate(weights: Weights, version: int) -> Evaluation:
-    assert _evaluator is not None
-    return _evaluator.evaluate(weights, version)
+    return _evaluator().evaluate(weights, version)

@@ -17,7 +17,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +28,12 @@ from scalerl.rl.engine import make_engine
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, install_weights, log_probs_TV
 from scalerl.rl.prompt_tokens import prompt_tokens
-from scalerl.rl.random import stream_key, uniform
+from scalerl.rl.random import stream_keys, uniform
 from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
+
+PROMPTS_KEPT = 10_000
+"""Prompts whose tokens are kept for when they are drawn again."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,7 @@ class Sampling:
     end_token: int
 
 
-@dataclass(frozen=True)
-class _Request:
+class _Request(NamedTuple):
     """A completion that waits for a row, or has one."""
 
     place: int
@@ -55,7 +58,6 @@ class _Request:
     draw: int
     sample: int
     key: np.uint64
-    interrupt_at: int
 
 
 def _groups_of(requests: Sequence[_Request]) -> list[list[Any]]:
@@ -85,6 +87,7 @@ class TorchGenerator:
         self.sampling = sampling
         self.version = 0
         self.counters = Counters()
+        self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
         self._waiting: deque[_Request] = deque()
@@ -112,7 +115,7 @@ class TorchGenerator:
         """Admit a group; see `scalerl.rl.types.Generator`."""
         place = self._admitted
         self._admitted += 1
-        prompt_T = prompt_tokens(self.tokenizer, prompt)
+        prompt_T = self._tokens(prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
             raise ValueError(
                 f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
@@ -125,11 +128,8 @@ class TorchGenerator:
     def _requests(
         self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, samples: Sequence[int]
     ) -> list[_Request]:
-        key_G = np.array([stream_key(self.sampling.seed, prompt.id, draw, sample) for sample in samples])
-        at_G = [self.sampling.length.draw(u) for u in uniform(key_G, np.full(len(key_G), -2)).tolist()]
-        return [
-            _Request(place, prompt, prompt_T, draw, *own) for own in zip(samples, key_G, at_G, strict=True)
-        ]
+        key_G = stream_keys(self.sampling.seed, prompt.id, draw, last=samples)
+        return [_Request(place, prompt, prompt_T, draw, *own) for own in zip(samples, key_G, strict=True)]
 
     @property
     def ready(self) -> int:
@@ -306,8 +306,9 @@ class TorchGenerator:
             self._key_R[row] = request.key
             self._start_R[row] = self._next_R[row] = n
             self._first_version_R[row] = self.version
-            self._state.start(row, request.interrupt_at)
             groups.setdefault(request.place, []).append(row)
+        u_B = uniform(self._key_R[free], np.full(len(free), -2))  # the positions of tokens are 0 and above
+        self._state.start(free, self.sampling.length.draw(u_B))
         self._active_R[free] = True
         return [np.array(rows) for rows in groups.values()]
 
@@ -318,18 +319,19 @@ class TorchGenerator:
         request = self._rows[row]
         assert request is not None
         span = slice(int(self._start_R[row]), int(self._next_R[row]))
+        sampled_T = self._sampled_RL[row, span].copy()
         self._finished[request.place][request.sample] = Rollout(
             prompt=request.prompt,
             draw=request.draw,
             sample=request.sample,
             prompt_T=request.prompt_T,
             token_T=self._token_RL[row, span].copy(),
-            sampled_T=self._sampled_RL[row, span].copy(),
+            sampled_T=sampled_T,
             logp_T=self._logp_RL[row, span].copy(),
             version_T=self._version_RL[row, span].copy(),
             first_version=int(self._first_version_R[row]),
             truncated=truncated,
-            interrupted=bool((~self._sampled_RL[row, span]).any()),
+            interrupted=not sampled_T.all(),
         )
         self._rows[row] = None
         self._active_R[row] = False

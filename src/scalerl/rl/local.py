@@ -5,8 +5,8 @@
                  weights in shared memory             versions installed, counters
 
     submit     goes to the process with the fewest groups in flight; waits for nothing
-    process    takes submissions, installs the newest weights between two decode steps, decodes; a thread of
-               its own sends what is complete, so that decoding waits for nobody
+    process    takes submissions, installs the newest weights between two decode steps, decodes; threads of
+               their own receive and send, so that decoding waits for nobody
     work       waits for a message of any process, or for its end
     update     writes the weights to shared memory; waits for nothing. `installed` is the version that every
                process has said it has installed
@@ -21,6 +21,7 @@ import atexit
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -60,7 +61,7 @@ class LocalGenerator:
         # They do not hear SIGTERM, with which Python ends its children.
         self._at_exit = atexit.register(partial(_kill, self._processes))
         for _ in range(n_processes):
-            self._processes.append(_Process(recipe, model_folder, self._shared))
+            self._processes.append(_Process(recipe.without_prompts(), model_folder, self._shared))
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._admitted = self._taken = 0
         self._before = Counters()
@@ -165,9 +166,12 @@ class LocalGenerator:
     def _take_note(self, process: _Process, message: tuple[str, Any, Counters]) -> None:
         what, value, process.counters = message
         if what == "complete":
-            place, rollouts = value
-            if process.in_flight.pop(place, None) is not None:
-                self._complete[place] = rollouts
+            places, sizes, packed = value
+            rollouts = iter(unpack_rollouts(packed))
+            for place, size in zip(places, sizes, strict=True):
+                group = tuple(islice(rollouts, size))
+                if process.in_flight.pop(place, None) is not None:
+                    self._complete[place] = group
             process.deaths = 0
         elif what == "installed":
             process.installed = value
@@ -198,11 +202,13 @@ class _Process:
 
     def __post_init__(self) -> None:
         self.channel, theirs = _SPAWN.Pipe()
-        arguments = (self.recipe, self.model_folder, self.shared, theirs)
+        # Few arguments: Python waits until a process has read those, even where it is dead.
+        arguments = (self.shared, theirs)
         self._process = _SPAWN.Process(target=generate, name="generator", args=arguments, daemon=True)
         with deaf_to_interrupts():
             self._process.start()
         theirs.close()
+        self.tell((self.recipe, self.model_folder))
 
     @property
     def sentinel(self) -> int:
@@ -251,19 +257,16 @@ def _kill(processes: list[_Process]) -> None:
 # -- in the process of a generator -------------------------------------------------------------------------
 
 
-def generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
+def generate(shared: SharedWeights, channel: Connection) -> None:
     """Decode what is submitted, with the newest weights, until the channel is closed."""
-    with suppress(EOFError, OSError):
-        _generate(recipe, model_folder, shared, channel)
-
-
-def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Connection) -> None:
     from scalerl.rl.setup import load_generator
 
     follow_the_parent()
     torch.set_num_threads(1)
-    said: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_send, args=(said, channel), daemon=True).start()
+    heard, said = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+    for thread, messages in ((_hear, heard), (_send, said)):
+        threading.Thread(target=thread, args=(messages, channel), daemon=True).start()
+    recipe, model_folder = heard.get()
     try:
         generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
     except ScalerlError as error:
@@ -271,14 +274,16 @@ def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Co
         time.sleep(10)  # until it has been read; the parent ends this process
         return
     staging = {name: np.empty(p.shape, dtype=np.float32) for name, p in generator.model.named_parameters()}
-    places: list[int] = []
+    places = deque[int]()
     generator.version = -1
     while True:
         if shared.version != generator.version:
             generator.update(staging, shared.read(staging))
             said.put(("installed", generator.version, replace(generator.counters)))
-        while channel.poll(None if not generator.busy else 0):
-            message = channel.recv()
+        while not (generator.busy and heard.empty()):
+            message = heard.get()
+            if message is _CLOSED:
+                return
             if message is None:
                 break  # new weights
             place, *group = message
@@ -286,11 +291,24 @@ def _generate(recipe: Any, model_folder: str, shared: SharedWeights, channel: Co
             generator.submit(*group)
         if generator.busy:
             generator.work()
-        for rollouts in generator.take(generator.ready):
-            said.put(("complete", (places.pop(0), rollouts), replace(generator.counters)))
+        if groups := generator.take(generator.ready):
+            packed = pack_rollouts([rollout for rollouts in groups for rollout in rollouts])
+            value = [places.popleft() for _ in groups], [len(rollouts) for rollouts in groups], packed
+            said.put(("complete", value, replace(generator.counters)))
+
+
+_CLOSED = object()
+"""What is heard at the end of the channel."""
+
+
+def _hear(heard: queue.SimpleQueue[Any], channel: Connection) -> None:
+    with suppress(EOFError, OSError):
+        while True:
+            heard.put(channel.recv())
+    heard.put(_CLOSED)
 
 
 def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:
-    with suppress(OSError):  # the channel is closed: the other thread sees that as well
+    with suppress(OSError):  # the channel is closed: the other threads see that as well
         while True:
             channel.send(said.get())

@@ -6,16 +6,26 @@ Every number is a hash of (seed, prompt id, draw, sample) and the position; no g
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def stream_key(*parts: object) -> np.uint64:
-    """The 64-bit key of a stream of random numbers, from whatever names the stream."""
-    digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))
+def stream_keys(*parts: object, last: Iterable[object]) -> np.ndarray:
+    """The 64-bit keys of streams of random numbers, from whatever names them.
+
+    `parts` are what the names have in common, and every stream has one of `last`; the result is uint64, one
+    for each of these.
+    """
+    common = hashlib.blake2b("".join(f"{part}\0" for part in parts).encode(), digest_size=8)
+    digests = []
+    for part in last:
+        own = common.copy()
+        own.update(str(part).encode())
+        digests.append(own.digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def uniform(key_R: np.ndarray, position_R: np.ndarray) -> np.ndarray:

@@ -16,11 +16,11 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import Discriminator, TypeAdapter, ValidationError
 
@@ -191,6 +191,13 @@ class Recipe:
             raise ValueError("temperature must be between 0.01 and 100")
         _at_least(1, rows=self.rows)
         _at_least(0, seed=self.seed)
+
+    def without_prompts(self) -> Self:
+        """The same, without the prompts that the task keeps once it has been asked for them.
+
+        That is how it goes to other processes: it is small, whatever the data.
+        """
+        return replace(self, task=replace(self.task))
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""

@@ -1,4 +1,4 @@
-"""Rollouts as a few long arrays, for checkpoints: many small ones would be slow to name and to write.
+"""Rollouts as a few long arrays, for checkpoints and pipes: many small ones would be slow to write.
 
 Shapes in names: S tokens of all completions, one after the other.
 """
@@ -6,7 +6,6 @@ Shapes in names: S tokens of all completions, one after the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """A tree of plain values and arrays; every prompt is in it once."""
     prompts = {r.prompt.id: r for r in rollouts}
     packed: dict[str, Any] = {
-        "prompts": [asdict(r.prompt) for r in prompts.values()],
+        "prompts": [dict(vars(r.prompt)) for r in prompts.values()],
         "prompt_tokens": [r.prompt_T.tolist() for r in prompts.values()],
         "prompt": [r.prompt.id for r in rollouts],
         "tokens": [len(r.token_T) for r in rollouts],

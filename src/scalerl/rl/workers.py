@@ -73,6 +73,7 @@ class Workers:
         """
         waiting = deque(range(len(jobs)))
         outcomes: dict[int, Outcome] = {}
+        self._bury()
         try:
             while len(outcomes) < len(jobs):
                 for worker in self._workers:
@@ -114,6 +115,12 @@ class Workers:
                 outcomes[worker.job] = said
             worker.rest()
         return outcomes
+
+    def _bury(self) -> None:
+        """Whoever died without a job costs no completion its verdict."""
+        for worker in [worker for worker in self._workers if worker.process.poll() is not None]:
+            self._workers.remove(worker)
+            worker.kill()
 
     def _note_start(self, said: Outcome) -> None:
         if "ready" in said:
