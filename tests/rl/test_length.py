@@ -19,7 +19,7 @@ MARKER = Marker((CLOSE,))
 def follow(rule, tokens, interrupt_at):
     """Feed what a model would say to one row; returns the completion, what was inserted, and truncation."""
     state = rule.state(1)
-    state.start(np.array([0]), np.array(interrupt_at))
+    state.start(0, interrupt_at)
     said, out, inserted = iter(tokens), [], []
     while True:
         forced = int(state.forced_token()[0])
@@ -79,9 +79,9 @@ def test_without_length_control_thinking_and_answer_share_one_budget():
     assert rule.max_tokens == 9
     for thought in (0, 2, 8, 9):  # wherever the thinking ends, if it ends
         tokens = [DIGIT] * thought + [CLOSE] + [DIGIT] * 9
-        out, inserted, truncated = follow(rule, tokens, rule.draw(np.array([0.999])))
+        out, inserted, truncated = follow(rule, tokens, int(rule.draw(np.array([0.999]))[0]))
         assert (len(out), truncated, any(inserted)) == (9, True, False)
-    assert follow(rule, [DIGIT] * 8 + [END], rule.draw(np.array([0.0])))[2] is False
+    assert follow(rule, [DIGIT] * 8 + [END], int(rule.draw(np.array([0.0]))[0]))[2] is False
 
 
 def test_interruption_lengths_are_uniform_from_low_to_high_inclusive():
@@ -173,7 +173,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe
     for text in ("a b</think> 4", "a b</think>\n\n4", "k></think>4"):
         closed = []
         state = rule.state(1)
-        state.start(np.array([0]), np.array([99]))
+        state.start(0, 99)
         tokens = bpe(text)["input_ids"]
         for token in tokens:
             state.advance(np.array([token]), -2)
@@ -188,7 +188,7 @@ def test_a_phrase_of_several_tokens_ends_the_thinking(bpe):
     choice = ForcedInterruption(low=4, high=4, phrase="Time is up. </think>")
     rule = LengthRule.resolve(choice, bpe, 6, 2, "</think>")
     state = rule.state(1)
-    state.start(np.array([0]), np.array([4]))
+    state.start(0, 4)
     letter, out = bpe("a")["input_ids"][0], []
     while True:
         forced = int(state.forced_token()[0])

@@ -58,6 +58,7 @@ class _Request(NamedTuple):
     draw: int
     sample: int
     key: np.uint64
+    interrupt_at: int
 
 
 def _groups_of(requests: Sequence[_Request]) -> list[list[Any]]:
@@ -129,7 +130,9 @@ class TorchGenerator:
         self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, samples: Sequence[int]
     ) -> list[_Request]:
         key_G = stream_keys(self.sampling.seed, prompt.id, draw, last=samples)
-        return [_Request(place, prompt, prompt_T, draw, *own) for own in zip(samples, key_G, strict=True)]
+        u_G = uniform(key_G, np.full(len(key_G), -2))  # the positions of tokens are 0 and above
+        own = zip(samples, key_G, self.sampling.length.draw(u_G), strict=True)
+        return [_Request(place, prompt, prompt_T, draw, *values) for values in own]
 
     @property
     def ready(self) -> int:
@@ -306,9 +309,8 @@ class TorchGenerator:
             self._key_R[row] = request.key
             self._start_R[row] = self._next_R[row] = n
             self._first_version_R[row] = self.version
+            self._state.start(row, request.interrupt_at)
             groups.setdefault(request.place, []).append(row)
-        u_B = uniform(self._key_R[free], np.full(len(free), -2))  # the positions of tokens are 0 and above
-        self._state.start(free, self.sampling.length.draw(u_B))
         self._active_R[free] = True
         return [np.array(rows) for rows in groups.values()]
 

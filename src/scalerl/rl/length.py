@@ -4,7 +4,7 @@
 with the tokens of one tokenizer, and `LengthState` follows the completions in the rows of a generator, token
 by token.
 
-Shapes in names: R rows, B rows that start.
+Shapes in names: R rows, G completions of a group.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ class LengthRule:
         """The most tokens that a completion can have, inserted ones included."""
         return self.thinking + len(self.phrase) + self.answer
 
-    def draw(self, u_B: np.ndarray) -> np.ndarray:
+    def draw(self, u_G: np.ndarray) -> np.ndarray:
         """The lengths at which completions would be interrupted, from numbers uniform in [0, 1)."""
         if self.interrupt is None:
-            return np.full(len(u_B), self.max_tokens + 1)
+            return np.full(len(u_G), self.max_tokens + 1)
         low, high = self.interrupt
-        return low + (u_B * (high - low + 1)).astype(np.int64)
+        return low + (u_G * (high - low + 1)).astype(np.int64)
 
     def state(self, n_rows: int) -> LengthState:
         """A state for the rows of a generator."""
@@ -184,13 +184,13 @@ class LengthState:
         self._last = np.array(sorted(rule.end_of_thinking.last), dtype=np.int64)
         self._tail_RW = np.full((n_rows, rule.end_of_thinking.window), -1, dtype=np.int64)
 
-    def start(self, rows: np.ndarray, interrupt_at_B: np.ndarray) -> None:
-        """Begin new completions in `rows`."""
-        self._thought_R[rows] = self._answered_R[rows] = 0
-        self._thinking_R[rows] = True
-        self._interrupt_at_R[rows] = interrupt_at_B
-        self._inserting_R[rows] = -1
-        self._tail_RW[rows] = -1
+    def start(self, row: int, interrupt_at: int) -> None:
+        """Begin a new completion in `row`."""
+        self._thought_R[row] = self._answered_R[row] = 0
+        self._thinking_R[row] = True
+        self._interrupt_at_R[row] = interrupt_at
+        self._inserting_R[row] = -1
+        self._tail_RW[row] = -1
 
     def save(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Where `rows` stand, for `load`."""
