@@ -86,9 +86,10 @@ def _killed_and_resumed(folder: Path, case: str, kills: int, rng: random.Random,
             text=True,
         )
         if done % 10 < 9:  # in the middle of training; each tenth time while it starts
-            while process.poll() is None and _last_step(folder) == (steps[-1] if steps else 0):
+            until = (steps[-1] if steps else 0) + rng.randint(1, STEPS[case] // kills)
+            while process.poll() is None and _last_step(folder) < until:
                 time.sleep(0.05)
-        time.sleep(rng.uniform(0, 4))
+        time.sleep(rng.uniform(0, 0.2 if done % 10 < 9 else 6))
         if process.poll() is not None:
             break  # it was quicker
         os.killpg(process.pid, signal.SIGKILL)

@@ -279,7 +279,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, numb
     assert process.returncode == 130, stderr
     ends = [line for line in stderr.splitlines() if line.startswith("scalerl: ")]
     assert ends == [
-        "scalerl: stopping after this step; once more stops at once",
+        "scalerl: stopping after what is under way; once more stops at once",
         f"scalerl: interrupted; scalerl train {folder} --resume goes on, "
         f"scalerl fit {folder} fits what was run",
     ]

@@ -61,12 +61,27 @@ class RunWriter:
         """
         writer = cls.__new__(cls)
         writer.path = Path(path)
-        writer._lock()
         try:
+            writer._lock()
             writer._cut(lengths)
         except OSError as error:
             raise _write_error(writer.path, error) from error
         return writer
+
+    def change_recipe(self, changes: Mapping[str, Any]) -> None:
+        """Put the parts `changes` of the recipe into config.json, where they are others there.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        path = self.path / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if changed := {key: value for key, value in changes.items() if config["recipe"].get(key) != value}:
+            config["recipe"] |= changed
+            try:
+                write_atomically(path, dumps(config, indent=2) + "\n")
+            except OSError as error:
+                raise _write_error(self.path, error) from error
 
     def lengths(self) -> dict[str, int]:
         """The length of each file in bytes, as `resume` takes it; what they hold is on the disk."""
@@ -112,6 +127,8 @@ class RunWriter:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{self.path}: another process is writing this run") from None
+        except OSError as error:
+            raise InputError(f"{self.path}: its file system locks no files ({error.strerror})") from error
 
     def evaluation(
         self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray

@@ -14,7 +14,7 @@ WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
 
 @pytest.fixture
 def learner(llama_folder):
-    model = Lora(rank=4, alpha=8).apply(load_model(llama_folder))
+    model = Lora(rank=4, alpha=8).apply(load_model(llama_folder), 0)
     return Learner(model, Cispo(), AdamW(lr=1e-2, warmup_steps=0), 1.0, True, 64)
 
 

@@ -113,11 +113,11 @@ def test_what_is_scored_and_against_what(recipe, make_rollout):
 def test_the_rank_of_a_sample_has_mean_one_half_and_the_variance_that_is_stated():
     # Ranks .25, .65, .9 with probability .5, .3, .2: mean .125 + .195 + .18, variance .32 - .25.
     logp_WV = torch.tensor([[0.3, 0.5, 0.2]]).log().repeat(3, 1)
-    each = [_ranks(logp_WV[:1], torch.tensor([[token]]))["rank"] for token in (1, 0, 2)]
+    each = [float(_ranks(logp_WV[:1], torch.tensor([[token]]))[0]) for token in (1, 0, 2)]
     assert each == pytest.approx([0.25, 0.65, 0.9])
-    assert _ranks(logp_WV, torch.tensor([[0], [1], [2]]))["rank_variance"] == pytest.approx(0.07)
-    tied = _ranks(torch.tensor([[0.25, 0.25, 0.5]]).log(), torch.tensor([[1]]))
-    assert tied["rank"] == pytest.approx(0.75)  # of two that are alike neither comes first
+    assert _ranks(logp_WV, torch.tensor([[0], [1], [2]]))[1].tolist() == pytest.approx([0.07] * 3)
+    tied, _ = _ranks(torch.tensor([[0.25, 0.25, 0.5]]).log(), torch.tensor([[1]]))
+    assert float(tied) == pytest.approx(0.75)  # of two that are alike neither comes first
 
 
 @pytest.mark.parametrize("temperature", [0.9, 0.98, 1.02])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from scalerl.rl import compiled, packed
+from scalerl.rl import score as score_module
 from scalerl.rl.lora import Lora
 from scalerl.rl.model import checkpoint_activations, load_model
 from scalerl.rl.packing import Packing
@@ -65,7 +66,7 @@ CASES = [
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])
 @pytest.mark.parametrize(("architecture", "changes"), CASES)
 def test_packed_log_probabilities_and_gradients_are_those_of_transformers(
-    save_model, architecture, changes, shared
+    save_model, architecture, changes, shared, monkeypatch
 ):
     model = load_model(save_model(architecture, **changes))
     with torch.no_grad():  # biases and norms begin as 0 and 1, which would hide a mistake
@@ -84,7 +85,8 @@ def test_packed_log_probabilities_and_gradients_are_those_of_transformers(
     assert logp.std() > 0.5  # far from uniform
     torch.testing.assert_close(found, logp, atol=1e-5, rtol=0)
     torch.testing.assert_close(found_entropy, entropy, atol=1e-5, rtol=0)
-    logp_WV = score.distributions(token_MT, wanted_MT)
+    monkeypatch.setattr(score_module, "TOKENS_AT_ONCE", 5)
+    logp_WV = torch.cat([logp_WV for (logp_WV,) in score.distributions(token_MT, wanted_MT, [True])])
     target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT])
     torch.testing.assert_close(logp_WV.gather(1, target_W[:, None])[:, 0], logp[wanted_MT], atol=1e-5, rtol=0)
     found_gradient = gradients(model, found, weight)
@@ -122,7 +124,7 @@ def test_what_was_done_to_a_model_decides_too(save_model, llama_folder, monkeypa
         return Scorer(model, 1.0, fp32_logits=True).dense
 
     assert dense(load_model(llama_folder))
-    assert dense(Lora(rank=2).apply(load_model(llama_folder))) is None
+    assert dense(Lora(rank=2).apply(load_model(llama_folder), 0)) is None
     assert dense(load_model(llama_folder, torch.bfloat16)) is None
     model = load_model(llama_folder)
     score = Scorer(model, 1.0, fp32_logits=True)

@@ -91,7 +91,7 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        os.write(2, b"scalerl: stopping after this step; once more stops at once\n")  # nothing is locked
+        os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

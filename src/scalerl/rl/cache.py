@@ -101,7 +101,8 @@ class SlotCache(Cache):
 
     def load(self, rows_B: Tensor, saved: list[list[Tensor]]) -> None:
         """Put back what `save` returned."""
-        for slot, (keys, values) in zip(self.slots, saved, strict=False):
+        for slot, pair in zip(self.slots, saved, strict=False):
+            keys, values = (tensor.to(rows_B.device) for tensor in pair)
             slot.lazy_initialization(keys, values)
             assert slot.keys is not None
             assert slot.values is not None

@@ -78,12 +78,20 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
+        try:
+            self.finish()
+        except WriteError as error:
+            _LOG.warning("%s; training goes on without this checkpoint", error)
+
+    def finish(self) -> None:
+        """Until the checkpoint under way is on the disk.
+
+        Raises:
+            WriteError: it could not be saved.
+        """
         if self._under_way is not None:
             future, self._under_way = self._under_way, None
-            try:
-                future.result()
-            except WriteError as error:
-                _LOG.warning("%s; training goes on without this checkpoint", error)
+            future.result()
 
     def close(self) -> None:
         """Wait, and end the thread."""
@@ -155,8 +163,9 @@ def save_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, T
 def copied_state(model: Any) -> dict[str, Tensor]:
     """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
     state = plain_state(model) or model.state_dict()
-    copies: dict[int, Tensor] = {}
-    return {name: copies.setdefault(w.data_ptr(), w.detach().clone()) for name, w in state.items()}
+    distinct = {weight.data_ptr(): weight for weight in state.values()}
+    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
+    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -35,8 +36,9 @@ def load_library(name: str) -> ctypes.CDLL | None:
         target = Path(folder) / "library.so"
         for machine in (["-march=native"], []):  # not every compiler knows the machine it is on
             command = [*compiler, *_FLAGS, *machine, str(source), "-o", str(target), "-lm"]
-            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                return ctypes.CDLL(str(target))
+            with suppress(OSError):  # a folder from which nothing may be run, say
+                if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    return ctypes.CDLL(str(target))
     return None
 
 

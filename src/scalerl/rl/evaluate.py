@@ -8,15 +8,12 @@ Shapes in names: P held-out prompts.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import numpy as np
@@ -50,7 +47,7 @@ class Evaluator:
     def __init__(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt] | None = None) -> None:
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
-        rows = min(recipe.evaluation.rows, len(self._prompts) * self._n_samples)
+        rows = recipe.evaluation.rows_for(len(self._prompts))
         self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
@@ -90,12 +87,14 @@ class EvaluationProcess:
     """Evaluates in a process of its own, in order, while training goes on."""
 
     def __init__(self, recipe: Any, model_folder: str) -> None:
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        spawn, others = get_context("spawn"), active_children()
+        self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=follow_the_parent)
         prompts = recipe.task.prompts("heldout")
         with deaf_to_interrupts():
             # No arguments of its start: Python waits until a process has read those, even where it is dead.
-            self._process = self._pool.submit(_start, recipe.without_prompts(), model_folder, prompts)
-        self._latest: Future[Any] = self._process
+            started = self._pool.submit(_start, recipe.without_prompts(), model_folder, prompts)
+        self._processes = [process for process in active_children() if process not in others]
+        self._latest: Future[Any] = started
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""
@@ -104,22 +103,20 @@ class EvaluationProcess:
 
     def close(self) -> None:
         """End the process at once; what it has not done by now is done when the run is resumed."""
-        if self._process.done() and not self._process.exception() and not self._latest.done():
-            with suppress(ProcessLookupError):
-                os.kill(self._process.result(), signal.SIGKILL)
+        if not self._latest.done():
+            for process in self._processes:
+                process.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 _evaluator: Callable[[], Evaluator]
 
 
-def _start(recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> int:
+def _start(recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> None:
     """What fails is raised by the evaluations."""
     global _evaluator
-    follow_the_parent()
     torch.set_num_threads(1)
     _evaluator = cache(partial(Evaluator, recipe, model_folder, prompts))
-    return os.getpid()
 
 
 def _evaluate(weights: Weights, version: int) -> Evaluation:

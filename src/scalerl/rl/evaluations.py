@@ -87,8 +87,6 @@ class Evaluations:
 
     def _write_first(self) -> None:
         asked = self._pending.popleft()
-        if asked.future.cancelled():
-            return
         try:
             result = asked.future.result()
         except BrokenExecutor as error:

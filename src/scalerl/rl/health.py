@@ -38,8 +38,11 @@ class _Limits:
     reads = ()  # fields of a row
 
     def __post_init__(self) -> None:
-        ordered = self.sign * self.warning <= self.sign * self.alarm
-        if not (0 < self.warning < math.inf and 0 < self.alarm < math.inf and ordered):
+        self._check(self.warning, self.alarm)
+
+    def _check(self, warning: float, alarm: float) -> None:
+        ordered = self.sign * warning <= self.sign * alarm
+        if not (0 < warning < math.inf and 0 < alarm < math.inf and ordered):
             side = "at or above" if self.sign > 0 else "at or below"
             raise ValueError(f"thresholds must be positive and finite, alarm {side} warning")
         if not 1 <= self.window <= LONGEST_WINDOW:
@@ -98,8 +101,7 @@ class LogpGap(_Limits):
     def __post_init__(self) -> None:
         if self.warning < 0 or self.alarm < 0:
             raise ValueError("thresholds must not be negative")
-        if self.warning and self.alarm:
-            super().__post_init__()
+        self._check(self.warning or self.alarm or 1.0, self.alarm or self.warning or 1.0)
 
     def of(self, precision: str) -> LogpGap:
         """The same with the thresholds that follow the precision; the one that is given moves the other."""

@@ -6,7 +6,7 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -169,7 +169,8 @@ class Learner:
         self.version += 1
         tokens = int(batch.sampled_NT.sum())
         loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
-        flops = 3 * self._flop_count.forward(*_tokens_and_positions(batch))
+        passes = 3 if self._base_score is None else 4
+        flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
             loss=loss,
             grad_norm=float(norm),
@@ -258,10 +259,11 @@ class Learner:
         score = self._score if model is None else self._score.by(model)
         return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
-    def distributions(self, token_MT: Tensor, wanted_MT: Tensor, fp32_logits: bool | None = None) -> Tensor:
-        """Log-probabilities over the vocabulary of every wanted token after the first, shape (W, V); with
-        the LM head in the precision of the recipe, or as `fp32_logits` says."""
-        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), fp32_logits)
+    def distributions(
+        self, token_MT: Tensor, wanted_MT: Tensor, heads: Sequence[bool]
+    ) -> Iterator[list[Tensor]]:
+        """See `Scorer.distributions`."""
+        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), heads)
 
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:

@@ -158,6 +158,8 @@ class LengthRule:
         marker = Marker.of(tokenizer, end_of_thinking)
         if written not in tokenizer.decode(list(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
+        if len(marker.tokens) > 1 and (not marker.last or len(written) < len(marker.tokens)):
+            raise InputError(f"end_of_thinking: this tokenizer splits a character of {end_of_thinking!r}")
         if not isinstance(choice, ForcedInterruption):
             return cls(thinking, answer, marker)
         phrase = tuple(tokenizer(choice.phrase, add_special_tokens=False)["input_ids"])

@@ -4,7 +4,8 @@
     this process -------> GeneratorProcess  0 .. n-1  -----------------------------> this process
                  weights in shared memory             versions installed, counters
 
-    submit     goes to the process with the fewest groups in flight; waits for nothing
+    submit     goes to the process with the fewest groups in flight; waits for nothing but a process that is
+               only starting, and has more to read than a pipe takes
     process    takes submissions, installs the newest weights between two decode steps, decodes; threads of
                their own receive and send, so that decoding waits for nobody
     work       waits for a message of any process, or for its end
@@ -18,12 +19,15 @@ again: the same draws (random numbers are counters), by newer weights.
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import queue
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -40,6 +44,7 @@ from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
+_LOG = logging.getLogger("scalerl")
 _SPAWN = get_context("spawn")
 MOST_DEATHS = 5
 """Deaths of a process in a row, with no group complete in between, that end the run."""
@@ -183,6 +188,7 @@ class LocalGenerator:
         self.restarts += 1
         if process.deaths > MOST_DEATHS:
             raise WorkerError(f"the generator died {process.deaths} times in a row (out of memory?)")
+        _LOG.warning("a generator died: it is started again, with %d groups", len(process.in_flight))
         process.restart()
 
 
@@ -201,6 +207,10 @@ class _Process:
     """What its processes before this one had spent."""
 
     def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; it is told what it needs by the channel."""
         self.channel, theirs = _SPAWN.Pipe()
         # Few arguments: Python waits until a process has read those, even where it is dead.
         arguments = (self.shared, theirs)
@@ -229,7 +239,7 @@ class _Process:
         self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
         self.buried.restarted += len(self.in_flight)
         self.installed = -1
-        self.__post_init__()
+        self.start()
         for place, group in self.in_flight.items():
             self.tell((place, *group))
 
@@ -302,13 +312,23 @@ _CLOSED = object()
 
 
 def _hear(heard: queue.SimpleQueue[Any], channel: Connection) -> None:
-    with suppress(EOFError, OSError):
+    with _ends_the_process(), suppress(EOFError, OSError):
         while True:
             heard.put(channel.recv())
     heard.put(_CLOSED)
 
 
 def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:
-    with suppress(OSError):  # the channel is closed: the other threads see that as well
+    with _ends_the_process(), suppress(OSError):  # the channel is closed: the other threads see that as well
         while True:
             channel.send(said.get())
+
+
+@contextmanager
+def _ends_the_process() -> Iterator[None]:
+    """Nobody would hear of a thread that has failed: what was sent cannot be read here, or memory is out."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)

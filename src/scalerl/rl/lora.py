@@ -30,8 +30,10 @@ class Lora:
         if self.rank < 0 or not self.alpha > 0:
             raise ValueError("rank must not be negative, and alpha must be positive")
 
-    def apply(self, model: nn.Module) -> nn.Module:
+    def apply(self, model: nn.Module, seed: int) -> nn.Module:
         """Put adapters into `model`, in place, and let only them be trained; returns it.
+
+        A is drawn from `seed`.
 
         Raises:
             InputError: peft is not installed, or the rank is more than the model has.
@@ -48,7 +50,10 @@ class Lora:
         head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
         linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
         adapters = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=linear, lora_dropout=0.0)
-        inject_adapter_in_model(adapters, model)
+        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng(devices):  # peft draws from the generator of the process
+            torch.manual_seed(seed)
+            inject_adapter_in_model(adapters, model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("lora_" in name)
         return model

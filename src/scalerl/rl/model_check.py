@@ -10,6 +10,8 @@ Shapes in names: T tokens of prompt and completion, V vocabulary.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +56,29 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
             f"model {name} is sampled wrongly: log-probabilities are {gap:.2g} off those of its own forward "
             "pass (logits that are scaled or capped after the LM head are not supported yet)"
         )
+
+
+def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
+    """See that the KV cache fits: `rows` of `n_positions` tokens, by the keys that say how many.
+
+    Raises:
+        InputError: it is larger than the memory of the device.
+    """
+    config, parameter = model.config, next(model.parameters())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_position = 2 * config.num_hidden_layers * heads * size * parameter.element_size()
+    if parameter.device.type == "cuda":
+        memory = torch.cuda.mem_get_info(parameter.device)[0]
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for key, n_rows in rows.items():
+        if (needed := n_rows * n_positions * per_position) > memory:
+            raise InputError(
+                f"{key}: the KV cache of {n_rows} rows of {n_positions} tokens takes "
+                f"{needed / 2**30:,.0f} GiB, and {parameter.device} has {memory / 2**30:,.0f}: "
+                "fewer rows, or a shorter context"
+            )
 
 
 @torch.no_grad()

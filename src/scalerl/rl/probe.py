@@ -89,26 +89,29 @@ class Probe:
         token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
         if not len(recorded_W):
             return {}
-        fp32, heads = self._learner.fp32_logits, {}
+        fp32, chosen_W = self._learner.fp32_logits, token_NT[:, 1:][wanted_NT]
+        heads = (fp32, not fp32) if self._two_heads else (fp32,)
+        logps, ranks, start = [], [], 0
         with self._held_weights():
-            for head in (fp32, not fp32) if self._two_heads else (fp32,):
-                heads[head] = self._learner.distributions(token_NT, wanted_NT, fp32_logits=head)
-        chosen_W1 = token_NT[:, 1:][wanted_NT][:, None].to(heads[fp32].device)
-        recorded_W1 = torch.from_numpy(recorded_W)[:, None].to(heads[fp32])
-        gap_W1 = {
-            head: (logp_WV.gather(-1, chosen_W1) - recorded_W1).abs() for head, logp_WV in heads.items()
-        }
+            for logp_WV, *other in self._learner.distributions(token_NT, wanted_NT, heads):
+                chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
+                start += len(logp_WV)
+                logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())
+                ranks.append(torch.stack(_ranks(logp_WV, chosen_W1), 1).cpu())
+        gap_WH = (torch.cat(logps) - torch.from_numpy(recorded_W)[:, None]).abs()
+        rank, variance = torch.cat(ranks).mean(0).tolist()
         found = {
             "probe_tokens": len(recorded_W),
-            "logp_gap": float(gap_W1[fp32].mean()),
-            "logp_gap_max": float(gap_W1[fp32].max()),
-            **_ranks(heads[fp32], chosen_W1),
+            "logp_gap": float(gap_WH[:, 0].mean()),
+            "logp_gap_max": float(gap_WH[:, 0].max()),
+            "rank": rank,
+            "rank_variance": variance,
         }
         if self._two_heads:
-            excess_W1 = gap_W1[fp32] - gap_W1[not fp32]
+            excess_W = gap_WH[:, 0] - gap_WH[:, 1]
             found |= {
-                "head_gap": float(excess_W1.mean()),
-                "head_gap_rms": float(excess_W1.square().mean().sqrt()),
+                "head_gap": float(excess_W.mean()),
+                "head_gap_rms": float(excess_W.square().mean().sqrt()),
             }
         return found
 
@@ -137,15 +140,12 @@ class Probe:
             _install(own, self._trained)
 
 
-def _ranks(logp_WV: Tensor, chosen_W1: Tensor) -> dict[str, float]:
-    """Mean rank of the tokens in their distributions, and its variance for one token that is a sample."""
+def _ranks(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
+    """Ranks of tokens in their distributions, and the variance of each for a token that is a sample."""
     logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
     likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
     tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
-    return {
-        "rank": float((likelier_W + tied_W / 2).mean()),
-        "rank_variance": float((1 - (p_WV**3).sum(-1)).mean() / 12),
-    }
+    return likelier_W + tied_W / 2, (1 - (p_WV**3).sum(-1)) / 12
 
 
 def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:

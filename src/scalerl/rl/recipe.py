@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -107,6 +108,10 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+
+    def rows_for(self, n_prompts: int) -> int:
+        """Completions decoded at once, where there are so many prompts."""
+        return min(self.rows, n_prompts * self.samples)
         _at_least(0, seed=self.seed)
 
 
@@ -150,7 +155,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults are the paper's."""
+    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults of what is trained are the paper's."""
 
     model: str
     """A Hugging Face causal LM: a folder, or a name."""
@@ -256,6 +261,8 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
         path = packaged
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML ({error})") from error
     return _overridden(values, overrides)
@@ -265,14 +272,19 @@ def _of_run(path: Path) -> dict[str, Any]:
     """The resolved recipe of a run folder, to be run again."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["recipe"])
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: holds no recipe") from error
 
 
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    for override in overrides:
+    for override in sorted(overrides, key=lambda text: not _KIND.match(text)):  # the kinds first
         _override(values, override)
     return values
+
+
+_KIND = re.compile(r"[^=]*\.kind\s*=")
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -288,17 +300,26 @@ def _override(values: dict[str, Any], override: str) -> None:
         values = values.setdefault(parent, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {override}: {parent!r} is a value, not a table")
+    if last == "kind" and parents and value != values.get("kind", _default_kind(".".join(parents))):
+        values.clear()  # the parameters of another kind are not this one's, even where they have one name
     values[last] = value
+
+
+def _default_kind(name: str) -> str | None:
+    """The kind of a choice where a recipe does not say it."""
+    for item in fields(Recipe):
+        if item.name == name and item.default_factory is not MISSING:
+            return getattr(item.default_factory(), "kind", None)
+    return None
 
 
 def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
     """A choice that does not say its kind is of the default kind: `loss.max_ratio = 4` is CISPO's."""
     out = dict(values)
     for item in fields(Recipe):
-        value = out.get(item.name)
-        if isinstance(value, Mapping) and "kind" not in value and item.default_factory is not MISSING:
-            default = item.default_factory()
-            out[item.name] = {"kind": default.kind, **value} if hasattr(default, "kind") else value
+        value, kind = out.get(item.name), _default_kind(item.name)
+        if isinstance(value, Mapping) and kind:
+            out[item.name] = {"kind": kind, **value}
     return out
 
 
@@ -307,8 +328,11 @@ def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = 
     hints = get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
-            close = difflib.get_close_matches(prefix + key, _keys(Recipe), n=1, cutoff=0.5)
+            known = _keys(Recipe)
+            close = difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
+            if prefix + key in known:
+                hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
             raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
         if isinstance(value, Mapping) and (variants := _variants(hints[key])):
             fitting = [v for v in variants if value.get("kind") in get_args(get_type_hints(v).get("kind"))]

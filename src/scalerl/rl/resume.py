@@ -15,6 +15,8 @@ from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import RECORDS
 
 _LOG = logging.getLogger("scalerl")
+_FREE = ("checkpoint", "health")
+"""What may be changed on the way: nothing that is trained depends on it."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -23,18 +25,22 @@ def is_finished(folder: Path) -> bool:
 
 
 def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The state in the newest checkpoint that is whole, and whose record is whole; None where there is none.
+    """The state in the newest checkpoint that is whole, and whose record is whole; None where there are none.
 
     Raises:
-        InputError: the run is one of another recipe.
+        InputError: the run is one of another recipe, or none of its checkpoints can be used.
     """
     check_recipe(folder, recipe)
-    for step, state in newest_checkpoints(folder / "checkpoints"):
+    checkpoints = folder / "checkpoints"
+    for step, state in newest_checkpoints(checkpoints):
         short = [name for name, length in state["lengths"].items() if _size(folder / name) < length]
         if short:
             _LOG.warning("%s is shorter than at step %d: that checkpoint is passed over", short[0], step)
             continue
         return state | {"step": step}
+    if step_folders(checkpoints):
+        what = "none of its checkpoints can be used"
+        raise InputError(f"{folder}: {what}; once {checkpoints} is removed it begins anew")
     if any((folder / name).exists() for name in RECORDS):
         _LOG.warning("%s has no checkpoint: the run begins anew", folder)
     return None
@@ -64,6 +70,15 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def free_choices(recipe: Recipe) -> dict[str, Any]:
+    """What a resume may change of the recipe of a run, as config.json has it."""
+    return {key: value for key, value in _plain(recipe).items() if key in _FREE}
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return json.loads(dumps(recipe.to_json()))
+
+
 def check_recipe(folder: Path, recipe: Recipe) -> None:
     """Refuse a recipe that is not that of the run.
 
@@ -75,14 +90,12 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))["recipe"]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: holds no recipe") from error
-    now = json.loads(dumps(recipe.to_json()))
+    now = _plain(recipe)
     different = [key for key in now if key not in _FREE and now[key] != before.get(key)]
     if different:
         key = different[0]
         raise InputError(f"{folder}: the run has {key} = {before.get(key)}, and this recipe {now[key]}")
-
-
-_FREE = ("checkpoint", "health")
-"""What may be changed on the way: nothing that is trained depends on it."""

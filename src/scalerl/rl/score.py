@@ -11,6 +11,7 @@ tokens, R distinct places at which they are predicted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from scalerl.rl.dense import DenseModel
 from scalerl.rl.model import hidden_states, log_probs_TV
 from scalerl.rl.packed import can_pack, packed_hidden_states
 from scalerl.rl.packing import Packing
+
+TOKENS_AT_ONCE = 512
+"""Tokens whose distributions are held at once where all of them are looked at."""
 
 
 class Scorer:
@@ -58,7 +62,8 @@ class Scorer:
         begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
         positions go through the head: the logits of prompts and padding are never made.
         """
-        logp_RV, row_W = self._predict(token_MT, wanted_MT, prompt_M, group_M, self._fp32_logits)
+        hidden_RD, row_W = self._hidden(token_MT, wanted_MT, prompt_M, group_M)
+        logp_RV = log_probs_TV(self.model, hidden_RD, self._temperature, self._fp32_logits)
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
         with torch.no_grad():
             entropy_R = -(logp_RV.exp() * logp_RV).sum(-1)
@@ -68,31 +73,33 @@ class Scorer:
         return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
 
     def distributions(
-        self, token_MT: np.ndarray, wanted_MT: np.ndarray, fp32_logits: bool | None = None
-    ) -> Tensor:
-        """Log-probabilities over the vocabulary at every wanted token after the first, shape (W, V)."""
-        fp32 = self._fp32_logits if fp32_logits is None else fp32_logits
-        logp_RV, row_W = self._predict(token_MT, wanted_MT, None, None, fp32)
-        return logp_RV[row_W]
+        self, token_MT: np.ndarray, wanted_MT: np.ndarray, heads: Sequence[bool]
+    ) -> Iterator[list[Tensor]]:
+        """Log-probabilities over the vocabulary at every wanted token after the first, a part at a time.
 
-    def _predict(
+        In order, each part with a tensor (W, V) for each of `heads`: whether the LM head is in FP32. All of
+        them at once would be gigabytes for long completions.
+        """
+        hidden_RD, row_W = self._hidden(token_MT, wanted_MT, None, None)
+        for part_W in row_W.split(TOKENS_AT_ONCE):
+            hidden_WD = hidden_RD[part_W]
+            yield [log_probs_TV(self.model, hidden_WD, self._temperature, fp32) for fp32 in heads]
+
+    def _hidden(
         self,
         token_MT: np.ndarray,
         wanted_MT: np.ndarray,
         prompt_M: np.ndarray | None,
         group_M: np.ndarray | None,
-        fp32_logits: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Distributions (R, V), each once, and for every wanted token, row by row, which of them is its."""
+        """Last hidden states (R, D), each once, and for every wanted token, row by row, which is its."""
         if dense := self.dense:
             if prompt_M is None or group_M is None:
                 prompt_M, group_M = np.ones(len(token_MT), dtype=np.int64), np.arange(len(token_MT))
             packing = Packing.of(token_MT, wanted_MT, prompt_M, group_M)
-            hidden_RD, row_W = packed_hidden_states(dense, packing), torch.from_numpy(packing.row_W)
-        else:
-            token_MS = torch.from_numpy(token_MT[:, :-1]).to(self._device)
-            # Right padding needs no mask: causal attention does not look ahead.
-            hidden_MSD = hidden_states(self.model, input_ids=token_MS, use_cache=False)
-            hidden_RD = hidden_MSD[torch.from_numpy(wanted_MT).to(self._device)]
-            row_W = torch.arange(len(hidden_RD), device=self._device)
-        return log_probs_TV(self.model, hidden_RD, self._temperature, fp32_logits), row_W
+            return packed_hidden_states(dense, packing), torch.from_numpy(packing.row_W)
+        token_MS = torch.from_numpy(token_MT[:, :-1]).to(self._device)
+        # Right padding needs no mask: causal attention does not look ahead.
+        hidden_MSD = hidden_states(self.model, input_ids=token_MS, use_cache=False)
+        hidden_RD = hidden_MSD[torch.from_numpy(wanted_MT).to(self._device)]
+        return hidden_RD, torch.arange(len(hidden_RD), device=self._device)

@@ -15,7 +15,7 @@ from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.model import checkpoint_activations, compute_device, load_model, load_tokenizer
-from scalerl.rl.model_check import check_sampling, check_training
+from scalerl.rl.model_check import check_cache, check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.dataset import Dataset
@@ -70,13 +70,16 @@ def place_generator(
     """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
 
     Raises:
-        InputError: model or tokenizer do not fit the recipe.
+        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
     """
+    n_heldout = len(recipe.task.prompts("heldout"))
+    rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
+    sampling = sampling_of(recipe, learner.model, load_tokenizer(model_folder), recipe.seed)
+    check_cache(learner.model, rows, recipe.context.prompt + sampling.length.max_tokens)
     if recipe.placement.kind == "inline":
         generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
         generator.update(learner.weights(), version)
         return generator
-    sampling_of(recipe, learner.model, load_tokenizer(model_folder), recipe.seed)  # complains here, not there
     n_processes = recipe.placement.generators
     return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
 
@@ -95,11 +98,16 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     """The recipe, its task without the prompts longer than `context.prompt` where that is what it says.
 
     Raises:
-        InputError: prompts are too long, and the task does not say that they are to be dropped.
+        InputError: a prompt has no tokens; or some are too long, and the task does not say that they are to
+            be dropped.
     """
     tokenizer, task = load_tokenizer(model_folder), recipe.task
     prompts = [*task.prompts("heldout"), *task.prompts("train")]
     lengths = {prompt.id: len(prompt_tokens(tokenizer, prompt)) for prompt in prompts}
+    if empty := [name for name, length in lengths.items() if not length]:
+        raise InputError(
+            f"prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
+        )
     long = [name for name, length in lengths.items() if length > recipe.context.prompt]
     if not long:
         return recipe
@@ -120,7 +128,7 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
     """
     plain = _load(recipe, model_folder)
     check_training(plain, recipe.model)
-    model: Any = recipe.lora.apply(plain)
+    model: Any = recipe.lora.apply(plain, recipe.seed)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     return Learner(

@@ -16,6 +16,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
@@ -48,6 +49,7 @@ class SharedWeights:
 
     def _map(self, fd: int) -> None:
         self._fd = fd
+        weakref.finalize(self, os.close, fd)
         memory = mmap.mmap(fd, _HEADER + 2 * 4 * self._size)
         self._header = np.ndarray(5, dtype=np.int64, buffer=memory)
         self._buffers = np.ndarray((2, self._size), dtype=np.float32, buffer=memory, offset=_HEADER)

@@ -33,7 +33,14 @@ from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
 from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.resume import check_recipe, check_same_prompts, drop_newer, find_checkpoint, is_finished
+from scalerl.rl.resume import (
+    check_recipe,
+    check_same_prompts,
+    drop_newer,
+    find_checkpoint,
+    free_choices,
+    is_finished,
+)
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
@@ -83,7 +90,8 @@ def train(
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
             model cannot be loaded, or does not fit the recipe's context.
-        WriteError: the disk does not take the record; what was written before is kept.
+        WriteError: the disk does not take the record, or the checkpoint that a stop needs; what was written
+            before is kept.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: it was stopped.
@@ -138,6 +146,7 @@ class _Run:
         closing.callback(self.generator.close)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
+            self.writer.change_recipe(free_choices(recipe))
             drop_newer(folder, saved["step"] if saved else 0)
         else:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
@@ -232,6 +241,8 @@ class _Run:
             self.evaluations.write_finished(wait=True)  # there is time: nobody is about to end this process
         if stopping or self.checkpoints.due(step.index):
             self.checkpoints.make(step.index, self.state())
+        if stopping:
+            self.checkpoints.finish()
         if reason := self.health.pause_for:
             raise PausedError(f"paused at {reason}; scalerl train {self.folder} --resume goes on")
         if stopping:

@@ -95,8 +95,8 @@ class Limits:
     """Processes that verify side by side; the rewards do not depend on how many there are."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds < math.inf or not 0 < self.memory_gib < math.inf:
-            raise ValueError("seconds and memory_gib must be positive and finite")
+        if not 0 < self.seconds <= 1e6 or not 0 < self.memory_gib < math.inf:
+            raise ValueError("seconds must be positive and 1e6 at most, memory_gib positive and finite")
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
 
