@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, WriteError
 from scalerl.record import RunRecord
 from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.checkpoint import Checkpointing, load_state
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.lora import Lora
@@ -196,6 +196,40 @@ def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_p
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
+def test_checkpoints_that_cannot_be_used_are_kept_and_the_run_is_refused(recipe, tmp_path):
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*"))
+    (tmp_path / "run" / "evals.jsonl").write_text("")
+    with pytest.raises(
+        InputError, match=r"none of its checkpoints can be used; once .*checkpoints is removed"
+    ):
+        run(recipe, tmp_path / "run", resume=True)
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_stop_whose_checkpoint_fails_says_so(recipe, tmp_path):
+    stop = threading.Event()
+
+    def watch(progress):
+        if progress.step == 2:
+            shutil.rmtree(tmp_path / "run" / "checkpoints", ignore_errors=True)
+            (tmp_path / "run" / "checkpoints").write_text("no folder")
+            stop.set()
+
+    with pytest.raises(WriteError, match="step-00002: the checkpoint could not be saved"):
+        run(recipe, tmp_path / "run", watch=watch, stop=stop)
+
+
+def test_what_a_resume_changes_is_kept(recipe, tmp_path):
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8))
+    changed = replace(recipe, health=replace(recipe.health, on_alarm="pause"))
+    with pytest.raises(CutError):
+        run(changed, tmp_path / "run", resume=True, watch=cut_at(11))
+    assert load_recipe(tmp_path / "run") == changed
+
+
 def test_without_a_checkpoint_the_run_begins_anew(recipe, tmp_path, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
@@ -254,9 +288,12 @@ def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
 
 
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
-    recipe = replace(recipe, placement=Local(generators=2))
+    recipe = replace(recipe, placement=Local(generators=2), rows=2)  # most groups wait
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", watch=cut_at(8))
+    in_flight = load_state(tmp_path / "run" / "checkpoints" / "step-00006" / "training")["generator"][
+        "in_flight"
+    ]
     run(recipe, tmp_path / "run", resume=True)
     record = RunRecord.read(tmp_path / "run")
     rows = lines(tmp_path / "run" / "groups.jsonl")
@@ -268,6 +305,6 @@ def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp
         ledger = step["ledger"]
         assert ledger["admitted"] == sum(n for name, n in ledger.items() if name != "admitted")
         assert step.get("age_max", 0) <= 2
-    assert steps[-1]["restarted"] > 0
+    assert steps[-1]["restarted"] == len(in_flight) > 0
     assert not np.isnan(record.evals[-1].pass_rate)
     shutil.rmtree(tmp_path / "run")

@@ -1,5 +1,6 @@
 """Both engines against transformers' own forward pass over whole texts, and the kernels against torch."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,12 @@ def test_bfloat16_takes_the_path_of_transformers():
     assert isinstance(make_engine(model, 6, 20, 16), TransformersEngine)
 
 
-@pytest.mark.parametrize("compiler", ["/no/such/compiler", "false"])
-def test_without_a_compiler_that_works_the_path_is_that_of_transformers(monkeypatch, compiler):
+@pytest.mark.parametrize("compiler", ["/no/such/compiler", "false", "cannot_be_loaded"])
+def test_without_a_compiler_that_works_the_path_is_that_of_transformers(monkeypatch, compiler, tmp_path):
+    script = tmp_path / "cannot_be_loaded"  # as where nothing may be run from the folder for temporary files
+    script.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo text > "$2"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CC", compiler)
     load_kernels.cache_clear()
     assert isinstance(make_engine(make_model(KNOWN["llama"]), 6, 20, 16), TransformersEngine)

@@ -1,6 +1,7 @@
 import multiprocessing.resource_tracker
 import multiprocessing.spawn
 import pickle
+from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
 
@@ -68,6 +69,16 @@ def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe,
     with pytest.raises(BrokenProcessPool):
         evaluate({}, 0).result(timeout=60)
     evaluate.close()
+
+
+def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe):
+    endless = replace(recipe, evaluation=replace(recipe.evaluation, samples=100_000))
+    first, _ = other_weights(recipe)
+    evaluate = EvaluationProcess(endless, recipe.model)
+    asked = evaluate(first, 0)
+    evaluate.close()
+    with pytest.raises((BrokenProcessPool, CancelledError)):
+        asked.result()
 
 
 def test_an_evaluation_says_what_its_completions_say(recipe):

@@ -10,7 +10,7 @@ from scalerl.rl.advantage import BatchStd
 from scalerl.rl.averaging import PromptAverage
 from scalerl.rl.batch import make_batch
 from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.loss import Cispo
+from scalerl.rl.loss import Cispo, Kl
 from scalerl.rl.model import FlopCount, load_model
 from scalerl.rl.types import Group, Reward
 
@@ -86,3 +86,7 @@ def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
         expected += cost([prompt + 1])  # all of it is read, and once for its group
         expected += sum(cost([length]) - cost([prompt + 1]) for length in length_G)
     assert stats.flops == 3 * expected
+    learner = Learner(
+        load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4, Kl(0.1), load_model(llama_folder)
+    )
+    assert learner.step(batch).flops == 4 * expected  # and one pass of the base model

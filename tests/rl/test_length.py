@@ -184,6 +184,12 @@ def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe
         assert all(closed[first:])
 
 
+def test_an_end_of_thinking_of_which_a_character_is_several_tokens_is_refused(bpe):
+    for text in ("\u25c1/think\u25b7", "\u25b7"):
+        with pytest.raises(InputError, match="splits a character"):
+            LengthRule.resolve(NoLengthControl(), bpe, 40, 3, text)
+
+
 def test_a_phrase_of_several_tokens_ends_the_thinking(bpe):
     choice = ForcedInterruption(low=4, high=4, phrase="Time is up. </think>")
     rule = LengthRule.resolve(choice, bpe, 6, 2, "</think>")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from scalerl.errors import WorkerError
+from scalerl.rl import local
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool, Uniform
@@ -135,6 +136,22 @@ def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recip
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     generator = LocalGenerator(full, recipe.model, learner.weights())
     with pytest.raises(WorkerError, match="died 6 times in a row"):
+        work_until(generator, lambda: False)
+    generator.close()
+
+
+class Unreadable:
+    """Pickled here, and nothing that can be made there."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatch):
+    monkeypatch.setattr(local, "MOST_DEATHS", 0)
+    learner = load_learner(recipe, recipe.model)
+    generator = LocalGenerator(replace(recipe, name=Unreadable()), recipe.model, learner.weights())
+    with pytest.raises(WorkerError, match="died"):
         work_until(generator, lambda: False)
     generator.close()
 

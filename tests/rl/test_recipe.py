@@ -5,7 +5,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, NoLengthControl
-from scalerl.rl.loss import Dapo
+from scalerl.rl.loss import Cispo, Dapo
 from scalerl.rl.pool import NoPositiveResampling
 from scalerl.rl.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain
@@ -103,7 +103,10 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ("[loss]\nmax_rati = 4\n", r"unknown key 'loss.max_rati'; did you mean 'loss.max_ratio'\?"),
         ("[optimizer]\nlr = 1\n", r"unknown key 'optimizer'; did you mean 'optimiser'\?"),
         ("zzzz = 1\n", "unknown key 'zzzz'; the keys here are model, task, budget"),
-        ('[length]\nkind = "none"\nlow = 4\n', r"unknown key 'length.low'"),  # a key of the other variant
+        (
+            '[length]\nkind = "none"\nlow = 4\n',
+            "unknown key 'length.low'; with length.kind = 'none' the keys are kind",
+        ),
         ("[length]\nhigh = 4\n", "length: low and high must satisfy"),  # of the default kind
         (
             '[length]\nkind = "penalty"\n',
@@ -164,6 +167,15 @@ def test_what_is_missing_or_out_of_range_is_named_by_its_key(write, base, messag
     assert "\n" not in str(caught.value)
 
 
+def test_another_kind_brings_its_own_parameters():
+    assert load_recipe("minimax_m1", ["loss.kind=dapo"]).loss == Dapo()
+    assert load_recipe("minimax_m1", ["loss.min_ratio=0.7", "loss.kind=dapo"]).loss == Dapo(min_ratio=0.7)
+    assert load_recipe("minimax_m1", ["loss.kind=cispo"]).loss == Cispo(max_ratio=5.0)
+    assert load_recipe("demo", ["length.kind=none"]).length == NoLengthControl()
+    with pytest.raises(InputError, match=r"missing key 'budget\.amount'"):  # another unit
+        load_recipe("demo", ["budget.kind=steps"])
+
+
 def test_a_recipe_that_is_not_there_names_those_that_are():
     with pytest.raises(
         InputError, match=r"demmo: no such file, and no recipe of that name \(there are: .*demo"
@@ -203,6 +215,9 @@ def test_the_recipes_of_the_package_resolve():
         ("optimiser.lr=inf", "positive, and at most 1000"),
         ("budget.amount=inf", "positive and finite"),
         ("seed=-1", "seed must be at least 0"),
+        ("health.logp_gap.alarm=inf", "thresholds must be positive and finite"),
+        ("health.logp_gap.window=0", "window must be 1 to 100"),
+        ("health.logp_gap.window=500", "window must be 1 to 100"),
     ],
 )
 def test_values_that_only_a_run_would_trip_over_are_refused(override, complaint):

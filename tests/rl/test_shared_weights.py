@@ -1,3 +1,4 @@
+import gc
 import multiprocessing
 import os
 import time
@@ -82,6 +83,22 @@ def _read_unguarded(shared, seconds, out):
         first = shared._places(0)[0].copy()
         torn += bool((first != first.flat[0]).any())
     out.put(torn)
+
+
+def test_the_memory_goes_with_its_object():
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("no list of open files")
+
+    def held():
+        gc.collect()
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum("(deleted)" in str(link) for link in links)
+
+    before = held()
+    shared = SharedWeights(weights_of(3))
+    assert held() > before
+    del shared
+    assert held() == before
 
 
 def test_the_memory_has_no_name_and_a_killed_reader_holds_nobody_up():
