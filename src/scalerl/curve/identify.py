@@ -91,7 +91,8 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     least, ratio, most = np.exp(log_hi - log_mid[::-1]).tolist()
     at_bounds = _at_bounds(post, log_lo, log_hi)
     low, high = ceiling(post, tails(0.95)).tolist()
-    span = f"the data reach {ratio:.2g} C_mid [{least:.2g}, {most:.2g}], A is in [{low:.3f}, {high:.3f}]"
+    reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
+    span = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]"
     gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])

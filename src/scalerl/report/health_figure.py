@@ -243,6 +243,8 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
     if panel.from_zero and not any((line.values(steps) < 0).any() for line in panel.lines):
         axes.set_ylim(bottom=0)
     low, high = axes.get_ylim()
+    if high < 1e-3:  # a power of ten above the axis would stand in the way of the unit
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     heights = apart([(value - low) / (high - low) for value, _ in ends])
     for (value, name), height in zip(ends, heights, strict=True):
         axes.annotate(
