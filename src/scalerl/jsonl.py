@@ -102,14 +102,14 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 def plain(value: Any) -> Any:
     """The same in what JSON has: lists for tuples and arrays, None for NaN and infinities."""
+    if value is None or isinstance(value, str | int):  # most values are leaves
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return plain(value.item()) if isinstance(value, np.generic) else value

@@ -70,9 +70,9 @@ class RunCounters:
             self.generate_seconds, self.train_seconds, self.evaluate_seconds, self.idle_seconds
         )
         return {
-            "device_seconds": asdict(seconds),
-            "flops": asdict(Flops(self.generate_flops, self.train_flops)),
-            "tokens": asdict(Tokens(self.generated, self.trained)),
+            "device_seconds": dict(vars(seconds)),
+            "flops": dict(vars(Flops(self.generate_flops, self.train_flops))),
+            "tokens": dict(vars(Tokens(self.generated, self.trained))),
         }
 
     def roles(self) -> dict[str, Any]:
@@ -101,14 +101,13 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     before = step.index - 1  # the trainer's version as it took the batch
     age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
-    stats = asdict(step.stats)
     row = {
         "step": step.index,
         "version": step.index,
         "time": time.time(),
         "skipped": not len(step.batch),
-        "reward_mean": float(np.mean([group.reward_G.mean() for group in step.groups])),
-        "correct": float(np.mean([group.correct_G.mean() for group in step.groups])),
+        "reward_mean": float(np.concatenate([group.reward_G for group in step.groups]).mean()),
+        "correct": float(np.concatenate([group.correct_G for group in step.groups]).mean()),
         "groups": len(step.groups),
         "groups_used": step.batch.groups_used,
         "completions": len(rollouts),
@@ -118,7 +117,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
         "interrupted": float(np.mean([r.interrupted for r in rollouts])),
         "mean_length": float(np.mean([r.length for r in rollouts])),
-        **{key: value for key, value in stats.items() if key not in ("flops", "tokens")},
+        **{key: value for key, value in vars(step.stats).items() if key not in ("flops", "tokens")},
         "multi_version": float(np.mean([r.version_T[0] != r.version_T[-1] for r in rollouts])),
         "kv_age_max": max(before - r.first_version for r in rollouts),
         "pool": pipeline.pool_left,
