@@ -23,7 +23,7 @@ class Agenda:
 
     def evaluates(self, share: float) -> bool:
         """Whether an evaluation is due; those that one step passes together are made once."""
-        before = self.due
+        before, share = self.due, min(share, 1.0)  # a step may cost any multiple of the budget
         self.due = max(self.due, math.floor(share * self.count))
         while self.due / self.count <= share:
             self.due += 1
