@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py
 
-The demo's recipe for 150 steps, in this process, evaluations in theirs. Everything that is not generating or
+The demo's recipe for 400 steps, in this process, evaluations in theirs. Everything that is not generating or
 training is timed where it is called; what the thread that writes checkpoints computes is added, as if it
 held up the training.
 """
@@ -23,7 +23,7 @@ from scalerl.rl.recipe import load_recipe
 from scalerl.rl.watch import Watch
 from scalerl.run_writer import RunWriter
 
-STEPS = 150
+STEPS = 400
 _spent: dict[str, float] = defaultdict(float)
 
 

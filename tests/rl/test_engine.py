@@ -190,10 +190,9 @@ def test_what_an_earlier_completion_left_behind_is_never_read():
     model = make_model(KNOWN["qwen3"])
     engine = fused(model)
     run(model, engine, texts(1))
-    left = engine.state(np.arange(6), np.full(6, 36))
-    for tensor in (*left["prompts"], *left["own"]):
-        tensor.fill_(torch.nan)
-    engine.restore(np.arange(6), left)
+    for slots in (engine._prompts, engine._own):
+        slots.keys.fill_(torch.nan)
+        slots.values.fill_(torch.nan)
     for found, text in zip(run(model, engine, texts()), texts(), strict=True):
         torch.testing.assert_close(found, whole_logp(model, *text), atol=1e-5, rtol=1e-5)
 

@@ -32,7 +32,7 @@ from scalerl.errors import WriteError
 from scalerl.files import sync
 from scalerl.rl.lora import plain_state
 
-FORMAT = 1
+FORMAT = 2
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
 
@@ -198,11 +198,16 @@ def load_state(folder: Path) -> dict[str, Any]:
     return _with_arrays(json.loads(whole["state"]), arrays)
 
 
+_PLAIN = {str, int, float, bool, type(None)}
+
+
 def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
-    if isinstance(tree, Mapping):
+    if type(tree) in _PLAIN:  # most of a tree
+        return tree
+    if type(tree) is dict or isinstance(tree, Mapping):
         return {key: _without_arrays(value, arrays) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_without_arrays(value, arrays) for value in tree]
+        return [v if type(v) in _PLAIN else _without_arrays(v, arrays) for v in tree]
     if isinstance(tree, np.ndarray | Tensor):
         name = str(len(arrays))
         tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree

@@ -99,7 +99,7 @@ FATES = ("trained", "zero_variance", "truncated", "failed")
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
     """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
-    before = step.index - 1  # the trainer's version as it took the batch
+    n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
     age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
     row = {
         "step": step.index,
@@ -113,12 +113,12 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "completions": len(rollouts),
         "completions_used": len(step.batch),
         "zero_variance": step.batch.zero_variance / len(step.groups),
-        "truncated": float(np.mean([r.truncated for r in rollouts])),
+        "truncated": sum(r.truncated for r in rollouts) / n,
         "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
-        "interrupted": float(np.mean([r.interrupted for r in rollouts])),
-        "mean_length": float(np.mean([r.length for r in rollouts])),
+        "interrupted": sum(r.interrupted for r in rollouts) / n,
+        "mean_length": sum(r.length for r in rollouts) / n,
         **{key: value for key, value in vars(step.stats).items() if key not in ("flops", "tokens")},
-        "multi_version": float(np.mean([r.version_T[0] != r.version_T[-1] for r in rollouts])),
+        "multi_version": sum(bool(r.version_T[0] != r.version_T[-1]) for r in rollouts) / n,
         "kv_age_max": max(before - r.first_version for r in rollouts),
         "pool": pipeline.pool_left,
         "queue": pipeline.queue(),

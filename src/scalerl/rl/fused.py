@@ -52,16 +52,21 @@ class _Slots:
         pairs = zip(self.keys, self.values, strict=True)
         self.stores = [Store(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
 
-    def save(self, slot_B: np.ndarray, length: int) -> list[Tensor]:
-        """Copies of the first `length` positions of some slots."""
-        slots, n_blocks = torch.from_numpy(slot_B), -(-length // LANES)
-        return [self.keys[:, slots, :n_blocks], self.values[:, slots, :length]]
+    def save(self, slot_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
+        """Copies of the first `length_B` positions of some slots, one after the other."""
+        blocks, positions = _ragged(slot_B, -(-length_B // LANES)), _ragged(slot_B, length_B)
+        return [self.keys[:, *blocks], self.values[:, *positions]]
 
-    def load(self, slot_B: np.ndarray, saved: Sequence[Tensor]) -> None:
+    def load(self, slot_B: np.ndarray, length_B: np.ndarray, saved: Sequence[Tensor]) -> None:
         """Put back what `save` returned."""
-        slots = torch.from_numpy(slot_B)
-        self.keys[:, slots, : saved[0].shape[2]] = saved[0]
-        self.values[:, slots, : saved[1].shape[2]] = saved[1]
+        self.keys[:, *_ragged(slot_B, -(-length_B // LANES))] = saved[0]
+        self.values[:, *_ragged(slot_B, length_B)] = saved[1]
+
+
+def _ragged(slot_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Slot and place of everything that stands in slots of these lengths."""
+    place_A = np.concatenate([np.arange(length) for length in length_B]) if len(length_B) else length_B
+    return torch.from_numpy(np.repeat(slot_B, length_B)), torch.from_numpy(place_A)
 
 
 class FusedEngine:
@@ -125,19 +130,24 @@ class FusedEngine:
 
     def state(self, rows_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
         """Keys and values of all layers, and which prompt each row goes on from; see `Engine`."""
-        slot_S, prefix_B = np.unique(self._prompt_R[rows_B]), self._prefix_R[rows_B]
+        prompt_B, prefix_B = self._prompt_R[rows_B], self._prefix_R[rows_B]
+        slot_S, first_S = np.unique(prompt_B, return_index=True)
+        own_B = length_B - prefix_B
         return {
-            "prompt": self._prompt_R[rows_B],
+            "prompt": prompt_B,
             "prefix": prefix_B,
-            "prompts": self._prompts.save(slot_S, int(prefix_B.max(initial=0))),
-            "own": self._own.save(rows_B, int((length_B - prefix_B).max(initial=0))),
+            "length": own_B,
+            "prompts": self._prompts.save(slot_S, prefix_B[first_S]),
+            "own": self._own.save(rows_B, own_B),
         }
 
     def restore(self, rows_B: np.ndarray, state: Mapping[str, Any]) -> None:
         """See `Engine`."""
-        self._prompt_R[rows_B], self._prefix_R[rows_B] = state["prompt"], state["prefix"]
-        self._prompts.load(np.unique(state["prompt"]), state["prompts"])
-        self._own.load(rows_B, state["own"])
+        prompt_B, prefix_B = state["prompt"], state["prefix"]
+        self._prompt_R[rows_B], self._prefix_R[rows_B] = prompt_B, prefix_B
+        slot_S, first_S = np.unique(prompt_B, return_index=True)
+        self._prompts.load(slot_S, prefix_B[first_S], state["prompts"])
+        self._own.load(rows_B, state["length"], state["own"])
 
     def _run(self, own: _Slots, tokens_A: np.ndarray, places: Sequence[np.ndarray]) -> Tensor:
         """The tokens in passes of `MOST_TOKENS`; their keys and values go to `own`."""

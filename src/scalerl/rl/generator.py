@@ -64,7 +64,7 @@ class _Request(NamedTuple):
 def _groups_of(requests: Sequence[_Request]) -> list[list[Any]]:
     """What the completions of one group share, once for each group."""
     groups = {request.place: request for request in requests}
-    return [[place, asdict(r.prompt), r.prompt_T.tolist(), r.draw] for place, r in groups.items()]
+    return [[place, dict(vars(r.prompt)), r.prompt_T.tolist(), r.draw] for place, r in groups.items()]
 
 
 _BY_ROW = (

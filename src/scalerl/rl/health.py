@@ -80,7 +80,7 @@ class Truncated(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        return _mean(_known(rows, "truncated"), self.window)
+        return _mean(_known(rows, "truncated", self.window), self.window)
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class EffectiveSample(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        return _mean(_known(rows, "ess"), self.window)
+        return _mean(_known(rows, "ess", self.window), self.window)
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class RatioClipped(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        return _mean(_known(rows, "ratio_clipped"), self.window)
+        return _mean(_known(rows, "ratio_clipped", self.window), self.window)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class LengthDrift(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        lengths = _known(rows, "mean_length")
+        lengths = _known(rows, "mean_length", 2 * self.window)
         before, now = _mean(lengths[: -self.window], self.window), _mean(lengths, self.window)
         ratio = max(now, 1.0) / max(before, 1.0)
         return max(ratio, 1 / ratio) if math.isfinite(before) else math.nan
@@ -235,7 +235,7 @@ class ZeroVariance(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        return _mean(_known(rows, "zero_variance"), self.window)
+        return _mean(_known(rows, "zero_variance", self.window), self.window)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class GradNorm(_Limits):
 
     def __call__(self, rows: Rows) -> float:
         """See the class."""
-        norms = _known(rows, "grad_norm")
+        norms = _known(rows, "grad_norm", 5 + self.window)
         before = norms[-5 - self.window : -5]
         if len(before) < min(self.window, 10):
             return math.nan
@@ -373,10 +373,16 @@ class Health:
         return {name: limits for name, limits in found.items() if isinstance(limits, _Limits)}
 
 
-def _known(rows: Rows, key: str) -> list[float]:
-    """The values of a field, where it is known."""
-    values = [row.get(key) for row in rows]
-    return [value for value in values if value is not None and math.isfinite(value)]
+def _known(rows: Rows, key: str, most: int | None = None) -> list[float]:
+    """The values of a field, where it is known; the latest `most` of them."""
+    found: list[float] = []
+    for row in reversed(rows):
+        if len(found) == most:
+            break
+        value = row.get(key)
+        if value is not None and math.isfinite(value):
+            found.append(value)
+    return found[::-1]
 
 
 def _mean(values: Sequence[float], window: int) -> float:

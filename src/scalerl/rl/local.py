@@ -133,7 +133,9 @@ class LocalGenerator:
             "admitted": self._admitted,
             "taken": self._taken,
             "counters": asdict(self.counters),
-            "in_flight": [[place, asdict(p), draw, n] for place, (p, draw, n) in sorted(in_flight.items())],
+            "in_flight": [
+                [place, dict(vars(p)), draw, n] for place, (p, draw, n) in sorted(in_flight.items())
+            ],
             "places": [place for place, _ in complete],
             "sizes": [len(rollouts) for _, rollouts in complete],
             "complete": pack_rollouts([rollout for _, rollouts in complete for rollout in rollouts]),

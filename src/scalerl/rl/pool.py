@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -110,7 +110,7 @@ class PromptPool:
             "passes": self.passes,
             "queue": [prompt.id for prompt in self._queue],
             "draws": dict(self._draws),
-            "history": {name: asdict(history) for name, history in self._history.items()},
+            "history": {name: dict(vars(history)) for name, history in self._history.items()},
             "retired": sorted(self._retired),
         }
 
