@@ -142,7 +142,7 @@ def test_a_recipe_says_it_all_and_goes_through_json_and_back(recipe):
         ),
         (
             {"kind": "dataset", "path": "x", "limits": {"seconds": -1}},
-            "task.limits: seconds and memory_gib must",
+            "task.limits: seconds must be positive",
         ),
         (
             {"kind": "dataset", "path": "x", "verifier": {"kind": "function", "name": "judge"}},
