@@ -346,7 +346,10 @@ def test_a_failed_verification_leaves_the_loss_as_a_truncated_completion_does(ma
     assert len(make_batch([group], BatchStd(), PromptAverage(), 100, keep_truncated=True)) == 3
 
 
-@pytest.mark.parametrize("bad", [{"seconds": 0}, {"seconds": 1e7}, {"memory_gib": -1}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"seconds": 0}, {"seconds": float("inf")}, {"seconds": 1e7}, {"memory_gib": -1}, {"workers": 0}],
+)
 def test_limits_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         Limits(**bad)

@@ -108,11 +108,11 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+        _at_least(0, seed=self.seed)
 
     def rows_for(self, n_prompts: int) -> int:
         """Completions decoded at once, where there are so many prompts."""
         return min(self.rows, n_prompts * self.samples)
-        _at_least(0, seed=self.seed)
 
 
 @dataclass(frozen=True)
