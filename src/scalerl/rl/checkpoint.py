@@ -198,16 +198,13 @@ def load_state(folder: Path) -> dict[str, Any]:
     return _with_arrays(json.loads(whole["state"]), arrays)
 
 
-_PLAIN = {str, int, float, bool, type(None)}
-
-
 def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
-    if type(tree) in _PLAIN:  # most of a tree
+    if type(tree) in (str, int, float, bool):  # most of a tree
         return tree
-    if type(tree) is dict or isinstance(tree, Mapping):
+    if isinstance(tree, Mapping):
         return {key: _without_arrays(value, arrays) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [v if type(v) in _PLAIN else _without_arrays(v, arrays) for v in tree]
+        return [_without_arrays(value, arrays) for value in tree]
     if isinstance(tree, np.ndarray | Tensor):
         name = str(len(arrays))
         tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree

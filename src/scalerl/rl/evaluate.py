@@ -92,9 +92,10 @@ class EvaluationProcess:
         prompts = recipe.task.prompts("heldout")
         with deaf_to_interrupts():
             # No arguments of its start: Python waits until a process has read those, even where it is dead.
-            started = self._pool.submit(_start, recipe.without_prompts(), model_folder, prompts)
+            self._latest: Future[Any] = self._pool.submit(
+                _start, recipe.without_prompts(), model_folder, prompts
+            )
         self._processes = [process for process in active_children() if process not in others]
-        self._latest: Future[Any] = started
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""

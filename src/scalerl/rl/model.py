@@ -113,6 +113,11 @@ def install_weights(model: nn.Module, weights: Weights) -> None:
         parameter.copy_(torch.from_numpy(np.asarray(weights[name])))
 
 
+def head_dim(config: Any) -> int:
+    """Size of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 @dataclass(frozen=True)
 class FlopCount:
     """Floating-point operations of a causal LM, counted from its shape.
@@ -135,9 +140,8 @@ class FlopCount:
         seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
         head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
         seen[id(head)] = head.numel()
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(sum(seen.values()), 4 * config.num_hidden_layers * heads * head_dim)
+        width = config.num_attention_heads * head_dim(config)
+        return cls(sum(seen.values()), 4 * config.num_hidden_layers * width)
 
     def forward(self, tokens: float, positions: float) -> float:
         """Cost of `tokens` tokens that attend to `positions` positions in all."""

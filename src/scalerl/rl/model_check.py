@@ -22,7 +22,7 @@ from torch import nn
 from scalerl.errors import InputError
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.length import LengthRule
-from scalerl.rl.model import hidden_states
+from scalerl.rl.model import head_dim, hidden_states
 from scalerl.rl.types import Prompt, Rollout
 
 _SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
@@ -66,8 +66,7 @@ def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
     """
     config, parameter = model.config, next(model.parameters())
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_position = 2 * config.num_hidden_layers * heads * size * parameter.element_size()
+    per_position = 2 * config.num_hidden_layers * heads * head_dim(config) * parameter.element_size()
     if parameter.device.type == "cuda":
         memory = torch.cuda.mem_get_info(parameter.device)[0]
     else:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
@@ -248,7 +247,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     """The sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
-        return _overridden(_of_run(path / "config.json"), overrides)
+        return _overridden(recipe_of_run(path / "config.json"), overrides)
     if not path.is_file():
         packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
         if not packaged.is_file():
@@ -268,8 +267,12 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     return _overridden(values, overrides)
 
 
-def _of_run(path: Path) -> dict[str, Any]:
-    """The resolved recipe of a run folder, to be run again."""
+def recipe_of_run(path: Path) -> dict[str, Any]:
+    """The resolved values of the recipe in the config.json `path`.
+
+    Raises:
+        InputError: it cannot be read, or holds no recipe.
+    """
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["recipe"])
     except OSError as error:
@@ -279,12 +282,12 @@ def _of_run(path: Path) -> dict[str, Any]:
 
 
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    for override in sorted(overrides, key=lambda text: not _KIND.match(text)):  # the kinds first
+    def sets_no_kind(override: str) -> bool:
+        return not override.partition("=")[0].strip().endswith(".kind")
+
+    for override in sorted(overrides, key=sets_no_kind):  # a kind comes before its parameters
         _override(values, override)
     return values
-
-
-_KIND = re.compile(r"[^=]*\.kind\s*=")
 
 
 def _override(values: dict[str, Any], override: str) -> None:

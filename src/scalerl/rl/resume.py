@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.jsonl import dumps
+from scalerl.jsonl import plain
 from scalerl.rl.checkpoint import final_folder, newest_checkpoints, step_folders
-from scalerl.rl.recipe import Recipe
+from scalerl.rl.recipe import Recipe, recipe_of_run
 from scalerl.run_writer import RECORDS
 
 _LOG = logging.getLogger("scalerl")
@@ -72,11 +71,7 @@ def _size(path: Path) -> int:
 
 def free_choices(recipe: Recipe) -> dict[str, Any]:
     """What a resume may change of the recipe of a run, as config.json has it."""
-    return {key: value for key, value in _plain(recipe).items() if key in _FREE}
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    return json.loads(dumps(recipe.to_json()))
+    return {key: value for key, value in plain(recipe.to_json()).items() if key in _FREE}
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -88,13 +83,7 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))["recipe"]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: holds no recipe") from error
-    now = _plain(recipe)
+    before, now = recipe_of_run(path), plain(recipe.to_json())
     different = [key for key in now if key not in _FREE and now[key] != before.get(key)]
     if different:
         key = different[0]

@@ -30,7 +30,12 @@ def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: in
         InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
     """
     model, tokenizer = _load(recipe, model_folder), load_tokenizer(model_folder)
-    sampling = sampling_of(recipe, model, tokenizer, seed)
+    return _generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+
+
+def _generator(
+    recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, rows: int
+) -> TorchGenerator:
     check_sampling(model, tokenizer, sampling, recipe.model)
     return TorchGenerator(model, tokenizer, sampling, rows)
 
@@ -74,10 +79,11 @@ def place_generator(
     """
     n_heldout = len(recipe.task.prompts("heldout"))
     rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
-    sampling = sampling_of(recipe, learner.model, load_tokenizer(model_folder), recipe.seed)
+    tokenizer = load_tokenizer(model_folder)
+    sampling = sampling_of(recipe, learner.model, tokenizer, recipe.seed)
     check_cache(learner.model, rows, recipe.context.prompt + sampling.length.max_tokens)
     if recipe.placement.kind == "inline":
-        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        generator = _generator(recipe, _load(recipe, model_folder), tokenizer, sampling, recipe.rows)
         generator.update(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators
