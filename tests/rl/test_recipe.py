@@ -194,7 +194,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     ("override", "message"),
     [
         ("loss", "--set loss: expected key=value"),
-        ("model.size=3", "--set model.size=3: 'model' is a value, not a table"),
+        ("model.size=3", "--set: 'model' is a value, not a table"),
         ("loss.max_ration=3", "unknown key 'loss.max_ration'; did you mean 'loss.max_ratio'"),
     ],
 )

@@ -281,16 +281,37 @@ def recipe_of_run(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: holds no recipe") from error
 
 
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a recipe with `changes`, table by table.
+
+    A table of another kind takes the place of what was there: the parameters of the kind before are not its
+    own, even where they have one name.
+    """
+    out = dict(values)
+    for key, change in changes.items():
+        before = out.get(key, {})
+        if not isinstance(change, Mapping):
+            out[key] = change
+        elif not isinstance(before, Mapping):
+            raise InputError(f"{prefix + key!r} is a value, not a table")
+        else:
+            kind = before.get("kind", _default_kind(prefix + key))
+            kept = before if change.get("kind", kind) == kind else {}
+            out[key] = changed(kept, change, f"{prefix}{key}.")
+    return out
+
+
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    def sets_no_kind(override: str) -> bool:
-        return not override.partition("=")[0].strip().endswith(".kind")
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        _add(changes, override)
+    try:
+        return changed(values, changes)
+    except InputError as error:
+        raise InputError(f"--set: {error}") from None
 
-    for override in sorted(overrides, key=sets_no_kind):  # a kind comes before its parameters
-        _override(values, override)
-    return values
 
-
-def _override(values: dict[str, Any], override: str) -> None:
+def _add(changes: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals:
         raise InputError(f"--set {override}: expected key=value")
@@ -300,12 +321,10 @@ def _override(values: dict[str, Any], override: str) -> None:
         value = text  # a bare word is a string
     *parents, last = key.strip().split(".")
     for parent in parents:
-        values = values.setdefault(parent, {})
-        if not isinstance(values, dict):
+        changes = changes.setdefault(parent, {})
+        if not isinstance(changes, dict):
             raise InputError(f"--set {override}: {parent!r} is a value, not a table")
-    if last == "kind" and parents and value != values.get("kind", _default_kind(".".join(parents))):
-        values.clear()  # the parameters of another kind are not this one's, even where they have one name
-    values[last] = value
+    changes[last] = value
 
 
 def _default_kind(name: str) -> str | None:

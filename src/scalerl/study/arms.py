@@ -1,0 +1,222 @@
+"""The arms of a study: what each changes of the base recipe, made from a few lines of TOML.
+
+    kind            arms
+    arms            as listed
+    leave_one_out   the base, and for every part in which another recipe differs the base with that part of it
+    axis            one field, or several that move together, over their values
+    sensitivity     the bound of a loss over its values, for one loss or several
+    systems         whole recipes, on the task, model, lengths and budget of the base
+    grid            every combination of the values of several fields
+
+An arm is a name, and changes as `scalerl.rl.recipe.changed` takes them. The first one is what the others are
+compared with.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from scalerl.errors import InputError
+from scalerl.rl.recipe import Recipe, changed, read_toml
+from scalerl.rl.recipe import from_dict as recipe_from_dict
+
+Changes = dict[str, Any]
+
+PARTS = (
+    *("schedule", "loss", "fp32_logits", "averaging", "advantage", "zero_variance"),
+    *("truncated", "curriculum", "length", "kl"),
+)
+"""Parts of a recipe that the paper leaves out one at a time, and a few more."""
+SHARED = (
+    *("model", "task", "budget", "context", "end_of_thinking", "precision", "rows", "placement"),
+    *("evaluation", "checkpoint", "seed", "temperature", "optimiser"),
+)
+"""What systems are compared on: the base has its say."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Arms by name, each with its changes of the base; the base itself is the first arm."""
+
+    arms: dict[str, Changes]
+    kind: Literal["arms"] = "arms"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes."""
+        return {"base": {}, **self.arms}
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """The base, and the base less one part at a time, which another recipe then provides."""
+
+    without: str | Changes
+    """That recipe: a file, a name, or a table with the parts."""
+    parts: tuple[str, ...] = ()
+    """Only these."""
+    kind: Literal["leave_one_out"] = "leave_one_out"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes.
+
+        Raises:
+            InputError: a part is none, or the two recipes do not differ.
+        """
+        own = base.to_dict()
+        if isinstance(self.without, str):
+            found = _recipe(changed(read_toml(self.without), _shared(own)), self.without).to_dict()
+        else:
+            found = self.without
+        asked = self.parts or tuple(part for part in PARTS if part in found)
+        if unknown := [part for part in asked if part not in found or part not in own]:
+            raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
+        different = [part for part in asked if changed(own, {part: found[part]})[part] != own[part]]
+        if not different:
+            raise InputError("arms.without: that recipe does not differ from the base")
+        return {"base": {}, **{_label(part, found[part]): {part: found[part]} for part in different}}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field over its values; with several fields, each value is a list with one for each of them."""
+
+    fields: str | tuple[str, ...]
+    values: tuple[Any, ...]
+    kind: Literal["axis"] = "axis"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes.
+
+        Raises:
+            InputError: a value that is not one for each field.
+        """
+        if isinstance(self.fields, str):
+            return {f"{self.fields}={value}": _nested({self.fields: value}) for value in self.values}
+        arms = {}
+        for value in self.values:
+            if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(self.fields):
+                raise InputError(
+                    f"arms.values: {value!r} is not one value for each of {len(self.fields)} fields"
+                )
+            pairs = dict(zip(self.fields, value, strict=True))
+            arms[" ".join(f"{name}={v}" for name, v in pairs.items())] = _nested(pairs)
+        return arms
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A loss, as the table of a recipe, and the values of one of its bounds."""
+
+    loss: Changes
+    bound: str
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How much depends on a loss's bound."""
+
+    sweeps: tuple[Sweep, ...]
+    kind: Literal["sensitivity"] = "sensitivity"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes."""
+        return {
+            f"{sweep.loss.get('kind', base.loss.kind)} {sweep.bound}={value}": {
+                "loss": {**sweep.loss, sweep.bound: value}
+            }
+            for sweep in self.sweeps
+            for value in sweep.values
+        }
+
+
+@dataclass(frozen=True)
+class Systems:
+    """Whole recipes, by file or name, on what `SHARED` names of the base."""
+
+    recipes: tuple[str, ...]
+    kind: Literal["systems"] = "systems"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes: everything that is not shared."""
+        arms = {}
+        for source in self.recipes:
+            recipe = _recipe(changed(read_toml(source), _shared(base.to_dict())), source)
+            own = {key: value for key, value in recipe.to_dict().items() if key not in SHARED}
+            arms[own.pop("name")] = own
+        return arms
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination of the values of several fields."""
+
+    values: dict[str, tuple[Any, ...]]
+    kind: Literal["grid"] = "grid"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes."""
+        arms = {}
+        for combination in itertools.product(*self.values.values()):
+            pairs = dict(zip(self.values, combination, strict=True))
+            arms[" ".join(f"{name}={value}" for name, value in pairs.items())] = _nested(pairs)
+        return arms
+
+
+AnyArms = Listed | LeaveOneOut | Axis | Sensitivity | Systems | Grid
+"""The kinds of studies."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A recipe of a study, its seed apart."""
+
+    name: str
+    recipe: Recipe
+
+
+def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
+    """The arms of a study, every recipe checked.
+
+    Raises:
+        InputError: a recipe that is refused (the arm is named), an arm that changes nothing but for the first,
+            two arms alike, or fewer than two.
+    """
+    made: list[Arm] = []
+    for name, changes in arms.changes(base).items():
+        values = changed(base.to_dict(), changes) | {"name": name}
+        recipe = _recipe(values, f"arm {name}")
+        for other in made:
+            if asdict(other.recipe) | {"name": name} == asdict(recipe):
+                raise InputError(f"arms {other.name!r} and {name!r} are the same recipe")
+        made.append(Arm(name, recipe))
+    if len(made) < 2:
+        raise InputError("arms: a study compares two recipes at least")
+    return made
+
+
+def _recipe(values: Mapping[str, Any], source: str) -> Recipe:
+    return recipe_from_dict(values, source)
+
+
+def _shared(base: Mapping[str, Any]) -> Changes:
+    return {key: base[key] for key in SHARED}
+
+
+def _nested(pairs: Mapping[str, Any]) -> Changes:
+    """Dotted keys as tables."""
+    out: Changes = {}
+    for name, value in pairs.items():
+        *parents, last = name.split(".")
+        inner = out
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return out
+
+
+def _label(part: str, value: Any) -> str:
+    return f"{part}={value['kind'] if isinstance(value, Mapping) and 'kind' in value else value}"

@@ -1,0 +1,91 @@
+"""The arms of a study: what is compared, and what is refused before anything is spent."""
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.rl.averaging import SampleAverage
+from scalerl.rl.loss import Cispo, Dapo
+from scalerl.rl.recipe import load_recipe
+from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.study.arms import Axis, Grid, LeaveOneOut, Listed, Sensitivity, Sweep, Systems, expand
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_recipe("demo")
+
+
+def test_leaving_out_takes_one_part_of_the_other_recipe_at_a_time(base):
+    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOut("deepseek_grpo"))}
+    assert list(arms) == [
+        "base",
+        "schedule=off_policy",
+        "loss=grpo",
+        "fp32_logits=neither",
+        "averaging=sample",
+        "advantage=prompt_std",
+        "zero_variance=keep",
+        "truncated=keep",
+        "curriculum=uniform",
+        "length=none",
+    ]
+    assert arms["schedule=off_policy"].schedule == OffPolicy(k=8)
+    assert arms["schedule=off_policy"].loss == base.loss
+    assert arms["averaging=sample"].averaging == SampleAverage()
+    assert arms["length=none"].task == base.task
+
+
+def test_a_table_says_what_takes_the_place_of_each_part(base):
+    without = {"loss": {"kind": "dapo", "max_ratio": 1.3}, "schedule": {"k": 2}}
+    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOut(without))}
+    assert arms["loss=dapo"].loss == Dapo(max_ratio=1.3)
+    assert len(arms) == 3
+
+
+def test_systems_are_whole_recipes_on_the_bases_ground(base):
+    arms = {arm.name: arm.recipe for arm in expand(base, Systems(("magistral", "minimax_m1")))}
+    assert arms["magistral"].loss == Dapo()
+    assert arms["minimax_m1"].schedule == OffPolicy(k=8)
+    assert arms["minimax_m1"].batch.prompts == 80
+    for recipe in arms.values():
+        assert (recipe.model, recipe.task, recipe.context) == (base.model, base.task, base.context)
+
+
+def test_axes_sweeps_and_grids(base):
+    ks = expand(base, Axis("schedule.k", (0, 8)))
+    assert [(arm.name, arm.recipe.schedule) for arm in ks] == [
+        ("schedule.k=0", PipelineRL(0)),
+        ("schedule.k=8", PipelineRL(8)),
+    ]
+    pairs = expand(base, Axis(("batch.prompts", "batch.samples"), ((16, 16), (32, 8))))
+    assert [arm.recipe.batch.samples for arm in pairs] == [16, 8]
+    sweep = Sensitivity(
+        (Sweep({"kind": "dapo"}, "max_ratio", (1.2, 1.3)), Sweep({"kind": "cispo"}, "max_ratio", (3.0,)))
+    )
+    found = [(arm.name, arm.recipe.loss) for arm in expand(base, sweep)]
+    assert found == [
+        ("dapo max_ratio=1.2", Dapo(max_ratio=1.2)),
+        ("dapo max_ratio=1.3", Dapo(max_ratio=1.3)),
+        ("cispo max_ratio=3.0", Cispo(max_ratio=3.0)),
+    ]
+    grid = expand(base, Grid({"schedule.k": (1, 4), "optimiser.lr": (1e-5, 1e-4, 1e-3)}))
+    assert len({(arm.recipe.schedule, arm.recipe.optimiser) for arm in grid}) == 6
+
+
+@pytest.mark.parametrize(
+    ("arms", "message"),
+    [
+        (Listed({"same": {"loss": {"max_ratio": 5.0}}}), "arms 'base' and 'same' are the same recipe"),
+        (Listed({"a": {"rows": 2}, "b": {"rows": 2}}), "arms 'a' and 'b' are the same recipe"),
+        (Listed({}), "two recipes at least"),
+        (Listed({"a": {"los": {"max_ratio": 2}}}), r"arm a: unknown key 'los'; did you mean 'loss'\?"),
+        (Axis("schedule.q", (1, 2)), "unknown key 'schedule.q'"),
+        (Axis("schedule.k", (1, -2)), "k must be between 0 and 1000"),
+        (Axis(("rows", "seed"), ((1,), (2,))), "is not one value for each of 2 fields"),
+        (LeaveOneOut({"los": 1}, ("los",)), "'los' is no part of the two recipes"),
+        (LeaveOneOut({"loss": {"max_ratio": 5.0}}), "does not differ from the base"),
+    ],
+)
+def test_a_study_that_cannot_compare_is_refused(base, arms, message):
+    with pytest.raises(InputError, match=message):
+        expand(base, arms)
