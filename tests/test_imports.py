@@ -18,7 +18,8 @@ ALLOWED = {
     "report": {"record", "curve"},
     "rl": {"record", "run_writer"},
     "console": set(),
-    "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "console"},
+    "study": {"record", "run_writer", "curve", "report", "rl"},
+    "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "study", "console"},
 }
 BOTTOM = {"errors", "_version", "_lazy", "alarms", "files", "jsonl"}
 
