@@ -257,6 +257,11 @@ class RunRecord:
         return np.array([_axis_value(point, axis) for point in self.evals], dtype=float)
 
 
+def final_folder(run: Path) -> Path:
+    """Where the final weights of the run folder `run` are, once it has reached its end."""
+    return run / "checkpoints" / "final"
+
+
 def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
     """GPU-hours at `price` dollars each.
 

@@ -125,11 +125,6 @@ def step_folders(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def final_folder(run: Path) -> Path:
-    """Where the final weights of a run are, once it has ended."""
-    return run / "checkpoints" / "final"
-
-
 # -- files -------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.jsonl import plain
-from scalerl.rl.checkpoint import final_folder, newest_checkpoints, step_folders
+from scalerl.record import final_folder
+from scalerl.rl.checkpoint import newest_checkpoints, step_folders
 from scalerl.rl.recipe import Recipe, recipe_of_run
 from scalerl.run_writer import RECORDS
 

@@ -21,9 +21,9 @@ import torch
 
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, DivergedError, PausedError
-from scalerl.record import EvalPoint, RunRecord
+from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, copied_state, final_folder, save_model, write_whole
+from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluate import EvaluationProcess, Evaluator
 from scalerl.rl.evaluations import Evaluations

@@ -182,7 +182,7 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
     """The arms of a study, every recipe checked.
 
     Raises:
-        InputError: a recipe that is refused (the arm is named), an arm that changes nothing but for the first,
+        InputError: a recipe that is refused (the arm is named), an arm but the first that changes nothing,
             two arms alike, or fewer than two.
     """
     made: list[Arm] = []
