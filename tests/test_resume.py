@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scalerl.errors import InputError, WriteError
-from scalerl.record import RunRecord
+from scalerl.record import RunRecord, final_folder
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.checkpoint import Checkpointing, load_state
 from scalerl.rl.learner import AdamW
@@ -131,6 +131,17 @@ def test_a_run_that_is_asked_to_stop_loses_nothing(recipe, tmp_path):
         run(recipe, tmp_path / "run", stop=stop, watch=watch)
     assert len(lines(tmp_path / "run" / "steps.jsonl")) == 4
     run(recipe, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "lost.jsonl").exists()
+    assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
+
+
+def test_a_run_in_parts_of_its_budget_is_the_run_in_one(recipe, tmp_path):
+    run(recipe, tmp_path / "whole")
+    for until, steps in ((4, 4), (9, 9), (9, 9), (STEPS, STEPS)):
+        record = run(recipe, tmp_path / "run", resume=until > 4, until=until)
+        assert len(lines(tmp_path / "run" / "steps.jsonl")) == steps
+        assert record.evals[-1].step == max(s for s in (0, 3, 6, 9, 12, STEPS) if s <= steps)  # on record
+        assert final_folder(tmp_path / "run").is_dir() == (until == STEPS)
     assert not (tmp_path / "run" / "lost.jsonl").exists()
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 

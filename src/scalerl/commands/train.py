@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.commands._text import positive
 from scalerl.errors import InterruptedRunError
 
 if TYPE_CHECKING:
@@ -30,6 +32,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key: loss.max_ratio=4"
     )
     train.add_argument(
+        "--until",
+        type=positive,
+        default=math.inf,
+        metavar="C",
+        help="stop with a checkpoint at this part of the budget, in its unit; --resume goes on",
+    )
+    train.add_argument(
         "--resume",
         action="store_true",
         help="go on from the newest checkpoint of the run folder; start where there is none",
@@ -45,10 +54,10 @@ def run(args: argparse.Namespace) -> None:
     folder: Path | None = args.output
     if folder is None and args.resume and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
-    run_training(recipe, folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}", args.resume)
+    run_training(recipe, folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}", args.resume, args.until)
 
 
-def run_training(recipe: Recipe, folder: Path, resume: bool = False) -> None:
+def run_training(recipe: Recipe, folder: Path, resume: bool = False, until: float = math.inf) -> None:
     """Train, write the report, and print the closing table."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
@@ -73,6 +82,7 @@ def run_training(recipe: Recipe, folder: Path, resume: bool = False) -> None:
                 watch=bar.update,
                 extra=about,
                 stop=stop,
+                until=until,
             )
     except KeyboardInterrupt:
         if not (folder / "config.json").exists():

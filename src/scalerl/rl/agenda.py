@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-MILESTONES = (0.25, 0.5, 0.75)
-"""Shares of the budget at which a forecast of the end is frozen, before training goes on."""
 
 
 @dataclass
@@ -16,6 +13,8 @@ class Agenda:
     """Keeps what has been done."""
 
     count: int
+    milestones: Sequence[float] = ()
+    """Shares of the budget at which a forecast is frozen."""
     due: int = 1
     """Of `count` evaluations, the next."""
     frozen: int = 0
@@ -32,7 +31,7 @@ class Agenda:
     def freezes(self, share: float) -> bool:
         """Whether a milestone has been reached."""
         before = self.frozen
-        self.frozen = sum(milestone <= share for milestone in MILESTONES)
+        self.frozen = sum(milestone <= share for milestone in self.milestones)
         return self.frozen > before
 
     def state(self) -> dict[str, Any]:

@@ -54,11 +54,20 @@ class BaseModel:
     lr: float = 1e-3
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise InputError(
+                f"{CHAIN_BASE}: hidden_size {self.hidden_size} is no multiple of {self.heads} heads"
+            )
+
     @property
     def fingerprint(self) -> str:
         """A name that changes with anything that makes the model another one."""
         settings = json.dumps(asdict(self), sort_keys=True)
         return hashlib.blake2b(f"1 {torch.__version__} {settings}".encode(), digest_size=6).hexdigest()
+
+
+_OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "imperfect_steps")
 
 
 @dataclass
@@ -76,13 +85,18 @@ def find_model(
 ) -> tuple[str, dict[str, Any]]:
     """The folder or name to load the recipe's model from, and what config.json should say of it.
 
-    The name `chain-base` stands for the base model of the task, which is built at its first use and cached.
+    The name `chain-base` stands for the base model of the task, which is built at its first use and cached;
+    `chain-base:seed=1,hidden_size=32` for another one (`base_spec`).
+
+    Raises:
+        InputError: the name has an option that is none, or the task is another.
+        WriteError: the disk does not take the base model.
     """
-    if recipe.model != CHAIN_BASE:
+    if not is_built(recipe.model):
         return recipe.model, {}
     if not isinstance(recipe.task, Chain):
         raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
-    spec = BaseModel(Demonstrations(recipe.task, recipe.context.thinking))
+    spec = base_spec(recipe.model, recipe.task, recipe.context.thinking)
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())
     thinking = recipe.context.thinking
@@ -93,6 +107,36 @@ def find_model(
     }
     base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
     return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
+
+
+def is_built(model: str) -> bool:
+    """Whether a recipe's model is one that is built here."""
+    return model.partition(":")[0] == CHAIN_BASE
+
+
+def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
+    """The base model of a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
+
+    Options are fields of `BaseModel` that are whole numbers; the feed-forward layers keep their ratio to
+    `hidden_size` unless they are given. `thinking` is the budget in tokens that the demonstrations were
+    written for, that of the recipe unless it is given: runs with other budgets can so begin from one model.
+
+    Raises:
+        InputError: an option is none, or no whole number of 1 or more (the seed: 0).
+    """
+    options: dict[str, int] = {}
+    for option in filter(None, name.partition(":")[2].split(",")):
+        key, _, value = option.partition("=")
+        if key not in (*_OPTIONS, "thinking"):
+            raise InputError(f"model {name}: no option {key!r}; there are {', '.join(_OPTIONS)}, thinking")
+        if not (value.isdecimal() and (int(value) or key == "seed")):
+            raise InputError(f"model {name}: {key} is a whole number of 1 or more, found {value!r}")
+        options[key] = int(value)
+    if "hidden_size" in options:
+        ratio = BaseModel.intermediate_size / BaseModel.hidden_size
+        options.setdefault("intermediate_size", round(options["hidden_size"] * ratio))
+    demonstrations = Demonstrations(task, options.pop("thinking", thinking))
+    return BaseModel(demonstrations, **options)
 
 
 def cache_folder() -> Path:

@@ -7,6 +7,7 @@ _Run.train    after every step of the pipeline: record, evaluate, freeze a forec
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import threading
 import time
@@ -74,18 +75,20 @@ def train(
     extra: Mapping[str, Any] | None = None,
     evaluate_aside: bool = True,
     stop: threading.Event | None = None,
+    until: float = math.inf,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
     With the placement `inline` generator and learner share this process, so that one seed gives one result,
     bit for bit. Evaluations run in a process of their own unless `evaluate_aside` is false, with the same
     result. (A script that calls this needs the usual `if __name__ == "__main__":`, as processes are spawned.)
-    `forecaster` freezes a forecast of the end at each of `scalerl.rl.agenda.MILESTONES`. `extra` goes into
-    config.json.
+    `forecaster` freezes a forecast of the end at each share of `recipe.evaluation.forecast_at`. `extra` goes
+    into config.json.
 
     `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there is none; with
     the placement `inline` the record is then that of a run that was never cut, times apart. Once `stop` is
-    set, the run makes a checkpoint after the step under way, and ends as by Ctrl-C.
+    set, the run makes a checkpoint after the step under way, and ends as by Ctrl-C. Once `until` of the
+    budget is spent, in its unit, it makes a checkpoint and returns; `resume` then goes on from there.
 
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
@@ -106,8 +109,8 @@ def train(
     with ExitStack() as closing:
         run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
         try:
-            run.train(forecaster, stop or threading.Event())
-            run.save_final()
+            if run.train(forecaster, stop or threading.Event(), until):
+                run.save_final()
         except DivergedError as error:
             run.health.diverged(error.step)
             raise
@@ -153,7 +156,8 @@ class _Run:
         closing.callback(self.writer.close)
 
         self.counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
-        self.view, self.agenda, self.clock = View(watch), Agenda(recipe.evaluation.count), _Clock()
+        asked = recipe.evaluation.count, recipe.evaluation.forecast_at
+        self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
         evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, model_folder)
@@ -178,18 +182,25 @@ class _Run:
         else:
             self.evaluations.ask(0, self.learner.weights())
 
-    def train(self, forecaster: Forecaster | None, stop: threading.Event) -> None:
-        """Until the budget is spent, the pool has run dry, or the run is to stop."""
+    def train(self, forecaster: Forecaster | None, stop: threading.Event, until: float) -> bool:
+        """Until the budget is spent or the pool has run dry; false where `until` came first."""
         self.clock.lap()
+        budget = self.recipe.budget.amount
+        if until <= self._spent() < budget:
+            return False
         for step in self.pipeline.steps():
             self._record(step)
-            share = self._spent(step) / self.recipe.budget.amount
+            share = self._spent() / budget
             with self.clock.stopped():  # it is no part of training
                 self._evaluate(step, share, forecaster)
             self.view.step(step.index, share, self.counters)
             if share >= 1:
-                return
-            self._checkpoint(step, stopping=self.health.pause_for is not None or stop.is_set())
+                return True
+            at_cut = self._spent() >= until
+            self._checkpoint(step, at_cut, stop.is_set())
+            if at_cut:
+                return False
+        return True
 
     def save_final(self) -> None:
         """Evaluate and save the weights as they are at the end."""
@@ -236,20 +247,21 @@ class _Run:
         self.writer.forecast(row)
         self.view.forecast = row
 
-    def _checkpoint(self, step: Step, stopping: bool) -> None:
-        if self.health.pause_for:
+    def _checkpoint(self, step: Step, at_cut: bool, stopped: bool) -> None:
+        ends = at_cut or self.health.pause_for is not None
+        if ends:
             self.evaluations.write_finished(wait=True)  # there is time: nobody is about to end this process
-        if stopping or self.checkpoints.due(step.index):
+        if ends or stopped or self.checkpoints.due(step.index):
             self.checkpoints.make(step.index, self.state())
-        if stopping:
+        if ends or stopped:
             self.checkpoints.finish()
         if reason := self.health.pause_for:
             raise PausedError(f"paused at {reason}; scalerl train {self.folder} --resume goes on")
-        if stopping:
+        if stopped:
             raise KeyboardInterrupt
 
-    def _spent(self, step: Step) -> float:
-        return self.counters.flops if self.recipe.budget.kind == "flops" else float(step.index)
+    def _spent(self) -> float:
+        return self.counters.flops if self.recipe.budget.kind == "flops" else float(self.learner.version)
 
     def _on_finding(self, finding: Finding) -> None:
         self.writer.alarm(finding.json())
