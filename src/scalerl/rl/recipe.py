@@ -11,23 +11,23 @@ default's:
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, TypeAdapter, ValidationError
+from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.form import Form
 from scalerl.rl.health import Health
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import AnyLength, ForcedInterruption
@@ -228,12 +228,7 @@ def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of range.
     """
-    values = _with_kinds(values)
-    _check_keys(Recipe, values, source)
-    try:
-        return _ADAPTER.validate_python(values)
-    except ValidationError as error:
-        raise InputError(f"{source}: {_explain(error)}") from error
+    return _FORM.build(_with_kinds(values), source)
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -262,13 +257,21 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
                 f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
             )
         path = packaged
+    return _overridden(parse_toml(path, source), overrides)
+
+
+def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file, which complaints call `source`.
+
+    Raises:
+        InputError: it cannot be read, or is no TOML.
+    """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{source}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{source}: not TOML ({error})") from error
-    return _overridden(values, overrides)
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
@@ -349,60 +352,6 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _check_keys(cls: Any, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
-    """Complain of the first key that no variant at its place knows."""
-    hints = get_type_hints(cls)
-    for key, value in values.items():
-        if key not in hints:
-            known = _keys(Recipe)
-            close = difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
-            if prefix + key in known:
-                hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
-            raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
-        if isinstance(value, Mapping) and (variants := _variants(hints[key])):
-            fitting = [v for v in variants if value.get("kind") in get_args(get_type_hints(v).get("kind"))]
-            for variant in fitting if len(variants) > 1 else variants:  # a wrong kind is said later
-                _check_keys(variant, value, source, f"{prefix}{key}.")
-
-
-def _variants(hint: Any) -> list[Any]:
-    """The dataclasses that may stand at a place of the recipe."""
-    return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
-
-
-def _keys(cls: Any, prefix: str = "") -> set[str]:
-    """Every dotted key of the recipe, those of all variants included."""
-    keys = set()
-    for name, hint in get_type_hints(cls).items():
-        keys.add(prefix + name)
-        for variant in _variants(hint):
-            keys |= _keys(variant, f"{prefix}{name}.")
-    return keys
-
-
-def _explain(error: ValidationError) -> str:
-    """The first complaint in one line, in the words of the recipe."""
-    first = error.errors()[0]
-    known = _keys(Recipe)
-    where: list[str] = []
-    for part in map(str, first["loc"]):
-        if ".".join([*where, part]) in known:  # what is no key is the tag of a variant
-            where.append(part)
-    key = ".".join(where)
-    if first["type"] == "missing":
-        return f"missing key {key!r}"
-    if first["type"] == "union_tag_not_found":
-        return f"missing key '{key}.kind'"
-    if first["type"] in ("union_tag_invalid", "literal_error"):
-        context = first.get("ctx", {})
-        expected = context.get("expected_tags") or context.get("expected")
-        return f"{key}: found {first['input']!r}, expected {expected}"
-    message = first["msg"].removeprefix("Value error, ")
-    found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
-    return f"{key}: {message}{found}" if key else message
-
-
 def _positive(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
@@ -415,4 +364,4 @@ def _at_least(bound: int, **values: int) -> None:
             raise ValueError(f"{name} must be at least {bound}")
 
 
-_ADAPTER = TypeAdapter(Recipe)
+_FORM = Form(Recipe)

@@ -1,0 +1,97 @@
+"""Values written by hand (TOML) checked against a dataclass, with complaints in the words of who wrote them.
+
+Where variants may stand at one place, each a dataclass, their field `kind` tells them apart.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, Generic, TypeVar, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from scalerl.errors import InputError
+
+T = TypeVar("T")
+
+
+class Form(Generic[T]):
+    """Builds a dataclass from plain values."""
+
+    def __init__(self, cls: type[T]) -> None:
+        self._cls = cls
+        self._adapter = TypeAdapter(cls)
+
+    def build(self, values: Mapping[str, Any], source: str) -> T:
+        """Check `values` and build the object; `source` names them in complaints.
+
+        Raises:
+            InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of
+                range.
+        """
+        self._check_keys(self._cls, values, source)
+        try:
+            return self._adapter.validate_python(values)
+        except ValidationError as error:
+            raise InputError(f"{source}: {self._explain(error)}") from error
+
+    def _check_keys(self, cls: Any, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        """Complain of the first key that no variant at its place knows."""
+        hints = get_type_hints(cls)
+        for key, value in values.items():
+            if key not in hints:
+                known = _keys(self._cls)
+                close = difflib.get_close_matches(prefix + key, known, n=1, cutoff=0.5)
+                hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
+                if prefix + key in known:
+                    hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
+                raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
+            for table in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+                if isinstance(table, Mapping):
+                    for variant in _fitting(_variants(hints[key]), table):
+                        self._check_keys(variant, table, source, f"{prefix}{key}.")
+
+    def _explain(self, error: ValidationError) -> str:
+        """The first complaint in one line, in the words of who wrote the values."""
+        first = error.errors()[0]
+        known = _keys(self._cls)
+        where: list[str] = []
+        for part in map(str, first["loc"]):
+            if ".".join([*where, part]) in known:  # what is no key is the tag of a variant
+                where.append(part)
+        key = ".".join(where)
+        if first["type"] == "missing":
+            return f"missing key {key!r}"
+        if first["type"] == "union_tag_not_found":
+            return f"missing key '{key}.kind'"
+        if first["type"] in ("union_tag_invalid", "literal_error"):
+            context = first.get("ctx", {})
+            expected = context.get("expected_tags") or context.get("expected")
+            return f"{key}: found {first['input']!r}, expected {expected}"
+        message = first["msg"].removeprefix("Value error, ")
+        found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
+        return f"{key}: {message}{found}" if key else message
+
+
+def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:
+    """The variants that a table is to be checked by: that of its kind (a wrong kind is said later)."""
+    if len(variants) < 2:
+        return variants
+    return [v for v in variants if table.get("kind") in get_args(get_type_hints(v).get("kind"))]
+
+
+def _variants(hint: Any) -> list[Any]:
+    """The dataclasses that may stand at a place, or in a list there."""
+    return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
+
+
+def _keys(cls: Any, prefix: str = "") -> set[str]:
+    """Every dotted key of a dataclass, those of all variants included."""
+    keys = set()
+    for name, hint in get_type_hints(cls).items():
+        keys.add(prefix + name)
+        for variant in _variants(hint):
+            keys |= _keys(variant, f"{prefix}{name}.")
+    return keys
