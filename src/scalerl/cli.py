@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from scalerl._version import __version__
-from scalerl.commands import backtest, compare, demo, fit, report, train
+from scalerl.commands import backtest, compare, demo, fit, report, study, train
 from scalerl.errors import ScalerlError
 
 
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     backtest.add(commands)
     report.add(commands)
     train.add(commands)
+    study.add(commands)
     demo.add(commands)
     return parser
 

@@ -8,29 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 class TrainingProgress:
     """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
 
     def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self._live = console.is_terminal
         self._name = name
         self._started = time.monotonic()
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[text]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not self._live,
-        )
+        self._bar, self._live = _bar()
         self._task = self._bar.add_task(name, total=1.0, text="starting")
         self._notices = _Notices(self._say)
 
@@ -75,6 +65,60 @@ class TrainingProgress:
         elif line:
             elapsed = time.monotonic() - self._started
             print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+class StudyProgressBar:
+    """Follows a study; use it as a context manager, and give `update` to `run_study` as its watcher."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar, self._live = _bar()
+        self._all = self._bar.add_task(name, total=1.0, text="starting")
+        self._runs: dict[str, TaskID] = {}
+
+    def __enter__(self) -> StudyProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, progress: Any) -> None:
+        """Show a `scalerl.study.runner.StudyProgress`: a bar for all, and one for every run under way."""
+        count = f"{progress.done} of {progress.runs} runs"
+        if progress.notice and self._live:
+            self._bar.console.print(progress.notice, markup=False, highlight=False)
+        elif progress.notice:
+            print(f"{self._name}  {progress.notice}  ({count})", file=sys.stderr, flush=True)
+        if not self._live:
+            return
+        under_way = sum(share for _, share, _ in progress.running)
+        self._bar.update(self._all, completed=(progress.done + under_way) / progress.runs, text=count)
+        names = {name for name, _, _ in progress.running}
+        for name in self._runs.keys() - names:
+            self._bar.remove_task(self._runs.pop(name))
+        for name, share, pass_rate in progress.running:
+            if name not in self._runs:
+                self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
+            self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
+
+
+def _bar() -> tuple[Progress, bool]:
+    """A bar on standard error, and whether it shows: off a terminal it does not."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal), console.is_terminal
 
 
 class _Notices(logging.Handler):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+
+from scalerl.errors import InputError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -18,6 +21,23 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def lock(folder: Path, busy: str) -> int:
+    """Lock a folder for this process, until the handle that is returned is closed or the process ends.
+
+    Raises:
+        InputError: another process has locked it (`busy` says what for), or its file system locks no files.
+        OSError: there is no such folder.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        why = f"its file system locks no files ({error.strerror})"
+        raise InputError(f"{folder}: {busy if isinstance(error, BlockingIOError) else why}") from None
+    return handle
 
 
 def sync(path: Path) -> None:

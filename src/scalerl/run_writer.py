@@ -5,7 +5,6 @@ Evaluations, forecasts and alarms are synced to the disk as they are written, st
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError, WriteError
-from scalerl.files import sync, write_atomically
+from scalerl.files import lock, sync, write_atomically
 from scalerl.jsonl import dumps
 from scalerl.record import SCHEMA, EvalPoint
 
@@ -121,14 +120,8 @@ class RunWriter:
 
     def _lock(self) -> None:
         """Held until this process ends, however it does."""
-        handle = os.open(self.path, os.O_RDONLY)
+        handle = lock(self.path, "another process is writing this run")
         self.close = weakref.finalize(self, os.close, handle)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{self.path}: another process is writing this run") from None
-        except OSError as error:
-            raise InputError(f"{self.path}: its file system locks no files ({error.strerror})") from error
 
     def evaluation(
         self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray
@@ -161,10 +154,19 @@ class RunWriter:
 
     def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
         path = self.path / name
-        try:
-            _append(path, (dumps(row) + "\n").encode(), sync)
-        except OSError as error:
-            raise _write_error(path, error) from error
+        append_row(path, row, sync)
+
+
+def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
+    """Append one line of JSON, whole or not at all.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    try:
+        _append(path, (dumps(row) + "\n").encode(), sync)
+    except OSError as error:
+        raise _write_error(path, error) from error
 
 
 def _append(path: Path, data: bytes, synced: bool) -> None:

@@ -5,10 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,6 +60,7 @@ def run_training(recipe: Recipe, folder: Path, resume: bool = False, until: floa
     from scalerl.curve.freeze import freeze
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
+    from scalerl.rl.process import stopped_by_signals
     from scalerl.rl.train import train
     from scalerl.run_writer import check_unused
 
@@ -90,22 +87,3 @@ def run_training(recipe: Recipe, folder: Path, resume: bool = False, until: floa
         fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
         raise InterruptedRunError(f"interrupted; scalerl train {folder} --resume goes on{fits}") from None
     print_closing(record, report=write_report(record))
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, or a scheduler's SIGTERM; the second time they interrupt at once."""
-    stop = threading.Event()
-
-    def handle(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

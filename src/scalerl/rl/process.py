@@ -1,4 +1,4 @@
-"""What every process that a run starts has in common: it leaves signals to the trainer, and ends with it."""
+"""Signals: a trainer answers them, and what it starts leaves them to it and ends with it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, or a scheduler's SIGTERM; the second time they interrupt at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -172,10 +172,15 @@ AnyArms = Listed | LeaveOneOut | Axis | Sensitivity | Systems | Grid
 
 @dataclass(frozen=True)
 class Arm:
-    """A recipe of a study, its seed apart."""
+    """A recipe of a study, its seed apart, and what it changes of the base."""
 
     name: str
     recipe: Recipe
+    changes: Changes
+
+    def to_json(self) -> dict[str, Any]:
+        """As study.json has it."""
+        return {"name": self.name, "changes": self.changes, "recipe": self.recipe.to_json()}
 
 
 def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
@@ -192,7 +197,7 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
         for other in made:
             if asdict(other.recipe) | {"name": name} == asdict(recipe):
                 raise InputError(f"arms {other.name!r} and {name!r} are the same recipe")
-        made.append(Arm(name, recipe))
+        made.append(Arm(name, recipe, changes))
     if len(made) < 2:
         raise InputError("arms: a study compares two recipes at least")
     return made

@@ -59,6 +59,8 @@ class Attempt:
     """`done` with its part of the budget; `paused` by an alarm; `cut` from outside, which is no failure."""
     cause: str
     seconds: float
+    until: float
+    """Part of the budget that it was to go to."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,265 @@
+"""The plan of a study: every run that it is to make, checked before anything is spent.
+
+What makes the comparison fair stands here: all arms begin from the same base model, seed for seed, are asked
+the same held-out prompts, draw their prompts in one order, and have one budget on one axis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, WriteError
+from scalerl.files import write_atomically
+from scalerl.jsonl import dumps, plain
+from scalerl.rl.base import CHAIN_BASE
+from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
+from scalerl.study.arms import Arm, expand
+from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
+from scalerl.study.spec import LearningRate, Stop, Study
+
+LEAST_EVALUATIONS = 6
+"""Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
+_NEVER_CHANGED = ("seed", "budget", "evaluation")
+_UNTRAINED = ("checkpoint", "health", "activation_checkpointing")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study, and by what rules they go on."""
+
+    name: str
+    kind: str
+    axis: str
+    budgets: tuple[float, ...]
+    arms: tuple[Arm, ...]
+    """The first one is the base."""
+    seeds: tuple[int, ...]
+    models: tuple[str, ...]
+    """Of each seed; empty where they are those of the arms."""
+    target: float | None
+    price: float | None
+    retries: int
+    combine: int
+    stop: Stop | None
+    learning_rate: LearningRate | None
+    design: dict[str, Any] | None
+    warnings: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[PlannedRun]:
+        """Seed by seed, so that what is there after a while is whole blocks."""
+        return [self.run(arm, seed) for seed in self.seeds for arm in self.arms]
+
+    def run(self, arm: Arm, seed: int) -> PlannedRun:
+        """The run of an arm with a seed."""
+        model = self.models[self.seeds.index(seed) % len(self.models)] if self.models else arm.recipe.model
+        return PlannedRun(arm.name, seed, model, f"runs/{folder_name(arm.name)}/seed{seed}")
+
+    def trials(self) -> Iterator[tuple[PlannedRun, Arm, float]]:
+        """The runs that tune the learning rate: the run, its arm with the rate, and the rate."""
+        tuning = self.learning_rate
+        if tuning is None:
+            return
+        first = max(self.seeds) + 1  # a seed that chose the rate would flatter its arm
+        for arm in self.arms:
+            for value in tuning.values:
+                tried = with_rate(arm, value)
+                for seed in range(first, first + tuning.seeds):
+                    model = self.models[seed % len(self.models)] if self.models else arm.recipe.model
+                    where = f"tuning/{folder_name(arm.name)}/lr={value:g}/seed{seed}"
+                    yield PlannedRun(f"{arm.name} lr={value:g}", seed, model, where), tried, value
+
+    def recipe(self, run: PlannedRun, arm: Arm) -> Recipe:
+        """The recipe of one run."""
+        return replace(arm.recipe, seed=run.seed, model=run.model)
+
+    def to_json(self) -> dict[str, Any]:
+        """What study.json holds."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "kind": self.kind,
+            "base": self.arms[0].name,
+            "axis": self.axis,
+            "budgets": self.budgets,
+            "target": self.target,
+            "price": self.price,
+            "retries": self.retries,
+            "learning_rate": _rate_in_words(self),
+            "warnings": self.warnings,
+            "design": self.design,
+            "arms": [
+                {"name": arm.name, "changes": arm.changes, "recipe": arm.recipe.to_json()}
+                for arm in self.arms
+            ],
+            "runs": [vars(run) for run in self.runs],
+        }
+
+
+def make_plan(study: Study) -> Plan:
+    """Expand a study.
+
+    Raises:
+        InputError: a recipe is refused, or the study could not compare what it runs.
+    """
+    base = _base(study)
+    rule = study.rule
+    arms = expand(base, rule)
+    budgets = study.budgets or (base.budget.amount,)
+    _check_budgets(base, budgets, study.learning_rate)
+    for arm in arms:
+        _check_arm(arm, base)
+    if study.models and (own := [arm.name for arm in arms if arm.recipe.model != base.model]):
+        raise InputError(f"models: the model of arm {own[0]} is its own; give one or the other")
+    by_folder: dict[str, str] = {}
+    for arm in arms:
+        if (other := by_folder.setdefault(folder_name(arm.name), arm.name)) != arm.name:
+            raise InputError(f"arms {other!r} and {arm.name!r} would share a folder: name them apart")
+    design = getattr(rule, "design", None)
+    return Plan(
+        name=study.name,
+        kind=rule.kind,
+        axis=base.budget.kind,
+        budgets=budgets,
+        arms=tuple(arms),
+        seeds=study.seed_list,
+        models=study.models,
+        target=study.target,
+        price=study.price,
+        retries=study.retries,
+        combine=study.combine,
+        stop=study.stop,
+        learning_rate=study.learning_rate,
+        design=design(base) if design else None,
+        warnings=tuple(_warnings(arms, study.seed_list)),
+    )
+
+
+def write_plan(plan: Plan, folder: Path) -> None:
+    """Write study.json; where there is one, it may only grow, by arms and seeds.
+
+    Raises:
+        InputError: the study in the folder is another one.
+        WriteError: the disk does not take it.
+    """
+    now = plain(plan.to_json())
+    if (folder / PLAN).exists():
+        _check_same(read_plan(folder), now, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / PLAN, dumps(now, indent=2) + "\n")
+    except OSError as error:
+        raise WriteError(f"{folder / PLAN}: {error.strerror or error}") from error
+
+
+def folder_name(arm: str) -> str:
+    """A name of an arm that every file system takes; `make_plan` sees to it that no two arms share one."""
+    return re.sub(r"[^\w.=+-]+", "_", arm).strip("._")[:100] or "_"
+
+
+def with_rate(arm: Arm, lr: float) -> Arm:
+    """The arm with another learning rate."""
+    optimiser = replace(arm.recipe.optimiser, lr=lr)
+    return replace(arm, recipe=replace(arm.recipe, optimiser=optimiser))
+
+
+def _base(study: Study) -> Recipe:
+    values = changed(read_toml(study.base), study.set)
+    base = from_dict(values, study.base)
+    if study.budgets:
+        base = replace(base, budget=replace(base.budget, amount=study.budgets[-1]))
+    if base.model == CHAIN_BASE:  # which depends on the budget of thinking: an arm may change that
+        base = replace(base, model=f"{CHAIN_BASE}:thinking={base.context.thinking}")
+    return base
+
+
+def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate | None) -> None:
+    count, last = base.evaluation.count, budgets[-1]
+    for budget in budgets:
+        if abs(budget / last * count - round(budget / last * count)) > 1e-6:
+            raise InputError(
+                f"budgets: {budget:g} falls between two of the {count} evaluations that are spread over "
+                f"{last:g}; choose evaluation.count so that one is made at every budget"
+            )
+    first = round(budgets[0] / last * count)
+    if first < LEAST_EVALUATIONS:
+        raise InputError(
+            f"budgets: {first} evaluations up to {budgets[0]:g} tell nothing of a curve; "
+            f"{LEAST_EVALUATIONS} are needed: raise evaluation.count or the first budget"
+        )
+    if base.budget.kind == "steps" and budgets[0] <= 2 * base.optimiser.warmup_steps:
+        raise InputError(
+            f"budgets: {budgets[0]:g} steps, of which {base.optimiser.warmup_steps} are warm-up; while the "
+            "learning rate rises no curve tells what comes after"
+        )
+    if tuning and tuning.budget > last:
+        raise InputError(f"learning_rate.budget: {tuning.budget:g} is more than the study's {last:g}")
+
+
+def _check_arm(arm: Arm, base: Recipe) -> None:
+    before, now = base.to_dict(), arm.recipe.to_dict()
+    different = {key for key in before if key != "name" and before[key] != now[key]}
+    if astray := [key for key in _NEVER_CHANGED if key in different]:
+        raise InputError(
+            f"arm {arm.name}: changes {astray[0]}, and all arms are compared at one; [set] changes it for all"
+        )
+    if different and different <= {*_UNTRAINED}:
+        raise InputError(f"arm {arm.name}: changes nothing that is trained")
+    if "task" in different and arm.recipe.task.heldout_hash != base.task.heldout_hash:
+        raise InputError(f"arm {arm.name}: its held-out prompts are others, so that nothing compares")
+
+
+def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
+    if len(seeds) == 1:
+        yield "one seed an arm: what a seed does is guessed then, and no small difference can be told from it"
+    elif len(seeds) < 3:
+        yield f"{len(seeds)} seeds an arm say little of what a seed does; 3 or more do"
+    on_policy = [arm for arm in arms if arm.recipe.schedule.max_age == 0]
+    losses = {repr(replace(arm.recipe, loss=arms[0].recipe.loss, name="")) for arm in on_policy}
+    if len(losses) < len(on_policy):
+        names = ", ".join(arm.name for arm in on_policy)
+        yield (
+            f"{names} train on-policy, where importance ratios are 1 but for rounding: arms of them that "
+            "differ in the loss alone have one gradient, and cannot be told apart"
+        )
+
+
+def _rate_in_words(plan: Plan) -> str:
+    tuning = plan.learning_rate
+    if tuning:
+        values = ", ".join(f"{value:g}" for value in tuning.values)
+        return (
+            f"tuned for each arm by one rule: of {values} the one with the highest pass rate over the last "
+            f"quarter of the evaluations up to {tuning.budget:g} {plan.axis}, {tuning.seeds} seed(s) apart "
+            "from those of the study"
+        )
+    rates = sorted({arm.recipe.optimiser.lr for arm in plan.arms})
+    if len(rates) == 1:
+        return f"fixed, {rates[0]:g} for all arms"
+    return f"as the arms say, {', '.join(f'{rate:g}' for rate in rates)}; not tuned"
+
+
+_MAY_CHANGE = ("target", "price", "retries", "warnings", "name")
+
+
+def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    for key in now:
+        if key not in ("arms", "runs", "design", *_MAY_CHANGE) and before.get(key) != now[key]:
+            raise InputError(
+                f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}"
+            )
+    recipes = {arm["name"]: arm["recipe"] for arm in before["arms"]}
+    for arm in now["arms"]:
+        known = recipes.get(arm["name"])
+        if known is None:
+            continue
+        for key in arm["recipe"]:
+            if arm["recipe"][key] != known.get(key):
+                raise InputError(
+                    f"{folder}: holds arm {arm['name']} with {key} {known.get(key)}, and here it is "
+                    f"{arm['recipe'][key]}; give the study another folder with -o"
+                )

@@ -1,0 +1,148 @@
+"""A study as it is written by hand: a base recipe, its arms, seeds and budgets, in a few lines of TOML.
+
+    base = "demo"              # a recipe of the package, a TOML file (beside this one), or a run folder
+    seeds = 3                  # 0, 1 and 2; or a list
+
+    [arm.dapo]                 # arms by name, each a recipe's keys ...
+    loss.kind = "dapo"
+
+    [arms]                     # ... or made by a rule (`scalerl.study.arms`)
+    kind = "leave_one_out"
+    without = "deepseek_grpo"
+
+What may stand there is `Study`; unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Discriminator
+
+from scalerl.errors import InputError
+from scalerl.rl.form import Form
+from scalerl.rl.recipe import parse_toml
+from scalerl.study.arms import AnyArms, Changes, Listed
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Arms that are not worth the next budget are stopped there."""
+
+    below_best: float
+    """Once the posterior probability that its ceiling is below that of the best arm is this, an arm is
+    stopped. Neither ceiling may be left open by its data."""
+    at_least: int = 2
+    """Arms that are run to the end in any case."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.below_best < 1:
+            raise ValueError("below_best must be a probability between .5 and 1")
+        if self.at_least < 1:
+            raise ValueError("at_least must be 1 or more")
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """One rule for all arms: each is tried with every value, and keeps the one with the highest pass rate.
+
+    The pass rate is the mean over the last quarter of the evaluations up to `budget`, over seeds that are not
+    those of the study. Without this table the learning rate is that of the recipes.
+    """
+
+    values: tuple[float, ...]
+    budget: float
+    """Of every trial, in the unit of the base's budget."""
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        if len(set(self.values)) < 2 or not all(value > 0 for value in self.values):
+            raise ValueError("values must be two different rates or more, all above 0")
+        if self.seeds < 1 or not self.budget > 0:
+            raise ValueError("seeds and budget must be above 0")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything that a study file may say."""
+
+    base: str
+    seeds: int | tuple[int, ...]
+    """How many, from 0 on, or which. A seed draws prompts and completions alike in all arms."""
+    name: str = ""
+    """The name of the file, unless it is given."""
+    set: Changes = field(default_factory=dict)
+    """Changes of the base for all arms, by the keys of a recipe."""
+    arm: dict[str, Changes] = field(default_factory=dict)
+    """Arms by name, beside the base itself."""
+    arms: Annotated[AnyArms, Discriminator("kind")] | None = None
+    """A rule that makes them."""
+    budgets: tuple[float, ...] = ()
+    """Rising, in the unit of the base's budget; every arm goes to the first before any goes on. The last one
+    takes the place of the recipes' budget."""
+    models: tuple[str, ...] = ()
+    """Base models: the first seed begins from the first one, the next from the next, in all arms."""
+    target: float | None = None
+    """Pass rate whose compute is compared."""
+    price: float | None = None
+    """Dollars per GPU-hour."""
+    retries: int = 2
+    """How often a run that crashed is tried again."""
+    combine: int = 0
+    """The best arms, so many, are made one arm once all have run, and that is run too."""
+    stop: Stop | None = None
+    learning_rate: LearningRate | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seed_list or min(self.seed_list) < 0:
+            raise ValueError("seeds must be a number of 1 or more, or a list of whole numbers from 0 on")
+        if len(set(self.seed_list)) < len(self.seed_list):
+            raise ValueError("seeds: one is given twice")
+        if list(self.budgets) != sorted({b for b in self.budgets if b > 0}):
+            raise ValueError("budgets must be above 0 and rise")
+        if self.target is not None and not 0 < self.target < 1:
+            raise ValueError("target must be a pass rate between 0 and 1")
+        if self.price is not None and not self.price > 0:
+            raise ValueError("price must be above 0")
+        if self.retries < 0 or self.combine < 0 or self.combine == 1:
+            raise ValueError("retries must be 0 or more, combine 0 or 2 or more")
+
+    @property
+    def seed_list(self) -> tuple[int, ...]:
+        """The seeds, one by one."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+    @property
+    def rule(self) -> AnyArms:
+        """What makes the arms.
+
+        Raises:
+            InputError: there are both, or none.
+        """
+        if bool(self.arm) == bool(self.arms):
+            found = "both" if self.arm else "neither"
+            raise InputError(f"a study has arms by name, [arm.NAME], or by a rule, [arms]; found {found}")
+        return self.arms or Listed(self.arm)
+
+
+_FORM = Form(Study)
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study file; its base may be a file beside it.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or says something else than a study.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; expected a study file (TOML)")
+    values: dict[str, Any] = {"name": path.stem, **parse_toml(path, path)}
+    base = values.get("base")
+    if isinstance(base, str) and (path.parent / base).exists():
+        values["base"] = str(path.parent / base)
+    study = _FORM.build(values, str(path))
+    study.rule  # noqa: B018  it complains
+    return study
