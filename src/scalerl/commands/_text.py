@@ -78,3 +78,20 @@ def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     for label, text in rows:
         table.add_row(Text(label, style="bold cyan"), Text(text))
     Console().print(table)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table with a header: aligned where a person looks on, and in a pipe."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    if not sys.stdout.isatty():
+        for row in (header, *rows):
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, box=None, pad_edge=False, header_style="bold cyan")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)

@@ -28,7 +28,7 @@ from torch import nn
 from scalerl.errors import InputError, WriteError
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
-from scalerl.rl.model import FlopCount
+from scalerl.rl.model import FlopCount, empty_model
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
 
@@ -94,24 +94,42 @@ def find_model(
     """
     if not is_built(recipe.model):
         return recipe.model, {}
-    if not isinstance(recipe.task, Chain):
-        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
-    spec = base_spec(recipe.model, recipe.task, recipe.context.thinking)
+    spec = _spec_of(recipe)
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())
     thinking = recipe.context.thinking
     ceiling = {
-        "value": recipe.task.ceiling(thinking),
+        "value": spec.demonstrations.task.ceiling(thinking),
         "why": f"{thinking} thinking tokens are enough for {thinking // 2} operations, of up to "
-        f"{recipe.task.k_max}; a guess is right one time in ten",
+        f"{spec.demonstrations.task.k_max}; a guess is right one time in ten",
     }
     base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
     return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
 
 
+def model_shape(recipe: Recipe) -> nn.Module:
+    """The model of a recipe without its weights; nothing is built or downloaded but a config.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
+    if not is_built(recipe.model):
+        return empty_model(recipe.model, dtype)
+    spec = _spec_of(recipe)
+    with torch.device("meta"):
+        return _new_model(spec).to(dtype)
+
+
 def is_built(model: str) -> bool:
     """Whether a recipe's model is one that is built here."""
     return model.partition(":")[0] == CHAIN_BASE
+
+
+def _spec_of(recipe: Recipe) -> BaseModel:
+    if not isinstance(recipe.task, Chain):
+        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
+    return base_spec(recipe.model, recipe.task, recipe.context.thinking)
 
 
 def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:

@@ -37,6 +37,18 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     return model
 
 
+def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
+    """The shape of a causal LM without its weights (on the device `meta`): its config alone is read.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _one_line(f"model {path}"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+
+
 def compute_device() -> torch.device:
     """Where models compute: the first GPU if there is one. All models of a run share it."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -58,21 +58,26 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
         )
 
 
+def cache_bytes(model: Any, n_rows: int, n_positions: int) -> int:
+    """Of the KV cache for `n_rows` of `n_positions` tokens."""
+    config, size = model.config, next(model.parameters()).element_size()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return n_rows * n_positions * 2 * config.num_hidden_layers * heads * head_dim(config) * size
+
+
 def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
     """See that the KV cache fits: `rows` of `n_positions` tokens, by the keys that say how many.
 
     Raises:
         InputError: it is larger than the memory of the device.
     """
-    config, parameter = model.config, next(model.parameters())
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    per_position = 2 * config.num_hidden_layers * heads * head_dim(config) * parameter.element_size()
+    parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         memory = torch.cuda.mem_get_info(parameter.device)[0]
     else:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for key, n_rows in rows.items():
-        if (needed := n_rows * n_positions * per_position) > memory:
+        if (needed := cache_bytes(model, n_rows, n_positions)) > memory:
             raise InputError(
                 f"{key}: the KV cache of {n_rows} rows of {n_positions} tokens takes "
                 f"{needed / 2**30:,.0f} GiB, and {parameter.device} has {memory / 2**30:,.0f}: "
