@@ -191,7 +191,7 @@ def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate 
             f"budgets: {first} evaluations up to {budgets[0]:g} tell nothing of a curve; "
             f"{LEAST_EVALUATIONS} are needed: raise evaluation.count or the first budget"
         )
-    if base.budget.kind == "steps" and budgets[0] <= 2 * base.optimiser.warmup_steps:
+    if base.budget.kind == "steps" and budgets[0] <= base.optimiser.warmup_steps:
         raise InputError(
             f"budgets: {budgets[0]:g} steps, of which {base.optimiser.warmup_steps} are warm-up; while the "
             "learning rate rises no curve tells what comes after"
