@@ -1,32 +1,57 @@
-"""The process of one run: `python -m scalerl.study.worker`, started by `scalerl.study.job`.
+"""What the process of one run does (`scalerl.study.job` starts it).
 
-It reads one line of JSON from standard input: {"recipe", "folder", "until"}; and writes lines of JSON to
-standard output: {"share", "step", "pass_rate"} after every evaluation and once a second, and at its end
-{"outcome", "cause"}, where `outcome` is that of `scalerl.study.record.Attempt`, or "disk". Once its standard
-input ends, so does it: whoever started it has gone.
+It sends to its parent {"share", "pass_rate"} after every evaluation and once a second, and at its end
+{"outcome", "cause"}, where `outcome` is that of `scalerl.study.record.Attempt`, or "disk". It ends with its
+parent.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import sys
 import threading
 import time
 import traceback
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scalerl.curve.freeze import freeze
 from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError
+from scalerl.rl.base import find_model
+from scalerl.rl.process import stopped_by_signals
+from scalerl.rl.progress import Progress
+from scalerl.rl.recipe import Recipe
+from scalerl.rl.train import train
 
 
-def main() -> None:
-    """Run what standard input says."""
-    task = json.loads(sys.stdin.readline())
+def work(parent: Connection, recipe: Recipe, folder: Path, until: float, log: Path) -> None:
+    """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`."""
+    os.setsid()  # Ctrl-C is for the study, which stops its runs
     threading.Thread(target=_follow_the_parent, daemon=True).start()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    speaker = _Speaker(parent)
     outcome, cause = "done", ""
     try:
-        _train(task["recipe"], Path(task["folder"]), task["until"])
+        with stopped_by_signals() as stop:
+            model, about = find_model(recipe)
+            train(
+                recipe,
+                folder,
+                model,
+                resume=True,
+                forecaster=freeze,
+                watch=speaker,
+                extra=about,
+                # One core is one run's where it has one process; the record is the same either way.
+                evaluate_aside=recipe.placement.kind != "inline",
+                stop=stop,
+                until=until,
+            )
     except KeyboardInterrupt:
         outcome, cause = "cut", "stopped"
     except WriteError as error:
@@ -38,59 +63,36 @@ def main() -> None:
     except ScalerlError as error:
         outcome, cause = "failed", str(error)
     except Exception as error:
-        traceback.print_exc()  # for the log of the run
+        traceback.print_exc()
         outcome, cause = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
-    _say(outcome=outcome, cause=cause)
-
-
-def _train(values: dict[str, Any], folder: Path, until: float) -> None:
-    from scalerl.curve.freeze import freeze
-    from scalerl.rl.base import find_model
-    from scalerl.rl.process import stopped_by_signals
-    from scalerl.rl.recipe import from_dict
-    from scalerl.rl.train import train
-
-    recipe = from_dict(values)
-    with stopped_by_signals() as stop:
-        model, about = find_model(recipe)
-        train(
-            recipe,
-            folder,
-            model,
-            resume=True,
-            forecaster=freeze,
-            watch=_Speaker(),
-            extra=about,
-            # One core is one run's where it has one process; the record is the same either way.
-            evaluate_aside=recipe.placement.kind != "inline",
-            stop=stop,
-            until=until,
-        )
+    speaker.say(outcome=outcome, cause=cause)
 
 
 class _Speaker:
     """Tells the parent how far the run is."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Connection) -> None:
+        self._parent = parent
         self._spoke = -1.0
 
-    def __call__(self, progress: Any) -> None:
+    def __call__(self, progress: Progress) -> None:
+        if progress.finding:
+            logging.getLogger(__name__).warning(progress.finding)
         now = time.monotonic()
         if progress.evaluated or now - self._spoke >= 1:
             self._spoke = now
-            _say(share=progress.share, step=progress.step, pass_rate=progress.pass_rate)
+            self.say(share=progress.share, pass_rate=progress.pass_rate)
 
-
-def _say(**values: Any) -> None:
-    values = {key: None if value != value else value for key, value in values.items()}
-    print(json.dumps(values), flush=True)
+    def say(self, **values: Any) -> None:
+        """Send it."""
+        try:
+            self._parent.send(values)
+        except OSError:
+            os._exit(1)  # nobody is there
 
 
 def _follow_the_parent() -> None:
-    while sys.stdin.readline():
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

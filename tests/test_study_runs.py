@@ -1,0 +1,231 @@
+"""Studies that are run for real: cut, killed, crashed and resumed, and what is common to their arms."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.files import lock
+from scalerl.record import RunRecord
+from scalerl.rl.base import BaseModel, build_base
+from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.study.plan import make_plan
+from scalerl.study.record import StudyRecord
+from scalerl.study.runner import run_study
+from scalerl.study.spec import Study
+
+TASK = Chain(k_max=2, heldout_per_length=40)
+SMALL = {
+    "task": {"k_max": 2, "heldout_per_length": 40},
+    "context": {"prompt": 6, "thinking": 4},
+    "length": {"low": 3, "high": 4},
+    "batch": {"prompts": 4, "samples": 8},
+    "rows": 96,
+    "schedule": {"k": 2},
+    "optimiser": {"lr": 2e-4, "warmup_steps": 1},
+    "budget": {"kind": "steps", "amount": 16},
+    "evaluation": {"count": 16, "samples": 2, "forecast_at": [0.5]},
+    "checkpoint": {"steps": 2, "minutes": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Of a base model that is right one time in four."""
+    spec = BaseModel(
+        Demonstrations(TASK, 4),
+        intermediate_size=128,
+        max_careful_steps=400,
+        imperfect_steps=60,
+        careful_loss=0.1,
+    )
+    model = str(build_base(spec, tmp_path_factory.mktemp("cache")))
+    arms = {"dapo": {"loss": {"kind": "dapo"}}}
+    return Study("demo", seeds=1, arm=arms, budgets=(8.0, 16.0), set={**SMALL, "model": model})
+
+
+@pytest.fixture(scope="module")
+def whole(study, tmp_path_factory):
+    """The study, run without any trouble."""
+    folder = tmp_path_factory.mktemp("whole") / "study"
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    return StudyRecord.read(folder)
+
+
+def table(folder):
+    """What the study knows at its end, times apart."""
+    study = StudyRecord.read(folder)
+    evals = {
+        run.plan.key: [(point.step, point.pass_rate, point.entropy) for point in run.record.evals]
+        for run in study.runs
+    }
+    frozen = [(row["run"], row["at"], row["target_compute"], row["mean"]) for row in study.forecasts]
+    return evals, frozen, [run.outcome for run in study.runs]
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_run_goes_to_every_budget_and_forecasts_are_frozen_between(whole):
+    assert [run.outcome for run in whole.runs] == ["finished", "finished"]
+    assert [(a.run, a.outcome, a.until) for a in sorted(whole.runs[0].attempts, key=lambda a: a.until)] == [
+        ("base seed 0", "done", 8.0),
+        ("base seed 0", "done", 16.0),
+    ]
+    assert [point.step for point in whole.runs[0].record.evals] == list(range(17))
+    assert {row["run"] for row in whole.forecasts} == {"base seed 0", "dapo seed 0"}
+    after = min(point.time for run in whole.runs for point in run.record.evals if point.step > 8)
+    for row in whole.forecasts:
+        assert (row["at"], row["target_compute"], row["compute"]) == (8.0, 16.0, 8.0)
+        assert row["time"] < after
+
+
+def test_what_the_arms_have_in_common_is_the_same(whole):
+    one, other = (run.record.path for run in whole.runs)
+    first = [rows(path / "groups.jsonl") for path in (one, other)]
+    n = 3  # steps whose prompts were drawn before the first update
+    assert [row["prompt"] for row in first[0][:n]] == [row["prompt"] for row in first[1][:n]]
+    assert [row["correct"] for row in first[0][:1]] == [row["correct"] for row in first[1][:1]]
+    before = [rows(path / "eval_prompts.jsonl")[0] for path in (one, other)]
+    assert before[0] == before[1]  # prompt set, prompts, and every success before any training
+    assert rows(one / "steps.jsonl")[-1]["loss"] != rows(other / "steps.jsonl")[-1]["loss"]
+
+
+def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path):
+    """The study's process and those of its runs, at once, twice; and lines that a kill tore."""
+    code = (
+        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.study.runner import run_study\n"
+        "if __name__ == '__main__':\n"
+        "    plan = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "    run_study(plan, Path(sys.argv[2]), cores=2, watch=lambda progress: None)\n"
+    )
+    (tmp_path / "plan").write_bytes(pickle.dumps(make_plan(study)))
+    (tmp_path / "go.py").write_text(code)
+    folder = tmp_path / "study"
+    command = [sys.executable, str(tmp_path / "go.py"), str(tmp_path / "plan"), str(folder)]
+    for steps in (3, 11):
+        process = subprocess.Popen(command)
+        wait_for(lambda n=steps: steps_of(folder / "runs" / "dapo" / "seed0") >= n, process)
+        process.kill()
+        process.wait()
+        for name in ("attempts.jsonl", "forecasts.jsonl"):
+            with (folder / name).open("a") as file:
+                file.write('{"run": "ba')
+    wait_for(lambda: unlocked(folder / "runs" / "dapo" / "seed0"))  # its runs end with it
+    assert StudyRecord.read(folder).runs[1].outcome == "under way"
+    subprocess.run(command, check=True)
+    assert table(folder) == table(whole.path)
+
+
+def steps_of(folder):
+    file = folder / "steps.jsonl"
+    return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+
+def unlocked(folder):
+    try:
+        os.close(lock(folder, ""))
+    except InputError:
+        return False
+    return True
+
+
+def wait_for(condition, process=None, seconds=120):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        assert process is None or process.poll() is None
+        time.sleep(0.02)
+
+
+def test_a_study_that_is_stopped_makes_checkpoints_and_goes_on(whole, study, tmp_path):
+    stop = threading.Event()
+
+    def watch(progress):
+        if any(share > 0 for _, share, _ in progress.running):
+            stop.set()
+
+    folder = tmp_path / "study"
+    with pytest.raises(KeyboardInterrupt):
+        run_study(make_plan(study), folder, cores=2, watch=watch, stop=stop)
+    assert StudyRecord.read(folder).runs[0].outcome != "finished"
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    assert table(folder) == table(whole.path)
+    assert not list(folder.glob("runs/*/*/lost.jsonl"))  # nothing was run twice
+
+
+def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, study, tmp_path):
+    """One run's process is killed once; one arm leaves the finite numbers; one cannot begin at all."""
+    arms = {
+        "dapo": {"loss": {"kind": "dapo"}},
+        "wild": {"optimiser": {"lr": 1000}},
+        "no model": {"model": str(tmp_path / "nowhere")},
+    }
+    plan = make_plan(replace(study, arm=arms, budgets=(16.0,), retries=1))
+    folder = tmp_path / "study"
+    killed, notices = [], []
+
+    def watch(progress):
+        notices.append(progress.notice)
+        if not killed and any(name.startswith("dapo") and share > 0.3 for name, share, _ in progress.running):
+            killed.append(kill_worker(folder / "runs" / "dapo" / "seed0"))
+
+    run_study(plan, folder, cores=2, watch=watch)
+    study = StudyRecord.read(folder)
+    by_arm = {run.plan.arm: run for run in study.runs}
+    assert {arm: run.outcome for arm, run in by_arm.items()} == {
+        "base": "finished",
+        "dapo": "finished",
+        "wild": "failed",
+        "no model": "failed",
+    }
+    assert [attempt.outcome for attempt in by_arm["dapo"].attempts] == ["failed", "done"]
+    assert by_arm["dapo"].attempts[0].cause.startswith("killed")
+    assert table_of(by_arm["dapo"]) == table_of(whole.runs[1])  # it is the run that was never killed
+    assert [attempt.outcome for attempt in by_arm["wild"].attempts] == ["diverged"]  # it would again
+    assert "not finite" in by_arm["wild"].cause
+    assert by_arm["wild"].record.evals[0].pass_rate == by_arm["base"].record.evals[0].pass_rate
+    assert len(by_arm["no model"].attempts) == 2
+    assert "cannot be loaded" in by_arm["no model"].cause
+    assert any("dapo seed 0: failed (killed" in text and "tried again" in text for text in notices)
+
+
+def table_of(run):
+    return [(point.step, point.pass_rate, point.entropy) for point in run.record.evals]
+
+
+def kill_worker(folder):
+    """Kill the process that writes a run folder."""
+    for process in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            held = {str(handle.readlink()) for handle in (process / "fd").iterdir()}
+        except OSError:
+            continue  # of somebody else, or gone
+        if str(folder) in held:
+            os.kill(int(process.name), signal.SIGKILL)
+            return process
+    raise AssertionError("nobody writes there")
+
+
+def test_a_finished_study_is_left_as_it_is_and_a_second_process_is_refused(whole, study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(whole.path, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before
+    handle = lock(folder, "")
+    with pytest.raises(InputError, match="another process is running this study"):
+        run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    os.close(handle)
+    assert RunRecord.read(folder / "runs" / "base" / "seed0").evals
