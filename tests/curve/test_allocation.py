@@ -145,6 +145,8 @@ def test_what_cannot_be_asked_is_refused():
     ask = functools.partial(grid, np.random.default_rng(0))
     with pytest.raises(CannotAnswerError, match="two have no middle"):
         allocate(ask((32,), (8, 16), FLAT), 1.0)
+    with pytest.raises(InputError, match="found none"):
+        allocate([], 1.0)
     with pytest.raises(InputError, match="above 0"):
         allocate(ask((32,), FEW, FLAT), 0.0)
     with pytest.raises(InputError, match="rising"):

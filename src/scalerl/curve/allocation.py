@@ -113,6 +113,8 @@ def allocate(
 
 
 def _cells(runs: Sequence[GridRun], cost: float) -> dict[tuple[int, int], list[Draws]]:
+    if not runs:
+        raise InputError("an allocation needs a grid of runs, found none")
     if not cost > 0 or not all(run.prompts > 0 and run.samples > 0 for run in runs):
         raise InputError("prompts, samples and the cost of a completion are above 0")
     if len({len(run.draws.A_n) for run in runs}) > 1:
