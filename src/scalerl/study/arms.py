@@ -7,6 +7,7 @@
     sensitivity     the bound of a loss over its values, for one loss or several
     systems         whole recipes, on the task, model, lengths and budget of the base
     grid            every combination of the values of several fields
+    factorial       switches of the base, several on in each arm: effects and interactions (`study.design`)
 
 An arm is a name, and changes as `scalerl.rl.recipe.changed` takes them. The first one is what the others are
 compared with.
@@ -15,13 +16,14 @@ compared with.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from scalerl.errors import InputError
 from scalerl.rl.recipe import Recipe, changed, read_toml
 from scalerl.rl.recipe import from_dict as recipe_from_dict
+from scalerl.study.design import Resolution, alias_chains, columns, levels
 
 Changes = dict[str, Any]
 
@@ -65,18 +67,7 @@ class LeaveOneOut:
         Raises:
             InputError: a part is none, or the two recipes do not differ.
         """
-        own = base.to_dict()
-        if isinstance(self.without, str):
-            found = _recipe(changed(read_toml(self.without), _shared(own)), self.without).to_dict()
-        else:
-            found = self.without
-        asked = self.parts or tuple(part for part in PARTS if part in found)
-        if unknown := [part for part in asked if part not in found or part not in own]:
-            raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
-        different = [part for part in asked if changed(own, {part: found[part]})[part] != own[part]]
-        if not different:
-            raise InputError("arms.without: that recipe does not differ from the base")
-        return {"base": {}, **{_label(part, found[part]): {part: found[part]} for part in different}}
+        return {"base": {}, **_differing_parts(base, self.without, self.parts)}
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,67 @@ class Grid:
         return arms
 
 
-AnyArms = Listed | LeaveOneOut | Axis | Sensitivity | Systems | Grid
+@dataclass(frozen=True)
+class Factorial:
+    """Switches of the base, each on in half of the arms: a regular two-level fraction, with the fewest arms.
+
+    The switches are given by name, each with its changes of the base when it is on; or they are the parts in
+    which another recipe differs, as in `LeaveOneOut`. A first arm has all off.
+    """
+
+    switches: dict[str, Changes] = field(default_factory=dict)
+    without: str | Changes | None = None
+    """The recipe that provides what is on: a file, a name, or a table with the parts."""
+    parts: tuple[str, ...] = ()
+    """Only these of that recipe."""
+    resolution: Resolution = 4
+    """4: main effects free of two-way interactions; 5: these free of one another; or "full"."""
+    kind: Literal["factorial"] = "factorial"
+
+    def changes(self, base: Recipe) -> dict[str, Changes]:
+        """What each arm changes: all that its switches do.
+
+        Raises:
+            InputError: there are no switches, or two of them change the same.
+        """
+        switches = self._switches(base)
+        return {
+            name: _merged({switch: switches[switch] for switch in on}) for name, on in self._arms(switches)
+        }
+
+    def design(self, base: Recipe) -> dict[str, Any]:
+        """The design, for study.json: its factors, the level of each in every arm, and the chains of aliases.
+
+        `aliases` has the two-way interactions, those that cannot be told apart in one list.
+        """
+        switches = self._switches(base)
+        names = list(switches)
+        _, columns_F = columns(len(names), self.resolution)
+        return {
+            "factors": names,
+            "levels": {arm: [int(name in on) for name in names] for arm, on in self._arms(switches)},
+            "aliases": [[[names[a], names[b]] for a, b in chain] for chain in alias_chains(columns_F)],
+        }
+
+    def _switches(self, base: Recipe) -> dict[str, Changes]:
+        if bool(self.switches) == (self.without is not None):
+            raise InputError("arms: a factorial takes either switches or without")
+        if self.without is not None:
+            return _differing_parts(base, self.without, self.parts)
+        if self.parts:
+            raise InputError("arms.parts: go with without, not with switches")
+        if odd := [name for name in self.switches if "+" in name or name in ("", "base")]:
+            raise InputError(f"arms.switches: {odd[0]!r} cannot name a switch, as arms are named by them")
+        return self.switches
+
+    def _arms(self, switches: Mapping[str, Changes]) -> Iterator[tuple[str, list[str]]]:
+        """The name of every arm, and the switches that are on in it."""
+        for row in levels(*columns(len(switches), self.resolution)):
+            on = [name for name, level in zip(switches, row, strict=True) if level]
+            yield "+".join(on) or "base", on
+
+
+AnyArms = Listed | LeaveOneOut | Axis | Sensitivity | Systems | Grid | Factorial
 """The kinds of studies."""
 
 
@@ -201,6 +252,72 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
     if len(made) < 2:
         raise InputError("arms: a study compares two recipes at least")
     return made
+
+
+def combine(base: Recipe, arms: AnyArms, chosen: Sequence[str]) -> dict[str, Changes]:
+    """The changes of several arms in one, by its name: {"a + b": changes}.
+
+    Made for the best single changes of a leave-one-out, of which nothing is known together.
+
+    Raises:
+        InputError: an arm that is none, fewer than two, or two arms that change the same.
+    """
+    known = arms.changes(base)
+    if unknown := [name for name in chosen if name not in known]:
+        raise InputError(f"no arm {unknown[0]!r} to combine; arms: {', '.join(known)}")
+    if len(set(chosen)) < 2:
+        raise InputError("arms to combine: two at least")
+    return {" + ".join(chosen): _merged({name: known[name] for name in chosen})}
+
+
+def _merged(changes: Mapping[str, Changes]) -> Changes:
+    """The changes of several arms or switches, by the names of these, in one table."""
+    out: Changes = {}
+    for name, own in changes.items():
+        for other, others in changes.items():
+            if other == name:
+                break
+            if key := _conflict(others, own):
+                raise InputError(f"{other!r} and {name!r} both change {key}: one of them at a time")
+        out = _joined(out, own)
+    return out
+
+
+def _conflict(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What both change; empty where nothing. To change the kind of a table is to change all of it."""
+    for key in (key for key in one if key in other):
+        inner, also = one[key], other[key]
+        if not isinstance(inner, Mapping) or not isinstance(also, Mapping) or "kind" in {*inner, *also}:
+            return key
+        if below := _conflict(inner, also):
+            return f"{key}.{below}"
+    return ""
+
+
+def _joined(one: Changes, other: Changes) -> Changes:
+    """Two tables in one, of what has no conflict."""
+    both = {key: _joined(one[key], other[key]) for key in one if key in other}
+    return {**one, **other, **both}
+
+
+def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str]) -> dict[str, Changes]:
+    """The parts of another recipe that differ from those of the base, each as one change, by its label.
+
+    Raises:
+        InputError: a part is none, or the two recipes do not differ.
+    """
+    own = base.to_dict()
+    if isinstance(without, str):
+        found = _recipe(changed(read_toml(without), _shared(own)), without).to_dict()
+    else:
+        found = without
+    asked = parts or tuple(part for part in PARTS if part in found)
+    if unknown := [part for part in asked if part not in found or part not in own]:
+        raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
+    different = [part for part in asked if changed(own, {part: found[part]})[part] != own[part]]
+    if not different:
+        raise InputError("arms.without: that recipe does not differ from the base")
+    return {_label(part, found[part]): {part: found[part]} for part in different}
 
 
 def _recipe(values: Mapping[str, Any], source: str) -> Recipe:
