@@ -1,4 +1,4 @@
-"""The answer of a study in sentences: which choice moves the ceiling, which the efficiency, which is noise."""
+"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what is noise."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def _open_text(pair: Pair, claim: Claim) -> str:
     what = "ceiling" if claim is pair.ceiling else "efficiency"
     if claim.verdict == "no claim":
         return f"no claim about its {what}: {claim.why}"
-    key = "A" if claim is pair.ceiling else "compute_to_own"
-    found = f"{'A' if key == 'A' else 'compute to 3/4 of its own gain'} {difference_cell(pair.differences[key]).whole}"
+    key, label = ("A", "A") if claim is pair.ceiling else ("compute_to_own", "compute to 3/4 of its own gain")
+    found = f"{label} {difference_cell(pair.differences[key]).whole}"
     return f"its {what} is not distinguishable ({found}, {claim_text(claim)})"
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scalerl.report.numbers import Unit, percent, plain, unit_for
 from scalerl.report.style import FORECAST, MUTED, new_figure, plain_rates, style
 from scalerl.study.curves import ArmCurve, RunPoints, arm_curves
-from scalerl.study.labels import LOOKS, label_ends, short
+from scalerl.study.labels import LOOKS, label_ends
 from scalerl.study.verdict import StudyVerdict
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def overlay_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
         "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
         f"{level} interval, the variance between seeds included, up to where its runs reach."
     )
-    bare = [short(arm.name) for arm in arms if arm.band is None]
+    bare = [arm.name for arm in arms if arm.band is None]
     return figure, text + (f" Without a curve: {', '.join(bare)}." if bare else "")
 
 
@@ -61,8 +61,8 @@ def linearised_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
     beyond = sum(int(np.sum((found[1] < low) | (found[1] > high))) for found in straight)
     figure = _drawn(arms, unit, partial(_lines, span=(low, high)), "F, logarithmic", _with_slope)
     text = (
-        "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: on "
-        "these axes a run is a straight line, and its slope is B (the number beside the name: median over "
+        "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: "
+        "on these axes a run is a straight line, and its slope is B (the number beside the name: median over "
         f"seeds). Left out: {out} evaluations at or below R_0 or at or above A, where F has no value"
         f"{f', and {beyond} beyond the frame' if beyond else ''}. Near A a small error moves F far; "
         "verdicts are not read off this plot."
@@ -89,7 +89,7 @@ def _drawn(
     with style():
         if len(arms) <= len(LOOKS):
             return _one(arms, unit, draw, y, title)
-        return _many(arms, unit, draw, y, title)
+        return _many(arms, unit, draw, y)
 
 
 def _one(
@@ -97,7 +97,7 @@ def _one(
 ) -> Figure:
     figure = new_figure(10.0, 4.6)
     longest = max(len(title(arm)) for arm in arms)
-    figure.subplots_adjust(left=0.062, right=0.975 - 0.0082 * longest, bottom=0.11, top=0.985)
+    figure.subplots_adjust(left=0.062, right=0.98 - 0.0076 * longest, bottom=0.11, top=0.985)
     axes = figure.subplots()
     draw(axes, arms, _looks(arms), _computes(arms), True)
     axes.set_xlabel(f"training compute ({unit.name}, logarithmic)")
@@ -105,9 +105,7 @@ def _one(
     return figure
 
 
-def _many(
-    arms: Sequence[ArmCurve], unit: Unit, draw: Draw, y: str, title: Callable[[ArmCurve], str]
-) -> Figure:
+def _many(arms: Sequence[ArmCurve], unit: Unit, draw: Draw, y: str) -> Figure:
     base, others = [arm for arm in arms if arm.base][:1], [arm for arm in arms if not arm.base]
     rows = math.ceil(len(others) / _COLUMNS)
     height = 0.75 + 2.0 * rows
@@ -120,12 +118,12 @@ def _many(
         shown = [*base, arm]
         looks = [*(LOOKS[0] for _ in base), (FORECAST, "s")]
         draw(axes, shown, looks, _computes(arms), False)
-        axes.set_title(title(arm), loc="left", color=FORECAST, fontsize=9)
+        axes.set_title(_name(arm), loc="left", color=FORECAST, fontsize=9)
     for axes in panels[len(others) :]:
         axes.set_visible(False)
     for axes in panels[max(len(others) - _COLUMNS, 0) : len(others)]:
         axes.tick_params(labelbottom=True)
-    black = f"; black: {short(base[0].name)}" if base else ""
+    black = f"; black: {base[0].name}" if base else ""
     figure.supxlabel(
         f"training compute ({unit.name}, logarithmic){black}", fontsize=9, color=MUTED, y=0.06 / height
     )
@@ -173,7 +171,7 @@ def _overlay(
         else:
             last = [float(run.pass_rate_N[-1]) for run in arm.runs]
             named.append((float(np.mean(last)), _name(arm), colour))
-    _compute_axis(axes, ends)
+    _compute_axis(axes, ends, labels)
     plain_rates(axes)
     if labels:
         label_ends(axes, named)
@@ -201,7 +199,7 @@ def _lines(
             if run.curve is None:
                 continue
             x_N, F_N, _ = linearised(run)
-            seen_N = (F_N >= span[0]) & (F_N <= span[1])
+            seen_N = np.clip(F_N, *span) == F_N
             look = {"ms": 3.4 if labels else 2.4, "mfc": colour, "mec": "none", "alpha": 0.4}
             axes.plot(x_N[seen_N], F_N[seen_N], marker, zorder=2, **look)
             reach = np.array(_reach(run))
@@ -210,19 +208,27 @@ def _lines(
         named.append((math.exp(float(np.median(last))), _with_slope(arm), colour))
     axes.set_yscale("log")
     axes.set_ylim(*span)
-    _compute_axis(axes, ends)
-    axes.tick_params(axis="y", which="both", left=False)
+    _compute_axis(axes, ends, labels)
+    _power_ticks(axes)
+    if not labels:
+        axes.annotate(
+            _slope(arms[-1]), (0.96, 0.06), xycoords="axes fraction", ha="right", color=looks[-1][0]
+        )
     if labels:
         label_ends(axes, named)
 
 
 def _name(arm: ArmCurve) -> str:
-    return short(arm.name) if arm.band else f"{short(arm.name)} (no curve)"
+    return arm.name if arm.band else f"{arm.name} (no curve)"
 
 
 def _with_slope(arm: ArmCurve) -> str:
+    return f"{arm.name}  {_slope(arm)}".rstrip()
+
+
+def _slope(arm: ArmCurve) -> str:
     slopes = [run.curve.B for run in arm.runs if run.curve]
-    return f"{short(arm.name)}  B {plain(float(np.median(slopes)))}" if slopes else short(arm.name)
+    return f"B {plain(float(np.median(slopes)))}" if slopes else ""
 
 
 def _reach(run: RunPoints) -> tuple[float, float]:
@@ -238,12 +244,25 @@ def _line_range(arms: Sequence[ArmCurve]) -> tuple[float, float]:
     return math.exp(min(logs) - wider), math.exp(max(logs) + wider)
 
 
-def _compute_axis(axes: Axes, ends: tuple[float, float]) -> None:
+def _compute_axis(axes: Axes, ends: tuple[float, float], wide: bool) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
     axes.set_xlim(*ends)
-    subs = (1.0, 2.0, 5.0) if ends[1] / ends[0] < 300 else (1.0,)
+    subs = (1.0, 2.0, 5.0) if wide else (1.0, 3.0)
+    subs = subs if ends[1] / ends[0] < 300 else (1.0,)
     axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+
+
+def _power_ticks(axes: Axes) -> None:
+    """Powers of ten, in digits that need no mathematics."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    raised = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    axes.yaxis.set_major_locator(LogLocator(numticks=7))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"10{str(round(math.log10(value))).translate(raised)}")
+    )

@@ -19,6 +19,7 @@ from scalerl.curve.seeds import SEED_PRIOR, pooled, shifted
 from scalerl.curve.sides import GivenFamily, Recipes, given_family
 from scalerl.report.frozen import Band
 from scalerl.report.numbers import Unit
+from scalerl.study.labels import short_names
 from scalerl.study.verdict import ArmSummary, StudyVerdict
 
 _DRAWS, _LITTLE = 4096, 1e-3
@@ -41,6 +42,7 @@ class ArmCurve:
     """An arm as it is drawn: its runs, and its mean curve over seeds with the band, where it has one."""
 
     name: str
+    """As it fits beside a figure."""
     base: bool
     runs: tuple[RunPoints, ...]
     band: Band | None
@@ -54,6 +56,7 @@ def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
     level = verdict.comparison.level if verdict.comparison else 0.95
     count = sum(run.run.record is not None for arm in verdict.arms for run in arm.runs)
     most = max(_MOST_POINTS // max(count, 1), 6)
+    names = short_names([arm.name for arm in verdict.arms])
     found = []
     for arm in verdict.arms:
         runs = tuple(_points(verdict, arm, unit, most))
@@ -63,7 +66,7 @@ def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
         compute_M = _grid(runs)
         draws = recipe_draws(recipes, arm.name, given) if arm.name in recipes and len(compute_M) else None
         band = None if draws is None else _band(draws, compute_M, unit, level)
-        found.append(ArmCurve(arm.name, arm.name == verdict.study.plan["base"], runs, band))
+        found.append(ArmCurve(names[arm.name], arm.name == verdict.study.plan["base"], runs, band))
     return sorted(found, key=lambda arm: not arm.base)
 
 

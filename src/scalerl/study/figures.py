@@ -1,4 +1,4 @@
-"""The figures of a study's differences and forecasts; those of its curves are in `scalerl.study.curve_figures`.
+"""The figures of a study: differences and forecasts here, curves in `scalerl.study.curve_figures`.
 
 forest      every arm against the base, in ceiling and in efficiency, with intervals
 forecasts   what was forecast against what was measured, by the share of the compute it was made at
@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curve.comparison import Claim, Difference
+from scalerl.curve.quantiles import Interval
 from scalerl.report.numbers import percent, signed
 from scalerl.report.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
 from scalerl.study.answers import claim_text, pair_of
 from scalerl.study.curve_figures import linearised_figure, overlay_figure
-from scalerl.study.labels import short
+from scalerl.study.labels import short_names
 from scalerl.study.verdict import JudgedForecast, StudyVerdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROW, _MARGIN = 0.36, 0.95  # inches
+_ROW, _MARGIN = 0.34, 0.72  # inches
+_WHOLE = (0.0, 1.0)
 _WIDEST_RATIO = 20.0
 """Ratios beyond which an interval leaves the forest plot through its edge."""
 
@@ -57,9 +59,10 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
 
 
 _FOREST = (
-    "Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: a "
-    "verdict that holds for all arms together; hollow: not distinguishable; cross: no claim. Right of each "
-    "line: the verdict, with its p corrected for all questions."
+    "Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
+    "a verdict that holds for all arms together; hollow: not distinguishable; cross: no claim. Right of each "
+    "line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
+    "difference of this size."
 )
 _FORECASTS = (
     "Every forecast as it was frozen, with its prediction interval, against the evaluation that came of it. "
@@ -72,12 +75,13 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
     rows = [(arm.name, pair) for arm in verdict.arms if (pair := pair_of(verdict, arm.name))]
     if not rows:
         return None
-    names = [short(name) for name, _ in rows]
+    known = short_names([arm.name for arm in verdict.arms])
+    names = [known[name] for name, _ in rows]
     height = _MARGIN + _ROW * len(rows)
     with style():
         figure = new_figure(10.0, height)
-        left = min(0.02 + 0.0078 * max(map(len, names)), 0.24)
-        figure.subplots_adjust(left=left, right=0.84, bottom=0.52 / height, top=1 - 0.3 / height, wspace=0.62)
+        left = 0.02 + 0.0074 * max(map(len, names))
+        figure.subplots_adjust(left=left, right=0.85, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.5)
         panels: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
         differences = [(pair.differences.get("A"), pair.ceiling) for _, pair in rows]
         _forest_panel(panels[0], differences, "ceiling A, difference to the base")
@@ -100,12 +104,12 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
         colour = MUTED
         if found is not None:
             colour = _effect(axes, place, found, claim, (low, high))
-        text = claim_text(claim) if found is not None else "withheld: no claim"
+        text = _beside(claim) if found is not None else "withheld"
         axes.annotate(
             text,
             (1.02, place),
             xycoords=("axes fraction", "data"),
-            va="center",
+            va="center_baseline",
             color=colour,
             annotation_clip=False,
         )
@@ -114,6 +118,11 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
     axes.tick_params(left=False, labelleft=axes.get_subplotspec().is_first_col())
     axes.spines["left"].set_visible(False)
     _forest_ticks(axes, ratio)
+
+
+def _beside(claim: Claim) -> str:
+    """`higher, p .012`, or `p .55, 11 seeds`."""
+    return claim_text(claim).replace(" would tell", "").replace("more than ", ">")
 
 
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
@@ -154,11 +163,38 @@ def _forest_ticks(axes: Axes, ratio: bool) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed(value) if value else "0"))
         return
     low, high = axes.get_xlim()
-    few = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-    many = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 0.5, 2.0)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(many if high / low < 4 else few)))
+    axes.xaxis.set_major_locator(FixedLocator(_ratio_ticks(low, high)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
+
+
+def _ratio_ticks(low: float, high: float) -> list[float]:
+    """1, and round ratios as far apart as their labels need."""
+    gap = math.log(high / low) / 6
+    chosen = [1.0]
+    for tick in (
+        0.5,
+        2.0,
+        0.8,
+        1.2,
+        0.2,
+        5.0,
+        0.1,
+        10.0,
+        0.6,
+        1.5,
+        0.9,
+        1.1,
+        0.7,
+        1.4,
+        0.95,
+        1.05,
+        0.05,
+        20.0,
+    ):
+        if low <= tick <= high and all(abs(math.log(tick / other)) >= gap for other in chosen):
+            chosen.append(tick)
+    return sorted(chosen)
 
 
 def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
@@ -176,7 +212,7 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
             left=0.6 / width, right=1 - 0.1 / width, bottom=0.5 / height, top=1 - 0.3 / height
         )
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        ends = _square([judged for _, group in groups for judged in group])
+        ends = _frame([judged for _, group in groups for judged in group])
         for axes, (share, group) in zip(panels, groups, strict=False):
             _forecast_panel(axes, share, group, ends)
         for axes in panels[len(groups) :]:
@@ -200,9 +236,11 @@ def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]
 
 
 def _forecast_panel(
-    axes: Axes, share: float, group: Sequence[JudgedForecast], ends: tuple[float, float]
+    axes: Axes, share: float, group: Sequence[JudgedForecast], ends: tuple[Interval, Interval]
 ) -> None:
-    axes.plot(ends, ends, color=MUTED, lw=0.9, zorder=1)
+    from matplotlib.ticker import MaxNLocator
+
+    axes.plot(_WHOLE, _WHOLE, color=MUTED, lw=0.9, zorder=1)
     for inside, colour, face in ((True, FORECAST, FORECAST), (False, LATER, PAPER)):
         chosen = [judged for judged in group if judged.outcome.inside is inside]
         at = [judged.outcome.measured.pass_rate for judged in chosen if judged.outcome.measured]
@@ -216,20 +254,23 @@ def _forecast_panel(
         axes.plot(at, mean, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
     held = sum(judged.outcome.inside is True for judged in group)
     axes.set_title(f"made at {percent(share)}: {held} of {len(group)} inside", loc="left", color=INK)
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
-    axes.set_aspect("equal")
+    axes.set_xlim(*ends[0])
+    axes.set_ylim(*ends[1])
     axes.tick_params(left=False)
     plain_rates(axes)
-    axes.xaxis.set_major_locator(axes.yaxis.get_major_locator())
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
 
 
-def _square(group: Sequence[JudgedForecast]) -> tuple[float, float]:
-    """Room for what was measured and for the points; the widest intervals may leave the frame."""
+def _frame(group: Sequence[JudgedForecast]) -> tuple[Interval, Interval]:
+    """Room for what was measured, and for the forecasts; the widest intervals may leave the frame."""
     measured = [judged.outcome.measured.pass_rate for judged in group if judged.outcome.measured]
     ends = np.array([judged.forecast.prediction for judged in group])
     low = min([*measured, float(np.quantile(ends[:, 0], 0.05))])
     high = max([*measured, float(np.quantile(ends[:, 1], 0.95))])
-    margin = 0.06 * max(high - low, 0.02)
+    return _wider(min(measured), max(measured), 0.1), _wider(low, high, 0.06)
+
+
+def _wider(low: float, high: float, share: float) -> Interval:
+    margin = share * max(high - low, 0.02)
     return max(low - margin, -0.02), min(high + margin, 1.02)

@@ -11,6 +11,7 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scalerl.study.table import Column, Raw, Table
 
@@ -58,7 +59,7 @@ def _markdown_row(texts: Sequence[str]) -> str:
 
 def markdown_text(text: str) -> str:
     """Text that Markdown shows as it is."""
-    escaped = re.sub(r"([\\`*_|~#])", r"\\\1", _one_line(text)).replace("](", "]\\(")
+    escaped = re.sub(r"([\\`*_|~#])", r"\\\1", one_line(text)).replace("](", "]\\(")
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -104,7 +105,7 @@ def _latex_column(table: Table, place: int) -> str:
 
 def latex_text(text: str) -> str:
     """Text that LaTeX sets as it is."""
-    escaped = "".join(_LATEX.get(letter, letter) for letter in _one_line(text))
+    escaped = "".join(_LATEX.get(letter, letter) for letter in one_line(text))
     return re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
 
 
@@ -144,7 +145,7 @@ def plain_text(table: Table) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(_one_line(text), _WIDEST) or [""]
+    return textwrap.wrap(one_line(text), _WIDEST) or [""]
 
 
 def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[Column]) -> list[str]:
@@ -159,12 +160,22 @@ def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequenc
     return lines
 
 
+def without_beside(table: Table, key: str) -> Table:
+    """The table with the text alone in the column whose first key this is."""
+    place = next(place for place, column in enumerate(table.columns) if column.keys[0] == key)
+    rows = [
+        replace(row, cells=tuple(replace(c, beside="") if n == place else c for n, c in enumerate(row.cells)))
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows))
+
+
 def joined(first: Table, second: Table) -> tuple[list[str], list[list[Raw]]]:
     """Keys and raw rows of two tables with one row per arm each, side by side; the arm stands once."""
     rows = [[*left, *right[1:]] for left, right in zip(first.raw_rows(), second.raw_rows(), strict=True)]
     return [*first.keys, *second.keys[1:]], rows
 
 
-def _one_line(text: str) -> str:
-    """Without line breaks and what else controls a terminal."""
+def one_line(text: str) -> str:
+    """Text without line breaks, and without what else controls a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

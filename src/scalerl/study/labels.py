@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,29 @@ if TYPE_CHECKING:
 
 LOOKS = ((INK, "o"), (FORECAST, "s"), (LATER, "^"), (CEILING, "D"), (PURPLE, "v"), (SKY, "P"))
 """Colour and marker, the base's first: told apart with every common colour deficiency, and in grey."""
-_LONGEST = 26
+LONGEST = 26
+"""Letters of a name in a figure."""
 
 
-def short(name: str) -> str:
-    """A name that fits beside a figure; the tables have it whole."""
-    text = "".join(letter if letter.isprintable() else " " for letter in name)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 12]}…{text[-11:]}"
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names that fit beside a figure, no two alike; the tables have them whole.
+
+    Long ones lose the tables of their fields (`optimiser.lr=1e-4` becomes `lr=1e-4`), then their middle.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        text = "".join(letter if letter.isprintable() else " " for letter in name)
+        if len(text) > LONGEST:
+            text = re.sub(r"[^\s=]+\.(?=[^\s.=]+=)", "", text)
+        text = _elided(text, LONGEST)
+        if text in found.values():
+            text = f"{_elided(text, LONGEST - 5)} ({len(found) + 1})"
+        found[name] = text
+    return found
+
+
+def _elided(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 12]}…{text[-11:]}"
 
 
 def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -194,8 +194,8 @@ def scores_table(verdict: StudyVerdict) -> Table:
     )
     note = (
         "Every forecast was on the disk before its outcome. Coverage: share of intervals that held what was "
-        "measured. Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; "
-        "lower is better. The rivals saw the same evaluations, and are pooled where they answered."
+        "measured. Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was "
+        "missed; lower is better. The rivals saw the same evaluations, and are pooled where they answered."
     )
     return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, rows, note)
 
