@@ -153,8 +153,9 @@ def open_interval(value: Any, unit: Unit | None = None) -> str:
 
 
 def p_value(value: Any) -> str:
-    """A p-value with three decimals: `.012`, and `<.001` below that."""
-    return "<.001" if as_float(value) < 0.0005 else rate(value)
+    """A p-value with three decimals: `.012`; `<.001` below that, and `1` at the other end."""
+    number = as_float(value)
+    return "<.001" if number < 0.0005 else "1" if number >= 0.9995 else rate(value)
 
 
 def duration(seconds: Any) -> str:

@@ -79,7 +79,7 @@ def kind_of(pair: Pair) -> Kind:
 
 
 def claim_text(claim: Claim) -> str:
-    """A claim in a few words: `higher, p .001`; `p .84, 40 seeds would tell`; `no claim`."""
+    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds would tell`; `no claim`."""
     if claim.verdict == "no claim":
         return "no claim"
     p = f"p {p_value(claim.p_adjusted)}".replace("p <", "p < ")
@@ -153,5 +153,5 @@ def _noise_text(pair: Pair) -> str:
 
 def _seeds(claim: Claim) -> str:
     if claim.seeds is None:
-        return "more than 100 seeds"
+        return ">100 seeds"
     return f"{claim.seeds} seed{'s' * (claim.seeds != 1)}"

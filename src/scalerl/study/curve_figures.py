@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalerl.report.numbers import Unit, percent, plain, unit_for
+from scalerl.report.numbers import Unit, percent, plain
 from scalerl.report.style import FORECAST, MUTED, new_figure, plain_rates, style
-from scalerl.study.curves import ArmCurve, RunPoints, arm_curves
+from scalerl.study.curves import ArmCurve, RunPoints
 from scalerl.study.labels import LOOKS, label_ends
 from scalerl.study.verdict import StudyVerdict
 
@@ -33,10 +33,8 @@ _DECADES = 0.7
 """How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
 
 
-def overlay_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
-    """Pass rate against compute, arm over arm; and its caption. None without an evaluation."""
-    unit = unit_for(verdict.axis, verdict.budget)
-    arms = arm_curves(verdict, unit)
+def overlay_figure(verdict: StudyVerdict, arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str] | None:
+    """Pass rate against compute in `unit`, arm over arm; and its caption. None without an evaluation."""
     if not any(len(run.compute_N[run.compute_N > 0]) for arm in arms for run in arm.runs):
         return None
     figure = _drawn(arms, unit, _overlay, "pass rate on the held-out prompts", _name)
@@ -49,10 +47,9 @@ def overlay_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
     return figure, text + (f" Without a curve: {', '.join(bare)}." if bare else "")
 
 
-def linearised_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
+def linearised_figure(arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str] | None:
     """The paper's linearised plot, by the least-squares curve of every run; None where no run has one."""
-    unit = unit_for(verdict.axis, verdict.budget)
-    arms = [arm for arm in arm_curves(verdict, unit) if any(run.curve for run in arm.runs)]
+    arms = [arm for arm in arms if any(run.curve for run in arm.runs)]
     straight = [linearised(run) for arm in arms for run in arm.runs if run.curve]
     if not any(len(found[0]) for found in straight):
         return None
@@ -63,7 +60,7 @@ def linearised_figure(verdict: StudyVerdict) -> tuple[Figure, str] | None:
     text = (
         "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: "
         "on these axes a run is a straight line, and its slope is B (the number beside the name: median over "
-        f"seeds). Left out: {out} evaluations at or below R_0 or at or above A, where F has no value"
+        f"seeds). Left out: {out} evaluation{'s' * (out != 1)} at or below R_0 or at or above A, where F has no value"
         f"{f', and {beyond} beyond the frame' if beyond else ''}. Near A a small error moves F far; "
         "verdicts are not read off this plot."
     )

@@ -15,10 +15,11 @@ import numpy as np
 
 from scalerl.curve.comparison import Claim, Difference
 from scalerl.curve.quantiles import Interval
-from scalerl.report.numbers import percent, signed
+from scalerl.report.numbers import percent, signed, unit_for
 from scalerl.report.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
 from scalerl.study.answers import claim_text, pair_of
 from scalerl.study.curve_figures import linearised_figure, overlay_figure
+from scalerl.study.curves import arm_curves
 from scalerl.study.labels import short_names
 from scalerl.study.verdict import JudgedForecast, StudyVerdict
 
@@ -47,9 +48,11 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
     found: list[StudyFigure] = []
     if (figure := forest_figure(verdict)) is not None:
         found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
+    unit = unit_for(verdict.axis, verdict.budget)
+    curves = arm_curves(verdict, unit)
     for name, title, made in (
-        ("overlay", "Pass rate against compute", overlay_figure(verdict)),
-        ("linearised", "The linearised curve", linearised_figure(verdict)),
+        ("overlay", "Pass rate against compute", overlay_figure(verdict, curves, unit)),
+        ("linearised", "The linearised curve", linearised_figure(curves, unit)),
     ):
         if made is not None:
             found.append(StudyFigure(name, title, *made))
@@ -66,7 +69,7 @@ _FOREST = (
 )
 _FORECASTS = (
     "Every forecast as it was frozen, with its prediction interval, against the evaluation that came of it. "
-    "Filled: inside; hollow: outside. On the diagonal the two are equal."
+    "Filled: inside; hollow: outside. On the line the two are equal."
 )
 
 
@@ -81,7 +84,7 @@ def forest_figure(verdict: StudyVerdict) -> Figure | None:
     with style():
         figure = new_figure(10.0, height)
         left = 0.02 + 0.0074 * max(map(len, names))
-        figure.subplots_adjust(left=left, right=0.85, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.5)
+        figure.subplots_adjust(left=left, right=0.85, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.56)
         panels: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
         differences = [(pair.differences.get("A"), pair.ceiling) for _, pair in rows]
         _forest_panel(panels[0], differences, "ceiling A, difference to the base")
@@ -115,14 +118,14 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
         )
     axes.set_title(label, color=MUTED, loc="left", fontsize=9)
     axes.grid(visible=False, axis="y")
-    axes.tick_params(left=False, labelleft=axes.get_subplotspec().is_first_col())
+    axes.tick_params(left=False, labelleft=not ratio)
     axes.spines["left"].set_visible(False)
     _forest_ticks(axes, ratio)
 
 
 def _beside(claim: Claim) -> str:
     """`higher, p .012`, or `p .55, 11 seeds`."""
-    return claim_text(claim).replace(" would tell", "").replace("more than ", ">")
+    return claim_text(claim).removesuffix(" would tell")
 
 
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
@@ -206,10 +209,10 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
     rows = math.ceil(len(groups) / columns)
     side = 9.0 / max(columns, 3)
     with style():
-        width, height = 1.0 + side * columns, 0.5 + (side + 0.3) * rows
+        width, height = 10.0, 0.5 + (0.85 * side + 0.3) * rows
         figure = new_figure(width, height)
         figure.subplots_adjust(
-            left=0.6 / width, right=1 - 0.1 / width, bottom=0.5 / height, top=1 - 0.3 / height
+            left=0.6 / width, right=(0.9 + side * columns) / width, bottom=0.5 / height, top=1 - 0.3 / height
         )
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         ends = _frame([judged for _, group in groups for judged in group])
@@ -219,7 +222,8 @@ def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
             axes.set_visible(False)
         for axes in panels[::columns]:
             axes.set_ylabel("forecast")
-        figure.supxlabel("measured pass rate", fontsize=9, color=MUTED, y=0.08 / height)
+        middle = (0.75 + 0.5 * side * columns) / width
+        figure.supxlabel("measured pass rate", fontsize=9, color=MUTED, x=middle, y=0.08 / height)
     return figure
 
 
@@ -238,7 +242,7 @@ def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]
 def _forecast_panel(
     axes: Axes, share: float, group: Sequence[JudgedForecast], ends: tuple[Interval, Interval]
 ) -> None:
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.plot(_WHOLE, _WHOLE, color=MUTED, lw=0.9, zorder=1)
     for inside, colour, face in ((True, FORECAST, FORECAST), (False, LATER, PAPER)):
@@ -259,7 +263,8 @@ def _forecast_panel(
     axes.tick_params(left=False)
     plain_rates(axes)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(axes.yaxis.get_major_formatter())
+    digits = 2 if ends[0][1] - ends[0][0] > 0.05 else 3
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.{digits}f}".removeprefix("0")))
 
 
 def _frame(group: Sequence[JudgedForecast]) -> tuple[Interval, Interval]:

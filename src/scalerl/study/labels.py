@@ -64,11 +64,11 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], points: float
     """Name lines at the right edge of the frame, from (height in data, text, colour), kept apart."""
     if not ends:
         return
-    figure_height = axes.figure.get_figheight() * axes.get_position().height * 72
+    height = axes.bbox.height / axes.figure.dpi * 72
     to_axes = axes.transLimits.transform
     scaled = axes.transScale.transform
     heights = [float(to_axes(scaled((axes.get_xlim()[0], height)))[1]) for height, _, _ in ends]
-    gap = points / figure_height
+    gap = points / height
     for place, (_, text, colour) in zip(apart(heights, gap, gap / 2, 1 - gap / 2), ends, strict=True):
         axes.annotate(
             text,

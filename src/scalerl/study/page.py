@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
 from scalerl.errors import WriteError
@@ -22,6 +22,9 @@ from scalerl.study.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.table import Table
 from scalerl.study.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict import StudyVerdict
+
+if TYPE_CHECKING:
+    from scalerl.study.figures import StudyFigure
 
 _IN_TERMINAL = (
     *("arm", "seeds_finished", "A", "pass_rate_at_budget"),
@@ -46,9 +49,9 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
     from scalerl.report.style import save_figure
     from scalerl.study.figures import study_figures
 
-    folder = Path(folder)
+    folder, made = Path(folder), study_figures(verdict)
     texts = {
-        "report.html": study_html(verdict, folder),
+        "report.html": study_html(verdict, folder, made),
         "report.md": study_markdown(verdict),
         "report.tex": study_latex(verdict),
         "report.csv": formats.csv_text(*formats.joined(verdict_table(verdict), stability_table(verdict))),
@@ -62,15 +65,23 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
             written.append(folder / name)
     except OSError as error:
         raise WriteError(f"{folder}: {error.strerror or error}") from error
-    if figures:
-        for made in study_figures(verdict):
-            written += [save_figure(made.figure, folder / f"{made.name}.{ending}") for ending in figures]
+    for one in made:
+        written += [save_figure(one.figure, folder / f"{one.name}.{ending}") for ending in figures]
     return written
 
 
-def study_html(verdict: StudyVerdict, folder: Path | None = None) -> str:
-    """The page as text; the same for the same input. Links to runs are relative to `folder`."""
+def study_html(
+    verdict: StudyVerdict, folder: Path | None = None, figures: Sequence[StudyFigure] | None = None
+) -> str:
+    """The page as text; the same for the same input.
+
+    Links to runs are relative to `folder`; `figures` are drawn here where they are not given.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from scalerl.study.figures import study_figures
+
+    figures = study_figures(verdict) if figures is None else figures
 
     here = Path(__file__).parent
     environment = Environment(
@@ -80,7 +91,9 @@ def study_html(verdict: StudyVerdict, folder: Path | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("study.html").render(_content(verdict, folder or verdict.study.path))
+    return environment.get_template("study.html").render(
+        _content(verdict, folder or verdict.study.path, figures)
+    )
 
 
 def study_markdown(verdict: StudyVerdict) -> str:
@@ -133,7 +146,7 @@ def _print_rich(verdict: StudyVerdict, file: TextIO) -> None:
     for row in made.rows:
         # `Text` takes brackets as they are: an interval is no markup.
         cells = [Text(formats.one_line(cell.whole)) for cell in row.cells]
-        cells[-1].stylize(colours[row.mark])
+        cells[1].stylize(colours[row.mark])
         table.add_row(*cells)
     console.print(table)
     for one in answers(verdict):
@@ -177,18 +190,16 @@ def _without_path(verdict: StudyVerdict, message: str) -> str:
     return message.replace(f"{verdict.study.path}{os.sep}", "")
 
 
-def _content(verdict: StudyVerdict, folder: Path) -> dict[str, Any]:
+def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> dict[str, Any]:
     from scalerl.report.style import inline_svg
-    from scalerl.study.figures import study_figures
 
-    found = study_figures(verdict)
-    figures = {
+    drawn = {
         one.name: {
             "svg": inline_svg(one.figure, one.name, one.title),
             "title": one.title,
             "caption": one.caption,
         }
-        for one in found
+        for one in figures
     }
     return {
         "name": study_name(verdict),
@@ -197,7 +208,7 @@ def _content(verdict: StudyVerdict, folder: Path) -> dict[str, Any]:
         "cautions": verdict.cautions,
         "warnings": [_without_path(verdict, text) for text in verdict.study.warnings],
         "tables": {table.name: table for table in study_tables(verdict)},
-        "figures": figures,
+        "figures": drawn,
         "links": _links(verdict, folder),
         "plan": plan_rows(verdict),
         "assumptions": assumptions(verdict),

@@ -44,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, what stands smaller beside it, and the raw values, one for each key."""
+    """One cell: its text, what stands smaller beside it (in lines), and the raw values, one for each key."""
 
     text: str
     raw: tuple[Raw, ...]
@@ -53,7 +53,7 @@ class Cell:
     @property
     def whole(self) -> str:
         """The text and what stands beside it, in one line."""
-        return f"{self.text} {self.beside}".rstrip()
+        return f"{self.text} {self.beside}".rstrip().replace("\n", ", ")
 
 
 @dataclass(frozen=True)

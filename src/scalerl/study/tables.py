@@ -53,21 +53,21 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     target = verdict.study.plan.get("target")
     columns = [
         Column("arm", ("arm",), prose=True),
-        Column("seeds", ("seeds_finished", "seeds_planned")),
-        Column("ceiling A", (*spread_keys("A"), "fitted", "identified")),
-        Column("exponent B", spread_keys("B")),
-        Column(f"C_mid ({unit.name})", spread_keys("C_mid")),
-        Column(f"pass rate at {budget_text(verdict)}", spread_keys("pass_rate_at_budget")),
-        Column("A, against base", spread_keys("A_difference")),
-        Column("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
         Column(
             "verdict",
             ("verdict", *(f"{q}_{name}" for q in ("ceiling", "efficiency") for name in _CLAIMS)),
             prose=True,
         ),
+        Column("seeds", ("seeds_finished", "seeds_planned")),
+        Column("A, against base", spread_keys("A_difference")),
+        Column("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
+        Column("ceiling A", (*spread_keys("A"), "fitted", "identified")),
+        Column(f"pass rate at {budget_text(verdict)}", spread_keys("pass_rate_at_budget")),
+        Column("exponent B", spread_keys("B")),
+        Column(f"C_mid ({unit.name})", spread_keys("C_mid")),
     ]
     if target is not None:
-        columns.insert(6, Column(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
+        columns.insert(7, Column(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
     rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
@@ -86,17 +86,17 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     withheld = "withheld" if any(fit.misfit for fit in arm.fits) else DASH
     cells = [
         words(arm.name),
+        _verdict_cell(verdict, arm, pair, base),
         Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
-        _ceiling_cell(arm, withheld),
-        amount_cell(found.get("B")),
-        amount_cell(found.get("C_mid"), unit),
-        rate_cell(found.get("pass_rate")),
         difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
         difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
-        _verdict_cell(verdict, arm, pair, base),
+        _ceiling_cell(arm, withheld),
+        rate_cell(found.get("pass_rate")),
+        amount_cell(found.get("B")),
+        amount_cell(found.get("C_mid"), unit),
     ]
     if target:
-        cells.insert(6, amount_cell(found.get("compute_to_target"), unit))
+        cells.insert(7, amount_cell(found.get("compute_to_target"), unit))
     return Row(tuple(cells), "base" if base else _mark(pair))
 
 
@@ -109,7 +109,7 @@ def _ceiling_cell(arm: ArmSummary, withheld: str) -> Cell:
     fitted, cell = len(arm.fits), rate_cell(arm.quantities.get("A"), withheld)
     beside = cell.beside
     if arm.identified < fitted:
-        beside = f"{beside} {arm.identified} of {fitted} identified".lstrip()
+        beside = f"{beside}\n{arm.identified} of {fitted} identified".lstrip()
     return Cell(cell.text, (*cell.raw, fitted, arm.identified), beside)
 
 
