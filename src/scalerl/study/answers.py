@@ -82,7 +82,7 @@ def claim_text(claim: Claim) -> str:
     """A claim in a few words: `higher, p .001`; `p .840, 40 seeds would tell`; `no claim`."""
     if claim.verdict == "no claim":
         return "no claim"
-    p = f"p {p_value(claim.p_adjusted)}".replace("p <", "p < ")
+    p = _p(claim)
     if claim.verdict in ADVERBS:
         return f"{ADVERBS[claim.verdict]}, {p}"
     return f"{p}, {_seeds(claim)} would tell"
@@ -125,7 +125,7 @@ def budget_text(verdict: StudyVerdict) -> str:
 
 
 def _moved_text(pair: Pair, claim: Claim) -> str:
-    p = f"adjusted p {p_value(claim.p_adjusted)}"
+    p = f"adjusted {_p(claim)}"
     if claim is pair.ceiling:
         return f"{_MOVED[claim.verdict]}: A {difference_cell(pair.differences['A']).whole}, {p}"
     compute = difference_cell(pair.differences["compute_to_own"]).whole
@@ -149,6 +149,10 @@ def _noise_text(pair: Pair) -> str:
         f"is not distinguishable from {pair.base}, neither in the ceiling ({ceiling}) "
         f"nor in the efficiency ({efficiency})."
     )
+
+
+def _p(claim: Claim) -> str:
+    return f"p {p_value(claim.p_adjusted)}".replace("p <", "p < ")
 
 
 def _seeds(claim: Claim) -> str:
