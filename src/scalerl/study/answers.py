@@ -79,13 +79,13 @@ def kind_of(pair: Pair) -> Kind:
 
 
 def claim_text(claim: Claim) -> str:
-    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds would tell`; `no claim`."""
+    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `no claim`."""
     if claim.verdict == "no claim":
         return "no claim"
     p = _p(claim)
     if claim.verdict in ADVERBS:
         return f"{ADVERBS[claim.verdict]}, {p}"
-    return f"{p}, {_seeds(claim)} would tell"
+    return f"{p}, {_seeds(claim)}"
 
 
 def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
@@ -138,13 +138,13 @@ def _open_text(pair: Pair, claim: Claim) -> str:
         return f"no claim about its {what}: {claim.why}"
     key, label = ("A", "A") if claim is pair.ceiling else ("compute_to_own", "compute to 3/4 of its own gain")
     found = f"{label} {difference_cell(pair.differences[key]).whole}"
-    return f"its {what} is not distinguishable ({found}, {claim_text(claim)})"
+    return f"its {what} is not distinguishable ({found}, {claim_text(claim)} would tell)"
 
 
 def _noise_text(pair: Pair) -> str:
-    ceiling = f"A {difference_cell(pair.differences['A']).whole}, {claim_text(pair.ceiling)}"
+    ceiling = f"A {difference_cell(pair.differences['A']).whole}, {claim_text(pair.ceiling)} would tell"
     compute = difference_cell(pair.differences["compute_to_own"]).whole
-    efficiency = f"compute to 3/4 of its own gain {compute}, {claim_text(pair.efficiency)}"
+    efficiency = f"compute to 3/4 of its own gain {compute}, {claim_text(pair.efficiency)} would tell"
     return (
         f"is not distinguishable from {pair.base}, neither in the ceiling ({ceiling}) "
         f"nor in the efficiency ({efficiency})."

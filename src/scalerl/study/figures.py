@@ -107,7 +107,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
         colour = MUTED
         if found is not None:
             colour = _effect(axes, place, found, claim, (low, high))
-        text = _beside(claim) if found is not None else "withheld"
+        text = claim_text(claim) if found is not None else "withheld"
         axes.annotate(
             text,
             (1.02, place),
@@ -121,11 +121,6 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
     axes.tick_params(left=False, labelleft=not ratio)
     axes.spines["left"].set_visible(False)
     _forest_ticks(axes, ratio)
-
-
-def _beside(claim: Claim) -> str:
-    """`higher, p .012`, or `p .55, 11 seeds`."""
-    return claim_text(claim).removesuffix(" would tell")
 
 
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:

@@ -72,8 +72,8 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
         f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. p is "
-        "corrected (Holm) over both questions about every arm. 'Seeds would tell': of each side, for the "
-        "difference observed, power .8."
+        "corrected (Holm) over both questions about every arm; beside it, how many seeds of each side would "
+        "tell the difference observed (power .8)."
     )
     return Table("verdict", "Verdicts", tuple(columns), rows, note)
 
@@ -121,7 +121,7 @@ def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, bas
     claims = {"ceiling": pair.ceiling, "efficiency": pair.efficiency}
     said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
     reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
-    beside, kind = "; ".join([*said, *reasons]), WORDS[kind_of(pair)]
+    beside, kind = "\n".join([*said, *reasons]), WORDS[kind_of(pair)]
     return Cell(kind, (kind, *_raw_claim(pair.ceiling), *_raw_claim(pair.efficiency)), beside)
 
 
