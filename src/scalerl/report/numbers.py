@@ -129,6 +129,35 @@ def percent(value: Any) -> str:
     return f"{number:.0f} %" if number == 0 or number >= 9.95 else f"{number:.1f} %"
 
 
+def signed(value: Any) -> str:
+    """A difference of rates with its sign: `+.042`, `−.031`."""
+    text = rate(value)
+    return text if text == DASH or text.startswith(MINUS) else f"+{text}"
+
+
+def signed_interval(value: Any) -> str:
+    """An interval of such differences: `[+.031, +.053]`."""
+    lo, hi = pair(value)
+    return f"[{signed(lo)}, {signed(hi)}]" if math.isfinite(lo + hi) else DASH
+
+
+def open_plain(value: Any) -> str:
+    """As `plain`, for amounts that may be infinite: `∞`."""
+    return "∞" if as_float(value) == math.inf else plain(value)
+
+
+def open_interval(value: Any, unit: Unit | None = None) -> str:
+    """As `plain_interval`, where an end may be infinite: `[4.2, ∞]`."""
+    lo, hi = (bound / unit.size if unit else bound for bound in pair(value))
+    return DASH if math.isnan(lo) or math.isnan(hi) else f"[{open_plain(lo)}, {open_plain(hi)}]"
+
+
+def p_value(value: Any) -> str:
+    """A p-value with three decimals: `.012`; `<.001` below that, and `1` at the other end."""
+    number = as_float(value)
+    return "<.001" if number < 0.0005 else "1" if number >= 0.9995 else rate(value)
+
+
 def duration(seconds: Any) -> str:
     """Seconds as `35 s`, `4.2 min`, `7.5 h`."""
     number = as_float(seconds)

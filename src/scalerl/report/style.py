@@ -28,6 +28,9 @@ PAPER = "#fffffe"
 FORECAST = "#0072b2"
 LATER = "#d55e00"
 CEILING = "#00805c"
+# For what there are many of, two more that stay apart from these: Tol's purple, and a sky blue.
+PURPLE = "#aa4499"
+SKY = "#2a95d5"
 
 _VARIABLES = {
     INK: "ink",
@@ -38,6 +41,8 @@ _VARIABLES = {
     FORECAST: "forecast",
     LATER: "later",
     CEILING: "ceiling",
+    PURPLE: "purple",
+    SKY: "sky",
 }
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"

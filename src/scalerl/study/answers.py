@@ -1,0 +1,161 @@
+"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what is noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from scalerl.curve.comparison import Claim, Pair
+from scalerl.report.numbers import p_value, unit_for
+from scalerl.study.table import difference_cell, rate_cell
+from scalerl.study.verdict import ArmSummary, StudyVerdict
+
+Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "no claim", "not compared"]
+
+WORDS: dict[Kind, str] = {
+    "base": "the base",
+    "both": "moves the ceiling and the efficiency",
+    "ceiling": "moves the ceiling",
+    "efficiency": "moves the efficiency",
+    "noise": "not distinguishable",
+    "no claim": "no claim",
+    "not compared": "not compared",
+}
+"""The verdict on an arm in a few words, in the order in which a page gives them."""
+HEADINGS: dict[Kind, str] = {
+    "base": "The base",
+    "both": "Moves the ceiling and the efficiency",
+    "ceiling": "Moves the ceiling",
+    "efficiency": "Moves the efficiency",
+    "noise": "Noise, as far as these seeds can tell",
+    "no claim": "No claim",
+    "not compared": "Not compared",
+}
+_MOVED = {
+    "higher ceiling": "raises the ceiling",
+    "lower ceiling": "lowers the ceiling",
+    "reaches it sooner": "gets to 3/4 of its own gain sooner",
+    "reaches it later": "gets to 3/4 of its own gain later",
+}
+ADVERBS = {
+    "higher ceiling": "higher",
+    "lower ceiling": "lower",
+    "reaches it sooner": "sooner",
+    "reaches it later": "later",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The verdict on one arm; `text` goes on after its name."""
+
+    arm: str
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.arm} {self.text}"
+
+
+def answers(verdict: StudyVerdict) -> list[Answer]:
+    """One for every arm, in the order of the plan."""
+    return [_answer(verdict, arm) for arm in verdict.arms]
+
+
+def pair_of(verdict: StudyVerdict, arm: str) -> Pair | None:
+    """The arm against the base, where it is compared."""
+    pairs = verdict.comparison.pairs if verdict.comparison else ()
+    return next((pair for pair in pairs if pair.recipe == arm), None)
+
+
+def kind_of(pair: Pair) -> Kind:
+    """What a pair's two claims come to."""
+    ceiling, efficiency = (claim.verdict in _MOVED for claim in (pair.ceiling, pair.efficiency))
+    if ceiling and efficiency:
+        return "both"
+    if ceiling or efficiency:
+        return "ceiling" if ceiling else "efficiency"
+    return "no claim" if "no claim" in (pair.ceiling.verdict, pair.efficiency.verdict) else "noise"
+
+
+def claim_text(claim: Claim) -> str:
+    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `no claim`."""
+    if claim.verdict == "no claim":
+        return "no claim"
+    p = _p(claim)
+    if claim.verdict in ADVERBS:
+        return f"{ADVERBS[claim.verdict]}, {p}"
+    return f"{p}, {_seeds(claim)}"
+
+
+def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
+    if arm.name == verdict.study.plan["base"]:
+        return Answer(arm.name, "base", _base_text(verdict, arm))
+    pair = pair_of(verdict, arm.name)
+    if pair is None:
+        why = verdict.not_compared.get(arm.name, "no comparison was made")
+        return Answer(arm.name, "not compared", f"is not compared: {why}.")
+    kind = kind_of(pair)
+    claims = pair.ceiling, pair.efficiency
+    if kind == "noise":
+        return Answer(arm.name, kind, _noise_text(pair))
+    if all(claim.verdict == "no claim" for claim in claims):
+        reasons = "; ".join(dict.fromkeys(claim.why for claim in claims))
+        return Answer(arm.name, kind, f"allows no claim: {reasons}.")
+    # What moves comes first.
+    parts = [_moved_text(pair, claim) for claim in claims if claim.verdict in _MOVED]
+    parts += [_open_text(pair, claim) for claim in claims if claim.verdict not in _MOVED]
+    return Answer(arm.name, kind, f"{'; '.join(parts)}.")
+
+
+def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
+    found = [
+        f"{label} {rate_cell(arm.quantities[key]).whole}"
+        for key, label in (("A", "ceiling A"), ("pass_rate", f"pass rate at {budget_text(verdict)}"))
+        if key in arm.quantities
+    ]
+    why = verdict.not_compared.get(arm.name)
+    found += [why] if why else []
+    return "is what the others are compared with" + (f": {', '.join(found)}." if found else ".")
+
+
+def budget_text(verdict: StudyVerdict) -> str:
+    """The compute at which pass rates are compared, with its unit."""
+    return unit_for(verdict.axis, verdict.budget).show(verdict.budget)
+
+
+def _moved_text(pair: Pair, claim: Claim) -> str:
+    p = f"adjusted {_p(claim)}"
+    if claim is pair.ceiling:
+        return f"{_MOVED[claim.verdict]}: A {difference_cell(pair.differences['A']).whole}, {p}"
+    compute = difference_cell(pair.differences["compute_to_own"]).whole
+    return f"{_MOVED[claim.verdict]}: compute {compute}, {p}"
+
+
+def _open_text(pair: Pair, claim: Claim) -> str:
+    what = "ceiling" if claim is pair.ceiling else "efficiency"
+    if claim.verdict == "no claim":
+        return f"no claim about its {what}: {claim.why}"
+    key, label = ("A", "A") if claim is pair.ceiling else ("compute_to_own", "compute to 3/4 of its own gain")
+    found = f"{label} {difference_cell(pair.differences[key]).whole}"
+    return f"its {what} is not distinguishable ({found}, {claim_text(claim)} would tell)"
+
+
+def _noise_text(pair: Pair) -> str:
+    ceiling = f"A {difference_cell(pair.differences['A']).whole}, {claim_text(pair.ceiling)} would tell"
+    compute = difference_cell(pair.differences["compute_to_own"]).whole
+    efficiency = f"compute to 3/4 of its own gain {compute}, {claim_text(pair.efficiency)} would tell"
+    return (
+        f"is not distinguishable from {pair.base}, neither in the ceiling ({ceiling}) "
+        f"nor in the efficiency ({efficiency})."
+    )
+
+
+def _p(claim: Claim) -> str:
+    return f"p {p_value(claim.p_adjusted)}".replace("p <", "p < ")
+
+
+def _seeds(claim: Claim) -> str:
+    if claim.seeds is None:
+        return ">100 seeds"
+    return f"{claim.seeds} seed{'s' * (claim.seeds != 1)}"
