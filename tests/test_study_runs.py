@@ -166,13 +166,15 @@ def test_a_study_that_is_stopped_makes_checkpoints_and_goes_on(whole, study, tmp
 
 
 def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, study, tmp_path):
-    """One run's process is killed once; one arm leaves the finite numbers; one cannot begin at all."""
+    """One run's process is killed once; one arm's alarm pauses it; one cannot begin at all."""
     arms = {
         "dapo": {"loss": {"kind": "dapo"}},
         "wild": {"optimiser": {"lr": 1000}},
         "no model": {"model": str(tmp_path / "nowhere")},
     }
-    plan = make_plan(replace(study, arm=arms, budgets=(16.0,), retries=1))
+    health = {"on_alarm": "pause", "pass_rate_drop": {"warning": 0.1, "alarm": 0.15}}
+    study = replace(study, arm=arms, budgets=(16.0,), retries=1, set={**study.set, "health": health})
+    plan = make_plan(study)
     folder = tmp_path / "study"
     killed, notices = [], []
 
@@ -193,8 +195,9 @@ def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, 
     assert [attempt.outcome for attempt in by_arm["dapo"].attempts] == ["failed", "done"]
     assert by_arm["dapo"].attempts[0].cause.startswith("killed")
     assert table_of(by_arm["dapo"]) == table_of(whole.runs[1])  # it is the run that was never killed
-    assert [attempt.outcome for attempt in by_arm["wild"].attempts] == ["diverged"]  # it would again
-    assert "not finite" in by_arm["wild"].cause
+    assert [attempt.outcome for attempt in by_arm["wild"].attempts] == ["paused"]  # it would be again
+    assert by_arm["wild"].cause.startswith("paused at step")
+    assert by_arm["wild"].record.alarms
     assert by_arm["wild"].record.evals[0].pass_rate == by_arm["base"].record.evals[0].pass_rate
     assert len(by_arm["no model"].attempts) == 2
     assert "cannot be loaded" in by_arm["no model"].cause
