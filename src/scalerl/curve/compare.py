@@ -2,7 +2,8 @@
 
 Every run's posterior is drawn from; draws of two recipes are paired given one and the same family, so that a
 difference is never one of families; and each recipe gets the seed effects that its runs leave open
-(`sides`, `seeds`). Both questions about every recipe enter Holm's correction, so that all verdicts together
+(`sides`, `seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are
+compared with it. Both questions about every recipe enter Holm's correction, so that all verdicts together
 are wrong with probability 1 - level at most.
 
 Shapes: n paired draws.
@@ -25,6 +26,7 @@ from scalerl.curve.quantiles import tails
 from scalerl.curve.result import check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import (
+    Blocks,
     Quantity,
     Recipes,
     Sides,
@@ -68,6 +70,7 @@ def compare(
     target: float | None = None,
     level: float = 0.95,
     seed_prior: SeedPrior = SEED_PRIOR,
+    blocks: Blocks | None = None,
 ) -> Comparison:
     """Compare recipes, each with the fits of one run or of several that differ by the seed alone.
 
@@ -78,13 +81,19 @@ def compare(
         target: pass rate whose compute is compared too.
         level: of the intervals; 1 - level is the family-wise error of the verdicts.
         seed_prior: how far seeds are apart, where replicates do not say.
+        blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
+            base model, prompts and draws in common). A recipe that has two blocks or more in common with the
+            base is compared within them: effects of blocks cancel, and runs without a partner are left out.
 
     Raises:
-        InputError: fewer than two recipes, a recipe without runs, another axis, or an argument out of range.
+        InputError: fewer than two recipes, a recipe without runs, another axis, blocks that are not one for
+            each run of a recipe, or an argument out of range.
     """
     base = _checked(recipes, base, budget, target, level)
-    given = functools.cache(lambda family: given_family(recipes, seed_prior, family))
-    sides = [draw_sides(recipes, base, name, given) for name in recipes if name != base]
+    if blocks is not None:
+        _check_blocks(recipes, blocks)
+    given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
+    sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
     # What is withheld is still asked: leaving it out would correct the others for less.
     p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
@@ -101,6 +110,7 @@ def compare(
             efficiency=claims[2 * i + 1],
             differences=_differences(side, budget, target, level),
             crossing=_crossing(side, level),
+            common_seeds=side.common,
         )
         for i, side in enumerate(sides)
     ]
@@ -247,3 +257,10 @@ def _checked(
         (axis, name), (other, another) = list(axes.items())[:2]
         raise InputError(f"all runs need one compute axis: '{name}' is on {axis}, '{another}' on {other}")
     return names[0] if base is None else base
+
+
+def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:
+    for name, fits in recipes.items():
+        mine = blocks.get(name, ())
+        if len(mine) != len(fits) or len(set(mine)) < len(mine):
+            raise InputError(f"recipe '{name}' needs a block of its own for each of its {len(fits)} runs")
