@@ -16,16 +16,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.curve.crossing import Crossing, find_crossing
-from scalerl.curve.quantiles import tails
+from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import (
+    PASS_RATES,
     Blocks,
     Quantity,
     Recipes,
@@ -34,10 +34,7 @@ from scalerl.curve.sides import (
     draw_sides,
     efficiency,
     given_family,
-    log_b,
-    log_compute_at,
-    log_mid,
-    pass_rate_at,
+    quantities,
 )
 from scalerl.errors import InputError
 
@@ -185,29 +182,21 @@ def _differences(
     side: Sides, budget: float | None, target: float | None, level: float
 ) -> dict[str, Difference]:
     """Every quantity of the pair, A only where it is not withheld; logarithms become ratios."""
-    found = {} if side.misfit else {"A": _difference(side, ceiling, "difference", level)}
-    found |= {
-        "B": _difference(side, log_b, "ratio", level),
-        "C_mid": _difference(side, log_mid, "ratio", level),
-        "compute_to_own": _difference(side, efficiency, "ratio", level),
-    }
-    if budget is not None:
-        found["pass_rate"] = _difference(side, pass_rate_at(budget), "difference", level)
-    if target is not None:
-        found["compute_to_target"] = _difference(side, log_compute_at(target), "ratio", level)
-    return found
+    asked = quantities(budget, target)
+    if side.misfit:
+        del asked["A"]
+    return {name: _difference(side, name, quantity, level) for name, quantity in asked.items()}
 
 
-def _difference(
-    side: Sides, quantity: Quantity, kind: Literal["difference", "ratio"], level: float
-) -> Difference:
+def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Difference:
     """Medians of both sides, and of their difference with its intervals."""
     base_n, recipe_n = map(quantity, side.recipes)
-    own = [_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
-    low, median, high = _quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
+    own = [draw_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
+    low, median, high = draw_quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
     base_n, recipe_n = map(quantity, side.runs)
-    runs_only = _quantiles(_minus(recipe_n, base_n), tails(level))
+    runs_only = draw_quantiles(_minus(recipe_n, base_n), tails(level))
     values = np.array([*own, median, low, high, *runs_only])
+    kind = "difference" if name in PASS_RATES else "ratio"
     if kind == "ratio":
         values = np.exp(values)
     base, recipe, median, low, high, least, most = values.tolist()
@@ -218,14 +207,6 @@ def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
     """Difference of values that may be infinite; draws in which both are, alike, say nothing."""
     says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
     return recipe_n[says_n] - base_n[says_n]
-
-
-def _quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Quantiles without interpolation, as values may be infinite; NaN where there are none."""
-    if not len(value_n):
-        return np.full(len(at_Q), np.nan)
-    place_Q = np.minimum((at_Q * len(value_n)).astype(int), len(value_n) - 1)
-    return np.partition(value_n, place_Q)[place_Q]
 
 
 def _range(side: Sides) -> tuple[float, float]:

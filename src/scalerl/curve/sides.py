@@ -28,6 +28,8 @@ Quantity = Callable[[Draws], np.ndarray]
 OWN_SHARE = 0.75
 """Efficiency is judged by the compute to this share of a recipe's own gain: compute to an absolute pass rate
 would mix in the ceiling."""
+PASS_RATES = ("A", "pass_rate")
+"""The quantities that are pass rates; the others are logarithms."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384
@@ -182,6 +184,16 @@ def log_compute_at(target: float) -> Quantity:
         draws.R_0_n,
         target,
     )
+
+
+def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
+    """All that is asked of a recipe, by name; what is no pass rate is a logarithm."""
+    found: dict[str, Quantity] = {"A": ceiling, "B": log_b, "C_mid": log_mid, "compute_to_own": efficiency}
+    if budget is not None:
+        found["pass_rate"] = pass_rate_at(budget)
+    if target is not None:
+        found["compute_to_target"] = log_compute_at(target)
+    return found
 
 
 def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
