@@ -12,10 +12,14 @@ import numpy as np
 from scalerl.curve.fit import fit
 from scalerl.curve.quantiles import Interval, draw_quantiles, tails
 from scalerl.curve.result import Fit
-from scalerl.curve.seeds import SEED_PRIOR
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import PASS_RATES, draw_recipe, given_family, quantities
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.study.record import StudyRecord, StudyRun
+
+MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
+"""How far seeds of an arm are taken to be apart where each has a base model of its own: our own judgement. It
+is what an arm by itself is known by; in comparisons the base models drop out."""
 
 
 @dataclass(frozen=True)
@@ -112,15 +116,21 @@ def fits_of(arms: Mapping[str, Sequence[FittedRun]]) -> tuple[dict[str, list[Fit
 def summarise(
     arms: Mapping[str, tuple[FittedRun, ...]], budget: float | None, target: float | None, level: float
 ) -> tuple[ArmSummary, ...]:
-    """Every arm over its seeds; how far seeds are apart is learnt from all arms together."""
+    """Every arm over its seeds; how far seeds are apart is learnt from all arms together.
+
+    Where seeds have base models of their own it is learnt from each arm alone: another arm has the same base
+    models, and is no further evidence of how they scatter.
+    """
     recipes, _ = fits_of(arms)
-    given = functools.cache(lambda family: given_family(recipes, SEED_PRIOR, family))
+    own_models = len({run.run.plan.model for runs in arms.values() for run in runs}) > 1
+    shared = functools.cache(functools.partial(given_family, recipes, SEED_PRIOR))
     summaries = []
     for name, runs in arms.items():
         fits = recipes.get(name, [])
         estimates: dict[str, Estimate] = {}
         if fits:
-            draws = draw_recipe(fits, name, given)
+            alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
+            draws = draw_recipe(fits, name, alone if own_models else shared)
             asked = quantities(budget, target)
             if any(result.misfit for result in fits):
                 del asked["A"]

@@ -67,8 +67,8 @@ def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> list[str]:
     if not names:
         return []
     text = (
-        f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: arms that "
-        "differ in their loss or its bound alone cannot be told apart"
+        f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: arms "
+        "that differ in their loss or its bound alone cannot be told apart"
     )
     alike = _alike_but_for_the_loss([arm for arm in study.arms if arm.name in names])
     return [f"{text}, as {_listed(alike)} do." if alike else f"{text}."]
@@ -102,8 +102,8 @@ def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
     if not few:
         return []
     return [
-        f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on a "
-        "prior, and a difference has to be large to be told."
+        f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on "
+        "a prior, and a difference has to be large to be told."
     ]
 
 
