@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scalerl.curve.backtest import RIVALS
+from scalerl.curve.backtest import RIVALS, PointForecast
 from scalerl.curve.fit import fit
 from scalerl.curve.scores import interval_score
 from scalerl.errors import CannotAnswerError, InputError
@@ -55,13 +57,26 @@ class ForecastScore:
 def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:
     """Every forecast on record, of the runs' own and of the study's, each once; run by run, by compute."""
     return tuple(
-        _judged(run, run.record, forecast)
+        one
         for run in study.runs
         if run.record is not None
-        for forecast in _frozen(
-            run.record, [row for row in study.forecasts if row.get("run") == run.plan.key]
+        for one in _of_run(
+            run, run.record, [row for row in study.forecasts if row.get("run") == run.plan.key]
         )
     )
+
+
+def _of_run(run: StudyRun, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Iterator[JudgedForecast]:
+    # Forecasts of several budgets, made at one of them, have their rivals in common.
+    rivals_then = functools.cache(functools.partial(_rivals, record))
+    for forecast in _frozen(record, rows):
+        outcome = judge(record, forecast)
+        points = {}
+        if outcome.measured is not None:
+            target_1 = np.array([forecast.target_compute])
+            rivals = rivals_then(forecast.axis, forecast.made_at_step)
+            points = {name: float(rival(target_1)[0]) for name, rival in rivals.items()}
+        yield JudgedForecast(run.plan.arm, run.plan.seed, forecast, outcome, points)
 
 
 def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[FrozenForecast]:
@@ -73,28 +88,19 @@ def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[Frozen
     return sorted(found.values(), key=lambda forecast: (forecast.compute, forecast.target_compute))
 
 
-def _judged(run: StudyRun, record: RunRecord, forecast: FrozenForecast) -> JudgedForecast:
-    outcome = judge(record, forecast)
-    rivals = {} if outcome.measured is None else _rivals(record, forecast)
-    return JudgedForecast(run.plan.arm, run.plan.seed, forecast, outcome, rivals)
-
-
-def _rivals(record: RunRecord, forecast: FrozenForecast) -> dict[str, float]:
-    """What the rivals would have forecast from the evaluations that there were at the time."""
-    known = sum(point.step <= forecast.made_at_step for point in record.evals)
-    # Evaluations are in the order of their steps; those of the alarms that came later say nothing yet.
-    seen = replace(record, evals=record.evals[:known], lines=record.lines[:known], alarms=())
-    answers = {}
+def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, PointForecast]:
+    """The rivals, fitted to the evaluations that there were at the time; those that can answer."""
+    known = sum(point.step <= made_at_step for point in record.evals)
+    seen = replace(record, evals=record.evals[:known], lines=record.lines[:known])
+    rivals = {}
     try:
-        result = fit(seen, x=forecast.axis)
+        result = fit(seen, x=axis)
     except (CannotAnswerError, InputError):
-        return answers
+        return rivals
     for name, rival in RIVALS.items():
-        try:
-            answers[name] = float(rival(result)(np.array([forecast.target_compute]))[0])
-        except (CannotAnswerError, InputError):
-            continue
-    return answers
+        with suppress(CannotAnswerError, InputError):
+            rivals[name] = rival(result)
+    return rivals
 
 
 def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ...]:
