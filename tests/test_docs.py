@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ import pytest
 from scalerl.cli import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.backtest import OURS, RIVALS
+from scalerl.curve.freeze import freeze
+from scalerl.curve.sides import quantities
+from scalerl.study.record import StudyRecord
+from scalerl.study.verdict import judge_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 SECTIONS = dict(
@@ -43,6 +48,15 @@ def printed(capsys, *words):
 
 def renamed(key: str) -> str:
     return NAMES.get(key, key)
+
+
+def with_quantities(answer):
+    """The same, the quantities of arms under one name."""
+    arms = [
+        arm | {"quantities": {"QUANTITY": one for one in arm["quantities"].values()}}  # noqa: B035
+        for arm in answer["arms"]
+    ]
+    return answer | {"arms": arms}
 
 
 def paths(value, path=""):
@@ -111,6 +125,26 @@ def test_every_key_of_compare(tables, capsys):
 
 def test_every_key_of_backtest(tables, capsys):
     check("scalerl backtest", printed(capsys, "backtest", tables[0], "--at", "1/4,1/2", "--json"))
+
+
+def test_every_key_of_a_study(studies, tmp_path):
+    """A study with what there can be: a run without a fit, an arm without one, an alarm, forecasts."""
+    truth, dead = studies.Truth, dict.fromkeys(range(3), -1)
+    arms = {"RECIPE-0": truth(), "RECIPE-1": truth(last={1: -1}), "RECIPE-2": truth(last=dead)}
+    path = studies.write(tmp_path, arms, seeds=3)
+    run = StudyRecord.read(path).runs[0]
+    alarm = {"step": 9, "metric": "truncated", "level": "alarm", "worst": 0.2, "threshold": 0.1, "since": 9}
+    studies.lines(path / run.plan.folder / "alarms.jsonl", [alarm])
+    rows = [freeze(replace(run.record, evals=run.record.evals[:n]), "flops", 10_000.0) for n in (13, 26)]
+    studies.lines(path / "forecasts.jsonl", [{"run": run.plan.key, **row} for row in rows])
+    answer = json.loads(json.dumps(judge_study(StudyRecord.read(path), target=0.55).to_json()))
+    assert answer["arms"][0]["stability"]["alarms"] == [{"metric": "truncated", "runs": 1}]
+    assert set(answer["arms"][0]["quantities"]) == set(quantities(1.0, 0.5))
+    check("scalerl study", with_quantities(answer) | {"comparison": None})
+    keys = [path.split(".") for path in listed("scalerl compare")]
+    assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {"sources"}
+    of_pairs = {key[1].removesuffix("[]") for key in keys if key[0] == "pairs[]"}
+    assert set(answer["comparison"]["pairs"][0]) == of_pairs - {"paired_prompts", "paper"}
 
 
 def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,8 @@
 
 Every run's posterior is drawn from; draws of two recipes are paired given one and the same family, so that a
 difference is never one of families; and each recipe gets the seed effects that its runs leave open
-(`sides`, `seeds`). Both questions about every recipe enter Holm's correction, so that all verdicts together
+(`sides`, `seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are
+compared with it. Both questions about every recipe enter Holm's correction, so that all verdicts together
 are wrong with probability 1 - level at most.
 
 Shapes: n paired draws.
@@ -15,16 +16,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair, Verdict
 from scalerl.curve.crossing import Crossing, find_crossing
-from scalerl.curve.quantiles import tails
+from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import (
+    PASS_RATES,
+    Blocks,
     Quantity,
     Recipes,
     Sides,
@@ -32,10 +34,7 @@ from scalerl.curve.sides import (
     draw_sides,
     efficiency,
     given_family,
-    log_b,
-    log_compute_at,
-    log_mid,
-    pass_rate_at,
+    quantities,
 )
 from scalerl.errors import InputError
 
@@ -68,6 +67,7 @@ def compare(
     target: float | None = None,
     level: float = 0.95,
     seed_prior: SeedPrior = SEED_PRIOR,
+    blocks: Blocks | None = None,
 ) -> Comparison:
     """Compare recipes, each with the fits of one run or of several that differ by the seed alone.
 
@@ -78,13 +78,19 @@ def compare(
         target: pass rate whose compute is compared too.
         level: of the intervals; 1 - level is the family-wise error of the verdicts.
         seed_prior: how far seeds are apart, where replicates do not say.
+        blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
+            base model, prompts and draws in common). A recipe that has two blocks or more in common with the
+            base is compared within them: effects of blocks cancel, and runs without a partner are left out.
 
     Raises:
-        InputError: fewer than two recipes, a recipe without runs, another axis, or an argument out of range.
+        InputError: fewer than two recipes, a recipe without runs, another axis, blocks that are not one for
+            each run of a recipe, or an argument out of range.
     """
     base = _checked(recipes, base, budget, target, level)
-    given = functools.cache(lambda family: given_family(recipes, seed_prior, family))
-    sides = [draw_sides(recipes, base, name, given) for name in recipes if name != base]
+    if blocks is not None:
+        _check_blocks(recipes, blocks)
+    given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
+    sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
     # What is withheld is still asked: leaving it out would correct the others for less.
     p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
@@ -101,6 +107,7 @@ def compare(
             efficiency=claims[2 * i + 1],
             differences=_differences(side, budget, target, level),
             crossing=_crossing(side, level),
+            common_seeds=side.common,
         )
         for i, side in enumerate(sides)
     ]
@@ -175,29 +182,21 @@ def _differences(
     side: Sides, budget: float | None, target: float | None, level: float
 ) -> dict[str, Difference]:
     """Every quantity of the pair, A only where it is not withheld; logarithms become ratios."""
-    found = {} if side.misfit else {"A": _difference(side, ceiling, "difference", level)}
-    found |= {
-        "B": _difference(side, log_b, "ratio", level),
-        "C_mid": _difference(side, log_mid, "ratio", level),
-        "compute_to_own": _difference(side, efficiency, "ratio", level),
-    }
-    if budget is not None:
-        found["pass_rate"] = _difference(side, pass_rate_at(budget), "difference", level)
-    if target is not None:
-        found["compute_to_target"] = _difference(side, log_compute_at(target), "ratio", level)
-    return found
+    asked = quantities(budget, target)
+    if side.misfit:
+        del asked["A"]
+    return {name: _difference(side, name, quantity, level) for name, quantity in asked.items()}
 
 
-def _difference(
-    side: Sides, quantity: Quantity, kind: Literal["difference", "ratio"], level: float
-) -> Difference:
+def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Difference:
     """Medians of both sides, and of their difference with its intervals."""
     base_n, recipe_n = map(quantity, side.recipes)
-    own = [_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
-    low, median, high = _quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
+    own = [draw_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
+    low, median, high = draw_quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
     base_n, recipe_n = map(quantity, side.runs)
-    runs_only = _quantiles(_minus(recipe_n, base_n), tails(level))
+    runs_only = draw_quantiles(_minus(recipe_n, base_n), tails(level))
     values = np.array([*own, median, low, high, *runs_only])
+    kind = "difference" if name in PASS_RATES else "ratio"
     if kind == "ratio":
         values = np.exp(values)
     base, recipe, median, low, high, least, most = values.tolist()
@@ -208,14 +207,6 @@ def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
     """Difference of values that may be infinite; draws in which both are, alike, say nothing."""
     says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
     return recipe_n[says_n] - base_n[says_n]
-
-
-def _quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Quantiles without interpolation, as values may be infinite; NaN where there are none."""
-    if not len(value_n):
-        return np.full(len(at_Q), np.nan)
-    place_Q = np.minimum((at_Q * len(value_n)).astype(int), len(value_n) - 1)
-    return np.partition(value_n, place_Q)[place_Q]
 
 
 def _range(side: Sides) -> tuple[float, float]:
@@ -247,3 +238,10 @@ def _checked(
         (axis, name), (other, another) = list(axes.items())[:2]
         raise InputError(f"all runs need one compute axis: '{name}' is on {axis}, '{another}' on {other}")
     return names[0] if base is None else base
+
+
+def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:
+    for name, fits in recipes.items():
+        mine = blocks.get(name, ())
+        if len(mine) != len(fits) or len(set(mine)) < len(mine):
+            raise InputError(f"recipe '{name}' needs a block of its own for each of its {len(fits)} runs")

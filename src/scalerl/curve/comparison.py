@@ -81,7 +81,8 @@ class Pair:
     `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
     (to three quarters of a recipe's own gain), and, where they were asked for, `pass_rate` at the
     budget and `compute_to_target`, infinite where the target is above the ceiling. Where no saturating
-    curve describes a run, A is left out of them, and `crossing` is None.
+    curve describes a run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds
+    both sides have, where they are compared within these alone; None where runs are not paired.
     """
 
     recipe: str
@@ -91,6 +92,7 @@ class Pair:
     efficiency: Claim
     differences: dict[str, Difference]
     crossing: Crossing | None
+    common_seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,27 @@ class Comparison:
     def priors(self) -> str:
         """What the answer takes for granted, in one sentence."""
         prior = self.seed_prior
+        paired = any(pair.common_seeds for pair in self.pairs)
+        within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
         return (
             f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
             f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
+            f"{within if paired else ''}"
             "Curves answer for these prompts; 'same prompts' for other prompts of this kind, and these runs."
         )
 
+    def counted(self, pair: Pair) -> str:
+        """How many runs of recipe and base are behind a pair, in words."""
+        runs = self.runs[pair.recipe], self.runs[pair.base]
+        if pair.common_seeds is None:
+            return "{} and {} seeds".format(*runs)
+        alone = [count - pair.common_seeds for count in runs]
+        left_out = " ({} and {} without a partner left out)".format(*alone) if any(alone) else ""
+        return f"paired by {pair.common_seeds} common seeds{left_out}"
+
     def rows(self, pair: Pair) -> list[tuple[str, str]]:
         """One pair as a table for people: a label and what stands beside it."""
-        counts = f"{self.runs[pair.recipe]} and {self.runs[pair.base]} seeds"
+        counts = self.counted(pair)
         weights = ", ".join(f"{LABELS[name]} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
         labels = {
             "A": "ceiling A",

@@ -52,6 +52,14 @@ def node_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> n
     return np.interp(at_Q, np.cumsum(mass) - 0.5 * mass, node)
 
 
+def draw_quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
+    """Quantiles without interpolation, as values may be infinite; NaN where there are none."""
+    if not len(value_n):
+        return np.full(len(at_Q), np.nan)
+    place_Q = np.minimum((at_Q * len(value_n)).astype(int), len(value_n) - 1)
+    return np.partition(value_n, place_Q)[place_Q]
+
+
 def noisy_quantiles(
     value: np.ndarray, weight: np.ndarray, sd_J: np.ndarray, sd_weight_J: np.ndarray, at_Q: np.ndarray
 ) -> np.ndarray:

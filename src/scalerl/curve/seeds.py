@@ -3,9 +3,12 @@
     theta_run = theta_recipe + tau * z        theta = (A, log B, log C_mid),  z ~ N(0, 1) for each
 
 tau, the seed sd, has a log-normal prior, so that the effect of one seed has heavy tails. R_0 has no seed
-effect: it is that of the model before training.
+effect: it is that of the model before training. Runs in blocks (a base model and a draw of prompts each,
+which all recipes share) have their block's effect besides, which cancels in differences within a block:
 
-Shapes: n draws, T values of tau, R runs, 3 parameters in the order of theta.
+    theta_run = theta_recipe + theta_block + tau * z
+
+Shapes: n draws, T values of tau, R runs, 3 parameters in the order of theta, P fixed effects.
 """
 
 from __future__ import annotations
@@ -62,22 +65,25 @@ class SeedSpread:
         """Root mean square of the effect of one seed on (A, log B, log C_mid)."""
         return np.sqrt(np.sum(self.weight_3T * self.tau_3T**2, axis=1))
 
-    def given(self, mean_R3: np.ndarray, sd_R3: np.ndarray, recipe_R: np.ndarray) -> SeedSpread:
-        """Updated by runs: posterior means and sd of their parameters, and which recipe each is of.
+    def given(
+        self, mean_R3: np.ndarray, sd_R3: np.ndarray, recipe_R: np.ndarray, block_R: np.ndarray | None = None
+    ) -> SeedSpread:
+        """Updated by runs: posterior means and sd of their parameters, the recipe of each, and its block.
 
-        The restricted likelihood of a random-effects model, every recipe with a mean of its own and all with
-        one tau; recipes with one run say nothing. Run posteriors enter as normal.
+        The restricted likelihood of a random-effects model (Patterson and Thompson, 1971), every recipe and
+        every block with a mean of its own and all with one tau; recipes with one run say nothing, nor do
+        blocks. Run posteriors enter as normal.
         """
-        log_3T = np.zeros_like(self.tau_3T)
-        for recipe in np.unique(recipe_R):
-            mine = recipe_R == recipe
-            if mine.sum() < 2:
-                continue
-            precision_R3T = 1.0 / (sd_R3[mine, :, None] ** 2 + self.tau_3T**2)
-            total_3T = precision_R3T.sum(axis=0)
-            centre_3T = (precision_R3T * mean_R3[mine, :, None]).sum(axis=0) / total_3T
-            square_3T = (precision_R3T * (mean_R3[mine, :, None] - centre_3T) ** 2).sum(axis=0)
-            log_3T += 0.5 * (np.log(precision_R3T).sum(axis=0) - np.log(total_3T) - square_3T)
+        fixed_RP = _fixed_effects([recipe_R] if block_R is None else [recipe_R, block_R])
+        # What the fixed effects explain says nothing of tau, and would cost digits.
+        left_R3 = mean_R3 - fixed_RP @ (fixed_RP.T @ mean_R3)
+        precision_3TR = 1.0 / (sd_R3.T[:, None] ** 2 + self.tau_3T[:, :, None] ** 2)
+        weighed_3TPR = fixed_RP.T * precision_3TR[:, :, None]
+        gram_3TPP = weighed_3TPR @ fixed_RP
+        moment_3TP1 = weighed_3TPR @ left_R3.T[:, None, :, None]
+        explained_3T = np.sum(moment_3TP1 * np.linalg.solve(gram_3TPP, moment_3TP1), axis=(2, 3))
+        square_3T = np.sum(precision_3TR * left_R3.T[:, None] ** 2, axis=2) - explained_3T
+        log_3T = 0.5 * (np.log(precision_3TR).sum(axis=2) - np.linalg.slogdet(gram_3TPP)[1] - square_3T)
         weight_3T = self.weight_3T * np.exp(log_3T - log_3T.max(axis=1, keepdims=True))
         return replace(self, weight_3T=weight_3T / weight_3T.sum(axis=1, keepdims=True))
 
@@ -94,6 +100,13 @@ class SeedSpread:
 
 SEED_PRIOR = SeedPrior()
 """The prior of the seed effects, stated in every comparison."""
+
+
+def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:
+    """An orthonormal basis of a mean for each value of every label, (R, P)."""
+    means = [label_R[:, None] == np.unique(label_R) for label_R in labels]
+    basis_RP, size_P, _ = np.linalg.svd(np.hstack(means).astype(float), full_matrices=False)
+    return basis_RP[:, size_P > 1e-9 * size_P[0]]
 
 
 def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
@@ -127,9 +140,31 @@ def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
     was cut short counts less. (With equal runs and normal posteriors this is the random-effects mean, and
     the share is 1 / R.) The runs are draws of equal length given one family.
     """
+    return _mean(runs, 1.0 / _variance(runs, spread))
+
+
+def pooled_alike(
+    base: Sequence[Draws], recipe: Sequence[Draws], spread: SeedSpread
+) -> tuple[tuple[Draws, Draws], float]:
+    """`pooled` of two recipes with a run each in every block, by the same weights, so that blocks cancel.
+
+    A block counts by the inverse of the variance of its difference. What is left of a seed's variance in
+    either mean is the same share.
+    """
+    weight_R = 1.0 / (_variance(base, spread) + _variance(recipe, spread))
+    (base_mean, share), (recipe_mean, _) = _mean(base, weight_R), _mean(recipe, weight_R)
+    return (base_mean, recipe_mean), share
+
+
+def _variance(runs: Sequence[Draws], spread: SeedSpread) -> np.ndarray:
+    """Of every run, its own and the seed's, in units of the seed's; the mean over theta, (R,)."""
     _, sd_R3 = theta_moments(runs)
-    weight_R = 1.0 / np.mean((sd_R3 / spread.rms_3) ** 2 + 1.0, axis=1)
-    weight_R /= weight_R.sum()
+    return np.mean((sd_R3 / spread.rms_3) ** 2 + 1.0, axis=1)
+
+
+def _mean(runs: Sequence[Draws], weight_R: np.ndarray) -> tuple[Draws, float]:
+    """The weighed mean, and the sum of the squares of the weights, which sum to 1 there."""
+    weight_R = weight_R / weight_R.sum()
 
     def mean(name: str) -> np.ndarray:
         return weight_R @ np.stack([getattr(draws, name) for draws in runs])

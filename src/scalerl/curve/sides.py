@@ -1,12 +1,15 @@
 """The two sides of a comparison as paired draws: given one family, of these runs and of their recipes.
 
+Where runs are in blocks, and the two recipes have two or more of them in common, the runs of these alone are
+drawn, and a block has the same weight on both sides: its effect drops out of every difference.
+
 Shapes: n paired draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,15 +17,21 @@ import numpy as np
 from scalerl.curve.families import FAMILIES, inverses, log_compute_to
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
-from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, shifted, theta_moments
+from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, pooled_alike, shifted, theta_moments
 
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
+Blocks = Mapping[str, Sequence[Hashable]]
+"""Of every recipe, the block of each of its runs: what they have in common with a run of another recipe."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""
 OWN_SHARE = 0.75
 """Efficiency is judged by the compute to this share of a recipe's own gain: compute to an absolute pass rate
 would mix in the ceiling."""
+PASS_RATES = ("A", "pass_rate")
+"""The quantities that are pass rates; the others are logarithms."""
+LEAST_COMMON = 2
+"""Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384
 _LITTLE = 1e-3  # weight of a family that is not worth drawing from
 
@@ -31,11 +40,13 @@ _LITTLE = 1e-3  # weight of a family that is not worth drawing from
 class Sides:
     """Paired draws (base, recipe) of equal weight: `runs` the mean curves of these runs, `recipes` of any.
 
-    `families` are the weights of the family that both sides share.
+    `fits` are the runs that were drawn from, and `common` the blocks that both sides have of them, None where
+    they are not paired. `families` are the weights of the family that both sides share.
     """
 
     names: tuple[str, str]
     fits: tuple[Sequence[Fit], Sequence[Fit]]
+    common: int | None
     families: dict[str, float]
     runs: tuple[Draws, Draws]
     recipes: tuple[Draws, Draws]
@@ -68,34 +79,72 @@ class GivenFamily:
 
     posteriors: Mapping[str, Sequence[Posterior]]
     spread: SeedSpread
+    within: SeedSpread
+    """tau of the runs of one block, whose effect is no part of it; `spread` where there are no blocks."""
 
 
-def given_family(recipes: Recipes, prior: SeedPrior, family: int) -> GivenFamily:
+def given_family(
+    recipes: Recipes, prior: SeedPrior, family: int, blocks: Blocks | None = None
+) -> GivenFamily:
     """Posteriors given one family; tau by the replicates of all recipes, where there are any."""
     posts = {name: [fit.posterior.only(family) for fit in fits] for name, fits in recipes.items()}
-    replicated = [of_recipe for of_recipe in posts.values() if len(of_recipe) > 1]
+    replicated = {name: of_recipe for name, of_recipe in posts.items() if len(of_recipe) > 1}
+    spread = prior.spread()
     if not replicated:
-        return GivenFamily(posts, prior.spread())
-    runs = [post.draws(1024) for of_recipe in replicated for post in of_recipe]
-    recipe_R = np.repeat(np.arange(len(replicated)), [len(of_recipe) for of_recipe in replicated])
-    return GivenFamily(posts, prior.spread().given(*theta_moments(runs), recipe_R))
+        return GivenFamily(posts, spread, spread)
+    moments = theta_moments([post.draws(1024) for of_recipe in replicated.values() for post in of_recipe])
+    recipe_R = np.repeat(np.arange(len(replicated)), [len(of_recipe) for of_recipe in replicated.values()])
+    found = spread.given(*moments, recipe_R)
+    if blocks is None:
+        return GivenFamily(posts, found, found)
+    number = {block: i for i, block in enumerate(dict.fromkeys(b for name in recipes for b in blocks[name]))}
+    block_R = np.array([number[block] for name in replicated for block in blocks[name]])
+    return GivenFamily(posts, found, spread.given(*moments, recipe_R, block_R))
 
 
-def draw_sides(recipes: Recipes, base: str, name: str, given: Callable[[int], GivenFamily]) -> Sides:
+def draw_sides(
+    recipes: Recipes, base: str, name: str, given: Callable[[int], GivenFamily], blocks: Blocks | None = None
+) -> Sides:
     """Draw the base and one recipe in pairs; each pair has one family, and one tau of its seeds' effects.
 
     `given` answers for the index of a family, and is asked for those alone that are worth drawing from.
     """
-    weight_F = _joint_weights([*recipes[base], *recipes[name]])
+    names = base, name
+    rows = _common_rows(blocks, names) if blocks else None
+    chosen = rows or tuple(range(len(recipes[side])) for side in names)
+    fits = tuple([recipes[side][row] for row in of_side] for side, of_side in zip(names, chosen, strict=True))
+    weight_F = _joint_weights([*fits[0], *fits[1]])
     parts = [
-        _draw_given(given(family), (base, name), family, round(_DRAWS * weight))
-        for family, weight in enumerate(weight_F)
-        if weight > _LITTLE
+        _draw_pair(given(family), names, chosen, rows is not None, family, n)
+        for family, n in _draws_of(weight_F)
     ]
     runs_base, runs_name, recipe_base, recipe_name = (_joined(part) for part in zip(*parts, strict=True))
     families = {family.name: float(w) for family, w in zip(FAMILIES, weight_F, strict=True)}
-    fits = recipes[base], recipes[name]
-    return Sides((base, name), fits, families, (runs_base, runs_name), (recipe_base, recipe_name))
+    common = len(rows[0]) if rows else None
+    return Sides(
+        names, (fits[0], fits[1]), common, families, (runs_base, runs_name), (recipe_base, recipe_name)
+    )
+
+
+def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
+    """Curves of one recipe alone, the effects of seeds included; the families as its own runs weigh them."""
+    parts = []
+    for family, n in _draws_of(_joint_weights(fits)):
+        known = given(family)
+        mean, share = pooled(
+            [p.draws(n, seed=run) for run, p in enumerate(known.posteriors[name])], known.spread
+        )
+        parts.append(shifted(mean, math.sqrt(share) * known.spread.effects(n, seed=family)[0]))
+    return _joined(parts)
+
+
+def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Which runs of either side have a partner, in the same order; None where there are too few."""
+    base, recipe = (list(blocks[name]) for name in names)
+    common = [block for block in base if block in recipe]
+    if len(common) < LEAST_COMMON:
+        return None
+    return [base.index(block) for block in common], [recipe.index(block) for block in common]
 
 
 def ceiling(draws: Draws) -> np.ndarray:
@@ -137,6 +186,16 @@ def log_compute_at(target: float) -> Quantity:
     )
 
 
+def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
+    """All that is asked of a recipe, by name; what is no pass rate is a logarithm."""
+    found: dict[str, Quantity] = {"A": ceiling, "B": log_b, "C_mid": log_mid, "compute_to_own": efficiency}
+    if budget is not None:
+        found["pass_rate"] = pass_rate_at(budget)
+    if target is not None:
+        found["compute_to_target"] = log_compute_at(target)
+    return found
+
+
 def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     """Weight of every family if all runs share it: the product of theirs, as the families' prior is flat."""
     log_F = np.zeros(len(FAMILIES))
@@ -147,17 +206,32 @@ def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     return weight_F / weight_F.sum()
 
 
-def _draw_given(
-    given: GivenFamily, names: tuple[str, str], family: int, n: int
+def _draws_of(weight_F: np.ndarray) -> list[tuple[int, int]]:
+    """The families that are worth drawing from, and how many draws each gets."""
+    return [(family, round(_DRAWS * weight)) for family, weight in enumerate(weight_F) if weight > _LITTLE]
+
+
+def _draw_pair(
+    given: GivenFamily,
+    names: tuple[str, str],
+    chosen: Sequence[Sequence[int]],
+    paired: bool,
+    family: int,
+    n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
-    """Given one family: mean curves of the runs of base and recipe, then the curves of the two recipes."""
-    means, shares = [], []
-    for side, name in enumerate(names):
-        runs = [post.draws(n, seed=2 * run + side) for run, post in enumerate(given.posteriors[name])]
-        mean, share = pooled(runs, given.spread)
-        means.append(mean)
-        shares.append(share)
-    effects = given.spread.effects(n, seed=family, runs=2)
+    """Given one family: mean curves of the chosen runs of base and recipe, then the curves of the recipes."""
+    base, recipe = (
+        [given.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
+        for side, (name, rows) in enumerate(zip(names, chosen, strict=True))
+    )
+    if paired:
+        spread = given.within
+        means, share = pooled_alike(base, recipe, spread)
+        shares = share, share
+    else:
+        spread = given.spread
+        means, shares = zip(*(pooled(runs, spread) for runs in (base, recipe)), strict=True)
+    effects = spread.effects(n, seed=family, runs=2)
     moved = [shifted(m, math.sqrt(s) * e) for m, s, e in zip(means, shares, effects, strict=True)]
     return means[0], means[1], moved[0], moved[1]
 

@@ -6,95 +6,29 @@ It reads the folder of a study alone, and never imports what trains.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from scalerl.curve.comparison import Comparison
-from scalerl.curve.quantiles import Interval
-from scalerl.curve.result import Fit
-from scalerl.report.frozen import FrozenForecast, Outcome
-from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.curve.compare import compare
+from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.result import check_level, span
+from scalerl.jsonl import plain
+from scalerl.study.arm_fits import ArmSummary, Estimate, FittedRun, Stability, fit_arms, fits_of, summarise
+from scalerl.study.cautions import cautions
+from scalerl.study.forecast_scores import ForecastScore, JudgedForecast, judged_forecasts, score_forecasts
+from scalerl.study.record import StudyRecord
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """Median and interval of a quantity of a recipe: over its seeds, their variance included."""
-
-    median: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class FittedRun:
-    """A run of the study and the fit of all that it has; `why` says what stands in the way of one."""
-
-    run: StudyRun
-    fit: Fit | None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Stability:
-    """What went wrong in the runs of an arm, and how often."""
-
-    outcomes: Mapping[str, int]
-    """Runs by outcome: finished, failed, stopped, under way, not started."""
-    retried: int
-    """Attempts that failed, of runs that were tried again."""
-    causes: tuple[str, ...]
-    """Why runs failed, each once."""
-    alarms: Mapping[str, int]
-    """Runs that had the alarm, by its kind."""
-    truncated: float
-    """Mean share of truncated completions over the evaluations of all runs; NaN where it is not logged."""
-
-
-@dataclass(frozen=True)
-class ArmSummary:
-    """One arm over its seeds. `quantities` has those of `scalerl.curve.comparison.Difference`: A (where it is
-    not withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (where there is a
-    target); it is empty where no run could be fitted."""
-
-    name: str
-    runs: tuple[FittedRun, ...]
-    quantities: Mapping[str, Estimate]
-    identified: int
-    """Runs whose ceiling is identified."""
-    stability: Stability
-
-    @property
-    def fits(self) -> list[Fit]:
-        """Of the runs that have one."""
-        return [run.fit for run in self.runs if run.fit is not None]
-
-
-@dataclass(frozen=True)
-class JudgedForecast:
-    """A frozen forecast of a run, what it came to, and the points of the rivals from the same evaluations.
-
-    `rivals` are by the names of `scalerl.curve.backtest.RIVALS`; one that could not answer is missing.
-    """
-
-    arm: str
-    seed: int
-    forecast: FrozenForecast
-    outcome: Outcome
-    rivals: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class ForecastScore:
-    """Forecasts made at one share of their target, all runs pooled: how their intervals and points did."""
-
-    share: float
-    forecasts: int
-    coverage: float
-    width: float
-    score: float
-    """Mean interval score, in pass rate; lower is better."""
-    rms: float
-    bias: float
-    rivals_rms: Mapping[str, float]
-    """Of the rivals, each where it answered."""
+__all__ = [
+    "ArmSummary",
+    "Estimate",
+    "FittedRun",
+    "ForecastScore",
+    "JudgedForecast",
+    "Stability",
+    "StudyVerdict",
+    "judge_study",
+    "verdict_words",
+]
 
 
 @dataclass(frozen=True)
@@ -115,3 +49,172 @@ class StudyVerdict:
     scores: tuple[ForecastScore, ...]
     cautions: tuple[str, ...] = field(default=())
     """What the study cannot tell, in sentences: above all, runs whose importance ratios never left 1."""
+    target: float | None = None
+    level: float = 0.95
+
+    @property
+    def pairs(self) -> dict[str, Pair]:
+        """Every arm against the base, by its name."""
+        return {pair.recipe: pair for pair in self.comparison.pairs} if self.comparison else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is numeric, as docs/json.md lists it; what is infinite or not known is None."""
+        pairs = self.pairs
+        return plain(
+            {
+                "name": self.study.plan["name"],
+                "base": self.study.plan["base"],
+                "axis": self.axis,
+                "budget": self.budget,
+                "target": self.target,
+                "level": self.level,
+                "arms": [_arm_json(arm, pairs.get(arm.name)) for arm in self.arms],
+                "comparison": self.comparison and self.comparison.to_json(),
+                "not_compared": [{"arm": arm, "why": why} for arm, why in self.not_compared.items()],
+                "forecasts": [_forecast_json(one) for one in self.forecasts],
+                "scores": [asdict(score) for score in self.scores],
+                "cautions": list(self.cautions),
+            }
+        )
+
+
+def judge_study(
+    study: StudyRecord,
+    *,
+    axis: str | None = None,
+    budget: float | None = None,
+    target: float | None = None,
+    level: float = 0.95,
+) -> StudyVerdict:
+    """Fit all runs, compare the arms with the base seed by seed, and judge what was forecast.
+
+    Args:
+        study: finished or not; every run counts with the evaluations that it has, a failed one as well.
+        axis: of compute; that of the plan by default.
+        budget: compute at which pass rates are compared; the last of the plan by default, or on another axis
+            the largest compute that all arms with a fit have reached.
+        target: pass rate whose compute is compared; that of the plan by default.
+        level: of the intervals; 1 - level is the family-wise error of the verdicts.
+
+    Raises:
+        InputError: an argument is out of range.
+    """
+    check_level(level)
+    plan, base = study.plan, str(study.plan["base"])
+    axis = axis or str(plan["axis"])
+    target = plan.get("target") if target is None else target
+    runs = fit_arms(study, axis, level)
+    fits, seeds = fits_of(runs)
+    if budget is None:
+        reached = [max(float(fit.points.compute_N.max()) for fit in of_arm) for of_arm in fits.values()]
+        budget = float(plan["budgets"][-1]) if axis == plan["axis"] or not reached else min(reached)
+    arms = summarise(runs, budget, target, level)
+    comparison = None
+    if base in fits and len(fits) > 1:
+        comparison = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
+    forecasts = judged_forecasts(study)
+    return StudyVerdict(
+        study=study,
+        axis=axis,
+        budget=budget,
+        arms=arms,
+        comparison=comparison,
+        not_compared=_not_compared(arms, base),
+        forecasts=forecasts,
+        scores=score_forecasts(forecasts),
+        cautions=cautions(study, arms, axis),
+        target=target,
+        level=level,
+    )
+
+
+def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
+    """Arms without a fit; all of them, where the base or all of the others have none."""
+    without = {arm.name: arm.why for arm in arms if not arm.fits}
+    if base in without:
+        return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
+    if len(without) == len(arms) - 1:
+        return without | {base: "no other arm could be fitted"}
+    return without
+
+
+def verdict_words(pair: Pair) -> str:
+    """The verdict on an arm in a few words: what it moves, and by how much."""
+    if pair.efficiency.verdict == "no claim":  # a misfit, which leaves nothing to be said of either
+        return f"no claim ({pair.efficiency.why})"
+    moves = []
+    if _is_made(pair.ceiling):
+        moves.append(f"moves the ceiling ({_amount(pair.differences['A'])})")
+    if _is_made(pair.efficiency):
+        own = _amount(pair.differences["compute_to_own"])
+        moves.append(f"moves the efficiency ({own} compute to its own gain)")
+    if pair.ceiling.verdict != "no claim":
+        return " and ".join(moves) or f"not distinguishable ({_seeds(pair)})"
+    words = " and ".join(moves) or f"efficiency not distinguishable ({_seeds(pair)})"
+    return f"{words}; no claim on the ceiling ({pair.ceiling.why})"
+
+
+def _is_made(claim: Claim) -> bool:
+    return claim.verdict not in ("not distinguishable", "no claim")
+
+
+def _amount(difference: Difference) -> str:
+    spec, lead = ("+.3f", "") if difference.kind == "difference" else (".2f", "x")
+    return f"{lead}{difference.median:{spec}} {span(difference.interval, spec)}"
+
+
+def _seeds(pair: Pair) -> str:
+    """Of the questions that are open, the seeds that the nearer one takes."""
+    asked = [claim.seeds for claim in (pair.ceiling, pair.efficiency) if claim.verdict != "no claim"]
+    fewest = min((seeds for seeds in asked if seeds is not None), default=None)
+    return "more than 100 seeds would tell" if fewest is None else f"{fewest} seeds would tell"
+
+
+def _arm_json(arm: ArmSummary, pair: Pair | None) -> dict[str, Any]:
+    stability = asdict(arm.stability)
+    stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
+    stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
+    return {
+        "arm": arm.name,
+        "verdict": pair and verdict_words(pair),
+        "quantities": {name: asdict(estimate) for name, estimate in arm.quantities.items()},
+        "identified": arm.identified,
+        "stability": stability,
+        "runs": [_run_json(run) for run in arm.runs],
+    }
+
+
+def _run_json(run: FittedRun) -> dict[str, Any]:
+    fit, plan = run.fit, run.run.plan
+    found = {"seed": plan.seed, "model": plan.model, "folder": plan.folder, "outcome": run.run.outcome}
+    if fit is None:
+        return found | {"why": run.why, "fit": None}
+    values = {
+        "evaluations": fit.n_points,
+        "compute": float(fit.points.compute_N.max()),
+        "A": fit.ceiling,
+        "A_interval": None if fit.misfit else list(fit.intervals.A),
+        "B": fit.median.B,
+        "C_mid": fit.median.C_mid,
+        "noise_sd": fit.noise.sd,
+        "identified": fit.identified,
+        "c_max_over_c_mid": fit.c_max_over_c_mid,
+        "lack_of_fit": fit.lack_of_fit,
+    }
+    return found | {"why": fit.why, "fit": values}
+
+
+def _forecast_json(one: JudgedForecast) -> dict[str, Any]:
+    forecast, measured = one.forecast, one.outcome.measured
+    return {
+        "arm": one.arm,
+        "seed": one.seed,
+        "axis": forecast.axis,
+        "compute": forecast.compute,
+        "target_compute": forecast.target_compute,
+        "mean": forecast.mean,
+        "prediction": list(forecast.prediction),
+        "measured": measured and measured.pass_rate,
+        "inside": one.outcome.inside,
+        "rivals": dict(one.rivals),
+    }

@@ -1,0 +1,166 @@
+"""The runs of a study, fitted, and every arm's curve over its seeds."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.curve.fit import fit
+from scalerl.curve.quantiles import Interval, draw_quantiles, tails
+from scalerl.curve.result import Fit
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
+from scalerl.curve.sides import PASS_RATES, draw_recipe, given_family, quantities
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.study.record import StudyRecord, StudyRun
+
+MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
+"""How far seeds of an arm are taken to be apart where each has a base model of its own: our own judgement. It
+is what an arm by itself is known by; in comparisons the base models drop out."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Median and interval of a quantity of a recipe: over its seeds, their variance included."""
+
+    median: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class FittedRun:
+    """A run of the study and the fit of all that it has; `why` says what stands in the way of one."""
+
+    run: StudyRun
+    fit: Fit | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Stability:
+    """What went wrong in the runs of an arm, and how often."""
+
+    outcomes: Mapping[str, int]
+    """Runs by outcome: finished, failed, stopped, under way, not started."""
+    retried: int
+    """Attempts that failed, of runs that were tried again."""
+    causes: tuple[str, ...]
+    """Why runs failed, each once."""
+    alarms: Mapping[str, int]
+    """Runs that had the alarm, by its kind."""
+    truncated: float
+    """Mean share of truncated completions over the evaluations of all runs; NaN where it is not logged."""
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm over its seeds. `quantities` has those of `scalerl.curve.comparison.Difference`: A (where it is
+    not withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (where there is a
+    target); it is empty where no run could be fitted."""
+
+    name: str
+    runs: tuple[FittedRun, ...]
+    quantities: Mapping[str, Estimate]
+    identified: int
+    """Runs whose ceiling is identified."""
+    stability: Stability
+
+    @property
+    def fits(self) -> list[Fit]:
+        """Of the runs that have one."""
+        return [run.fit for run in self.runs if run.fit is not None]
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs that have a fit, in the order of `fits`."""
+        return [run.run.plan.seed for run in self.runs if run.fit is not None]
+
+    @property
+    def why(self) -> str:
+        """Why none of its runs has a fit, each reason once."""
+        reasons = "; ".join(dict.fromkeys(run.why for run in self.runs if run.why))
+        return f"none of its {len(self.runs)} runs could be fitted: {reasons or 'there is none'}"
+
+
+def fit_arms(study: StudyRecord, axis: str, level: float = 0.95) -> dict[str, tuple[FittedRun, ...]]:
+    """All runs of every arm, each fitted to all evaluations that it has, failed and stopped ones alike."""
+    price = study.plan.get("price")
+    return {
+        arm.name: tuple(_fitted(run, axis, price, level) for run in study.of_arm(arm.name))
+        for arm in study.arms
+    }
+
+
+def _fitted(run: StudyRun, axis: str, price: float | None, level: float) -> FittedRun:
+    if run.record is None or not run.record.evals:
+        return FittedRun(run, None, run.cause or "no evaluation yet")
+    try:
+        return FittedRun(run, fit(run.record, x=axis, price=price, level=level))
+    except (CannotAnswerError, InputError) as error:
+        return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
+
+
+def fits_of(arms: Mapping[str, Sequence[FittedRun]]) -> tuple[dict[str, list[Fit]], dict[str, list[int]]]:
+    """The fits of the arms that have any, and the seed of each, as `compare` takes recipes and blocks."""
+    fits, seeds = {}, {}
+    for name, runs in arms.items():
+        if found := [run for run in runs if run.fit is not None]:
+            fits[name] = [run.fit for run in found]
+            seeds[name] = [run.run.plan.seed for run in found]
+    return fits, seeds
+
+
+def summarise(
+    arms: Mapping[str, tuple[FittedRun, ...]], budget: float | None, target: float | None, level: float
+) -> tuple[ArmSummary, ...]:
+    """Every arm over its seeds; how far seeds are apart is learnt from all arms together.
+
+    Where seeds have base models of their own it is learnt from each arm alone: another arm has the same base
+    models, and is no further evidence of how they scatter.
+    """
+    recipes, _ = fits_of(arms)
+    own_models = len({run.run.plan.model for runs in arms.values() for run in runs}) > 1
+    shared = functools.cache(functools.partial(given_family, recipes, SEED_PRIOR))
+    summaries = []
+    for name, runs in arms.items():
+        fits = recipes.get(name, [])
+        estimates: dict[str, Estimate] = {}
+        if fits:
+            alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
+            draws = draw_recipe(fits, name, alone if own_models else shared)
+            asked = quantities(budget, target)
+            if any(result.misfit for result in fits):
+                del asked["A"]
+            estimates = {key: _estimate(key, quantity(draws), level) for key, quantity in asked.items()}
+        identified = sum(result.identified for result in fits)
+        summaries.append(ArmSummary(name, runs, estimates, identified, _stability(runs)))
+    return tuple(summaries)
+
+
+def _estimate(name: str, value_n: np.ndarray, level: float) -> Estimate:
+    median, low, high = draw_quantiles(value_n, np.insert(tails(level), 0, 0.5))
+    if name not in PASS_RATES:
+        median, low, high = np.exp([median, low, high])
+    return Estimate(float(median), (float(low), float(high)))
+
+
+def _stability(runs: Sequence[FittedRun]) -> Stability:
+    planned = [one.run for one in runs]
+    # The last attempt of a run was not tried again.
+    retried = sum(attempt.outcome == "failed" for run in planned for attempt in run.attempts[:-1])
+    causes = tuple(dict.fromkeys(run.cause for run in planned if run.cause))
+    records = [run.record for run in planned if run.record is not None]
+    alarmed = [{alarm.metric for alarm in record.alarms if alarm.level == "alarm"} for record in records]
+    alarms = Counter(metric for of_run in alarmed for metric in sorted(of_run))
+    truncated = np.array([point.truncated for record in records for point in record.evals])
+    known = truncated[~np.isnan(truncated)]
+    return Stability(
+        outcomes=dict(Counter(run.outcome for run in planned)),
+        retried=retried,
+        causes=causes,
+        alarms=dict(alarms),
+        truncated=float(known.mean()) if len(known) else float("nan"),
+    )

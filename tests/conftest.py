@@ -1,0 +1,117 @@
+"""The folder of a study as its runner writes it, with curves, noise, base models and seeds that are known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalerl.curve import LOG_LOGISTIC, Curve
+from scalerl.jsonl import dumps
+from scalerl.record import EvalPoint, Flops, Tokens
+
+STEPS, EVERY, BUDGET = 400, 16, 10_000.0
+PROMPTS, SAMPLES = 128, 64
+BLOCK_SD = (0.04, 0.2)
+"""Of the base models, in A and log C_mid; R_0 moves by half of that in A."""
+SEED_SD = (0.005, 0.02)
+"""Of seeds within a base model."""
+RECIPE = {"schedule": {"kind": "pipeline_rl", "k": 8}, "loss": {"kind": "cispo", "max_ratio": 5.0}}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """An arm: its curve, to which step each of its seeds gets, what it changes, and lines of steps.jsonl."""
+
+    A: float = 0.61
+    C_mid: float = 2500.0
+    last: Mapping[int, int] = field(default_factory=dict)
+    """By seed; all steps where it is not said. -1 is before the first evaluation."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    steps: tuple[dict[str, Any], ...] = ()
+
+
+def write_study(
+    path: Path, arms: Mapping[str, Truth], seeds: int = 4, draw: int = 0, budget: float = BUDGET, **plan: Any
+) -> Path:
+    """Write a study of these arms; the same `draw` is the same study. `budget` is that of every run."""
+    rng = np.random.default_rng(draw)
+    block_S3 = rng.normal(0, 1, (seeds, 2)) * BLOCK_SD
+    runs, attempts = [], []
+    for name, truth in arms.items():
+        for seed in range(seeds):
+            moved = block_S3[seed] + rng.normal(0, 1, 2) * SEED_SD
+            A, C_mid = truth.A + moved[0], truth.C_mid * math.exp(moved[1])
+            curve = Curve(LOG_LOGISTIC, A, 1.9, C_mid, 0.35 + block_S3[seed, 0] / 2)
+            run = {"arm": name, "seed": seed, "model": f"base-{seed}", "folder": f"runs/{name}/seed{seed}"}
+            runs.append(run)
+            last = truth.last.get(seed, STEPS)
+            _write_run(path / run["folder"], curve, last, budget, truth.steps, rng)
+            if last < STEPS:
+                line = {"run": f"{name} seed {seed}", "outcome": "failed", "cause": "out of memory"}
+                attempts += [line | {"seconds": 5.0}] * 2
+    study = {
+        "schema": 1, "name": "simulated", "kind": "arms", "base": next(iter(arms)), "axis": "flops",
+        "budgets": [budget / 4, budget / 2, budget], "target": None, "price": None, "retries": 1,
+        "warnings": [], "design": None, "runs": runs,
+        "arms": [{"name": n, "changes": t.changes, "recipe": RECIPE | t.changes} for n, t in arms.items()],
+    }  # fmt: skip
+    (path / "study.json").write_text(dumps(study | plan))
+    write_lines(path / "attempts.jsonl", attempts)
+    return path
+
+
+def _write_run(
+    folder: Path,
+    curve: Curve,
+    last: int,
+    budget: float,
+    steps: tuple[dict[str, Any], ...],
+    rng: np.random.Generator,
+) -> None:
+    folder.mkdir(parents=True)
+    noise = rng.normal(0, 1, STEPS // EVERY + 1)
+    points = []
+    for step, z in zip(range(0, last + 1, EVERY), noise, strict=False):
+        compute = budget * step / STEPS
+        rate = float(curve(np.array(compute)))
+        point = EvalPoint(step, rate, flops=Flops(0.3 * compute, 0.7 * compute))
+        point = replace(point, tokens=Tokens(2 * compute, compute), n_prompts=PROMPTS, n_samples=SAMPLES)
+        # Three fifths of p (1 - p) is within prompts, the rest between them.
+        point = replace(point, mean_p_1mp=0.6 * rate * (1 - rate), truncated=0.02)
+        points.append(replace(point, pass_rate=float(np.clip(rate + z * point.noise_sd, 0, 1))))
+    if points:
+        write_lines(folder / "evals.jsonl", [asdict(point) for point in points])
+        write_lines(folder / "steps.jsonl", list(steps))
+    if last == STEPS:
+        (folder / "checkpoints" / "final").mkdir(parents=True)
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """JSON Lines."""
+    path.write_text("".join(dumps(row) + "\n" for row in rows))
+
+
+class Studies:
+    """What tests make studies with."""
+
+    Truth = Truth
+    write = staticmethod(write_study)
+    lines = staticmethod(write_lines)
+
+    @staticmethod
+    def evaluations(run: Path) -> list[dict[str, Any]]:
+        """The lines of its evals.jsonl."""
+        return [json.loads(line) for line in (run / "evals.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def studies() -> type[Studies]:
+    """Writes the folders of simulated studies."""
+    return Studies

@@ -1,0 +1,345 @@
+"""Verdicts on simulated studies whose truth is known: base models and seeds differ, evaluations scatter."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalerl.curve import Pair, fit
+from scalerl.curve.comparison import Claim, Difference
+from scalerl.curve.freeze import freeze
+from scalerl.record import EvalPoint
+from scalerl.report.frozen import FrozenForecast, Outcome
+from scalerl.study.arm_fits import summarise
+from scalerl.study.best import below_best
+from scalerl.study.forecast_scores import JudgedForecast, score_forecasts
+from scalerl.study.record import StudyRecord
+from scalerl.study.verdict import judge_study, verdict_words
+
+
+@pytest.fixture(scope="module")
+def study(studies, tmp_path_factory):
+    """The base, itself again, A .05 higher, and C_mid at two thirds."""
+    truth = studies.Truth
+    arms = {"base": truth(), "same": truth(), "higher": truth(A=0.66), "sooner": truth(C_mid=1600.0)}
+    return StudyRecord.read(studies.write(tmp_path_factory.mktemp("study"), arms, seeds=4, draw=1))
+
+
+@pytest.fixture(scope="module")
+def verdict(study):
+    return judge_study(study)
+
+
+def made(claim):
+    return claim.verdict not in ("not distinguishable", "no claim")
+
+
+def test_what_moved_is_told_from_what_did_not(verdict):
+    pairs = verdict.pairs
+    assert (pairs["higher"].ceiling.verdict, made(pairs["higher"].efficiency)) == ("higher ceiling", False)
+    assert (made(pairs["sooner"].ceiling), pairs["sooner"].efficiency.verdict) == (False, "reaches it sooner")
+    assert (made(pairs["same"].ceiling), made(pairs["same"].efficiency)) == (False, False)
+    assert pairs["higher"].differences["A"].median == pytest.approx(0.05, abs=0.012)
+    assert pairs["sooner"].differences["C_mid"].median == pytest.approx(0.64, abs=0.06)
+    assert {pair.common_seeds for pair in pairs.values()} == {4}
+    assert verdict.not_compared == {}
+    words = verdict_words(pairs["higher"])
+    assert words.startswith("moves the ceiling (+0.0")
+    assert verdict_words(pairs["sooner"]).startswith("moves the efficiency (x0.")
+
+
+def test_the_plan_says_what_is_compared(study, verdict):
+    assert (verdict.axis, verdict.budget, verdict.target) == ("flops", 10_000.0, None)
+    assert "compute_to_target" not in verdict.arms[0].quantities
+    other = judge_study(study, axis="tokens", target=0.5)
+    assert other.budget == pytest.approx(30_000.0)  # three tokens to a flop in these runs, all to the end
+    assert other.comparison.budget == other.budget
+    assert other.pairs["sooner"].differences["compute_to_target"].median < 0.85
+    for name in ("A", "compute_to_own"):  # ratios and pass rates do not know the unit
+        there, here = other.pairs["higher"].differences[name], verdict.pairs["higher"].differences[name]
+        assert there.median == pytest.approx(here.median, rel=0.02, abs=0.002)
+
+
+def test_an_arm_is_summed_up_over_its_seeds(verdict):
+    base = verdict.arms[0]
+    assert [arm.name for arm in verdict.arms] == ["base", "same", "higher", "sooner"]
+    assert base.seeds == [0, 1, 2, 3]
+    own = [result.median.A for result in base.fits]
+    estimate = base.quantities["A"]
+    assert estimate.median == pytest.approx(np.mean(own), abs=0.01)
+    # A new base model moves A: the interval is of four numbers with their spread; with one base model for
+    # all, of runs that differ by their seeds.
+    low, high = estimate.interval
+    assert high - low > 1.5 * np.std(own, ddof=1)
+    alike = [replace(run, run=replace(run.run, plan=replace(run.run.plan, model="one"))) for run in base.runs]
+    (one,) = summarise({"base": tuple(alike)}, None, None, 0.95)
+    assert one.quantities["A"].interval[1] - one.quantities["A"].interval[0] < 0.9 * (high - low)
+    ends = [result.curve(np.array(10_000.0)) for result in base.fits]
+    assert base.quantities["pass_rate"].median == pytest.approx(np.mean(ends), abs=0.01)
+    assert base.quantities["C_mid"].interval[0] < 2500 < base.quantities["C_mid"].interval[1]
+    assert base.stability.outcomes == {"finished": 4}
+    assert base.stability.truncated == pytest.approx(0.02)
+
+
+def test_rates_over_many_studies(studies, tmp_path):
+    """Twelve studies of 3 comparisons: one in twenty may be wrong; A +.05 and C_mid -36 % are found."""
+    truth = studies.Truth
+    arms = {"base": truth(), "same": truth(), "higher": truth(A=0.66), "sooner": truth(C_mid=1600.0)}
+    false = higher = sooner = held = 0
+    for draw in range(100, 112):
+        found = judge_study(StudyRecord.read(studies.write(tmp_path / str(draw), arms, seeds=4, draw=draw)))
+        claims = {name: (made(pair.ceiling), made(pair.efficiency)) for name, pair in found.pairs.items()}
+        false += any(claims["same"]) or claims["higher"][1] or claims["sooner"][0]
+        higher += found.pairs["higher"].ceiling.verdict == "higher ceiling"
+        sooner += found.pairs["sooner"].efficiency.verdict == "reaches it sooner"
+        low, high = found.arms[0].quantities["A"].interval
+        held += low <= 0.61 <= high
+    assert false <= 2  # more with probability .02 at a rate of .05
+    assert higher >= 9
+    assert sooner >= 9
+    assert held >= 9  # fewer with probability .002 at .95
+
+
+def test_crashed_runs_are_counted_and_the_others_compared(studies, tmp_path):
+    truth = studies.Truth
+    early = {0: 48, 1: -1, 2: 32, 3: 48}  # three evaluations or so: no fit
+    arms = {
+        "base": truth(),
+        "dead": truth(last=early),
+        "hurt": truth(A=0.67, last={1: 48, 3: -1}),
+        "late": truth(last={2: 240}),
+    }
+    verdict = judge_study(StudyRecord.read(studies.write(tmp_path, arms, draw=2)))
+    assert list(verdict.not_compared) == ["dead"]
+    assert "none of its 4 runs could be fitted" in verdict.not_compared["dead"]
+    assert "evaluations at distinct compute are too few" in verdict.not_compared["dead"]
+    assert "out of memory" in verdict.not_compared["dead"]  # of the one that has no evaluation
+    pairs = verdict.pairs
+    assert {name: pair.common_seeds for name, pair in pairs.items()} == {"hurt": 2, "late": 4}
+    assert pairs["hurt"].differences["A"].median == pytest.approx(0.06, abs=0.02)
+    base, dead, hurt, late = verdict.arms
+    assert dead.quantities == {}
+    assert dead.stability.outcomes == {"failed": 4}
+    assert dead.stability.retried == 4
+    assert dead.stability.causes == ("out of memory",)
+    assert (hurt.stability.outcomes, hurt.seeds) == ({"finished": 2, "failed": 2}, [0, 2])
+    assert late.stability.outcomes == {"finished": 3, "failed": 1}
+    assert len(late.fits) == 4
+    assert base.stability.retried == 0
+    few = next(text for text in verdict.cautions if text.startswith("Fewer than 3 seeds"))
+    assert "dead (0) and hurt (2)" in few
+
+
+def test_nothing_is_compared_with_a_base_that_cannot_be_fitted(studies, tmp_path):
+    gone = studies.Truth(last=dict.fromkeys(range(3), -1))
+    path = studies.write(tmp_path / "a", {"base": gone, "x": studies.Truth()}, seeds=3)
+    verdict = judge_study(StudyRecord.read(path))
+    assert verdict.comparison is None
+    assert verdict.pairs == {}
+    assert verdict.not_compared["x"] == "no run of base could be fitted"
+    assert list(verdict.not_compared) == ["base", "x"]
+    assert verdict.arms[1].quantities["A"].median > 0.5
+    assert json.loads(json.dumps(verdict.to_json()))["comparison"] is None
+    path = studies.write(tmp_path / "b", {"base": studies.Truth(), "x": gone}, seeds=3)
+    verdict = judge_study(StudyRecord.read(path))
+    assert verdict.comparison is None
+    assert verdict.not_compared["base"] == "no other arm could be fitted"
+
+
+def test_arms_below_the_best(studies, tmp_path):
+    truth = studies.Truth
+    arms = {
+        "base": truth(),
+        "best": truth(A=0.68),
+        "near": truth(A=0.675),
+        # Cut short, its ceiling is anybody's guess; and where nothing was run there is nothing to say.
+        "short": truth(A=0.8, C_mid=9000.0, last=dict.fromkeys(range(4), 112)),
+        "gone": truth(last=dict.fromkeys(range(4), -1)),
+    }
+    found = below_best(StudyRecord.read(studies.write(tmp_path, arms, draw=3)), "flops")
+    assert list(found) == list(arms)
+    assert found["base"] > 0.99
+    assert 0.0 in (found["best"], found["near"])
+    assert max(found["best"], found["near"]) < 0.95
+    assert found["short"] is None
+    assert found["gone"] is None
+
+
+def test_seeds_that_an_arm_lacks_do_not_make_it_best(studies, tmp_path):
+    """An arm that ran on the best base models alone is compared on these."""
+    truth = studies.Truth
+    path = studies.write(tmp_path, {"base": truth(A=0.65), "lucky": truth()}, draw=4)
+    runs = StudyRecord.read(path).of_arm("base")
+    ceilings = [fit(run.record, x="flops").median.A for run in runs]
+    poor = np.argsort(ceilings)[:2]
+    last = dict.fromkeys(poor.tolist(), -1)
+    path = studies.write(tmp_path / "less", {"base": truth(A=0.65), "lucky": truth(last=last)}, draw=4)
+    found = judge_study(StudyRecord.read(path))
+    base, lucky = found.arms
+    assert lucky.quantities["A"].median > base.quantities["A"].median - 0.02
+    assert found.pairs["lucky"].differences["A"].median == pytest.approx(-0.04, abs=0.015)
+    assert below_best(StudyRecord.read(path), "flops")["lucky"] > 0.95
+
+
+def forecast(mean, low, high, share, measured, level=0.95, **rivals):
+    """One judged forecast at a share of a target of 100."""
+    one = FrozenForecast(
+        10, "flops", 100 * share, 100.0, mean, (low, high), fit={"intervals": {"level": level}}
+    )
+    inside = low <= measured <= high
+    return JudgedForecast("a", 0, one, Outcome(EvalPoint(20, measured), inside, 1.0), rivals)
+
+
+def test_scores_by_hand():
+    judged = [
+        forecast(0.60, 0.55, 0.65, 0.251, 0.62, **{"power law": 0.66}),  # inside; off by -.02, +.04
+        forecast(0.64, 0.62, 0.66, 0.262, 0.60, **{"power law": 0.57, "last value": 0.5}),  # missed by .02
+        forecast(0.58, 0.50, 0.70, 0.498, 0.61, level=0.9),
+    ]
+    nothing = FrozenForecast(10, "flops", 50.0, 100.0, 0.5, (0.4, 0.6))
+    judged.append(JudgedForecast("a", 1, nothing, Outcome(None, None, 0.7), {}))
+    quarter, half = score_forecasts(judged)
+    assert (quarter.share, quarter.forecasts, half.share, half.forecasts) == (0.26, 2, 0.5, 1)
+    assert quarter.coverage == 0.5
+    assert quarter.width == pytest.approx((0.10 + 0.04) / 2)
+    # The widths, and 2 / .05 times the .02 by which the second was missed.
+    assert quarter.score == pytest.approx((0.10 + 0.04 + 40 * 0.02) / 2)
+    assert quarter.bias == pytest.approx((-0.02 + 0.04) / 2)
+    assert quarter.rms == pytest.approx(math.sqrt((0.0004 + 0.0016) / 2))
+    assert quarter.rivals_rms == pytest.approx(
+        {"power law": math.sqrt((0.0016 + 0.0009) / 2), "last value": 0.1}
+    )
+    assert half.score == pytest.approx(0.2)
+    assert score_forecasts(judged[-1:]) == ()
+
+
+@pytest.fixture
+def forecasting(studies, tmp_path):
+    """A study of two arms with a forecast of every run at a quarter and at half; one of them twice."""
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=3, draw=5)
+    rows = []
+    for run in StudyRecord.read(path).runs:
+        for known in (7, 13):  # evaluations to a quarter and to half
+            seen = replace(run.record, evals=run.record.evals[:known])
+            rows.append({"run": run.plan.key, **freeze(seen, "flops", 10_000.0)})
+        studies.lines(path / run.plan.folder / "forecasts.jsonl", [rows[-1]])
+    studies.lines(path / "forecasts.jsonl", rows)
+    return path
+
+
+def test_forecasts_are_judged_once_and_against_rivals_of_their_time(studies, forecasting):
+    study = StudyRecord.read(forecasting)
+    verdict = judge_study(study)
+    assert len(verdict.forecasts) == 12
+    assert [(score.share, score.forecasts) for score in verdict.scores] == [(0.24, 6), (0.48, 6)]
+    assert verdict.scores[1].coverage >= 4 / 6
+    assert verdict.scores[1].width < verdict.scores[0].width
+    for one in verdict.forecasts:
+        run = next(r for r in study.runs if (r.plan.arm, r.plan.seed) == (one.arm, one.seed))
+        then = next(p for p in run.record.evals if p.step == one.forecast.made_at_step)
+        assert one.rivals["last value"] == then.pass_rate
+        assert one.outcome.measured == run.record.evals[-1]
+    # What comes after the forecast moves what was measured, and neither the forecast nor its rivals.
+    run = study.runs[0]
+    rows = studies.evaluations(forecasting / run.plan.folder)
+    for row in rows[14:]:
+        row["pass_rate"] -= 0.35
+    studies.lines(forecasting / run.plan.folder / "evals.jsonl", rows)
+    again = judge_study(StudyRecord.read(forecasting))
+    before, after = ([f for f in v.forecasts if (f.arm, f.seed) == ("base", 0)] for v in (verdict, again))
+    assert [f.rivals for f in before] == [f.rivals for f in after]
+    assert [f.forecast.mean for f in before] == [f.forecast.mean for f in after]
+    assert [f.outcome.inside for f in after] == [False, False]
+    assert again.scores[1].coverage < verdict.scores[1].coverage
+
+
+ONE = {"ratio_mean": 1.0, "ratio_max": 1.000004, "ratio_clipped": 0.0, "ess": 1.0, "age_max": 0}
+AGED = {"ratio_mean": 1.0, "ratio_max": 1.9, "ratio_clipped": 0.01, "ess": 0.97, "age_max": 8}
+
+
+def cautions_of(studies, path, arms, **more):
+    return judge_study(StudyRecord.read(studies.write(path, arms, seeds=3, **more))).cautions
+
+
+def test_losses_that_cannot_be_told_apart_are_named(studies, tmp_path):
+    truth, dapo = studies.Truth, {"loss": {"kind": "dapo", "max_ratio": 1.26}}
+    on_policy = {"schedule": {"kind": "pipeline_rl", "k": 0}}
+    # By the steps: k may be 8, if all the ratios are 1.
+    arms = {
+        "base": truth(steps=(ONE,)),
+        "dapo": truth(steps=(ONE, ONE), changes=dapo),
+        "aged": truth(steps=(AGED,)),
+    }
+    (said,) = cautions_of(studies, tmp_path / "a", arms)
+    assert "never leave 1 in base and dapo" in said
+    assert said.endswith("cannot be told apart, as base and dapo do.")
+    # By the recipe, where no steps are logged; the arms differ in more than the loss.
+    arms = {"base": truth(), "new": truth(changes=on_policy | dapo)}
+    (said,) = cautions_of(studies, tmp_path / "b", arms)
+    assert "never leave 1 in new" in said
+    assert said.endswith("cannot be told apart.")
+    # Steps tell it better than k: kernels in a low precision leave 1, or a bound that is close acts.
+    close = ONE | {"ratio_max": 1.006, "ratio_clipped": 0.2}
+    arms = {
+        "base": truth(steps=(AGED,)),
+        "new": truth(changes=on_policy, steps=(AGED | {"age_max": 0},)),
+        "close": truth(changes=on_policy, steps=(close,)),
+    }
+    assert cautions_of(studies, tmp_path / "c", arms) == ()
+
+
+def test_a_bound_that_never_acts_is_named(studies, tmp_path):
+    truth = studies.Truth
+    idle, skipped = AGED | {"ratio_clipped": 0.0}, {"skipped": True, "ratio_clipped": None}
+    arms = {
+        "base": truth(steps=(AGED, idle)),
+        "cap=8": truth(steps=(idle, skipped)),
+        "no cap": truth(steps=(idle,), changes={"loss": {"kind": "cispo", "max_ratio": None}}),
+    }
+    (said,) = cautions_of(studies, tmp_path, arms)
+    assert said == "The bound of the loss never acts in cap=8: the study does not test its value there."
+
+
+def test_a_budget_that_is_too_small_is_named_with_what_would_tell(studies, tmp_path):
+    arms = {"base": studies.Truth(), "x": studies.Truth()}
+    said = cautions_of(studies, tmp_path, arms, budget=3000.0)
+    assert [text.partition(":")[0] for text in said] == ["base", "x"]
+    for text in said:
+        assert ", less than 3; the ceiling is identified in " in text
+        needed = float(text.partition("about ")[2].split()[0])
+        assert 3000 < needed < 24_000
+
+
+DIFFERENCE = Difference("difference", 0.6, 0.631, 0.031, (0.012, 0.049), (0.02, 0.04))
+RATIO = Difference("ratio", 5000.0, 3100.0, 0.62, (0.5, 0.77), (0.55, 0.7))
+OPEN = Claim("not distinguishable", 0.3, 0.6, 0.1, 7, "")
+FAR = replace(OPEN, seeds=None)
+HIGHER, SOONER = replace(OPEN, verdict="higher ceiling"), replace(OPEN, verdict="reaches it sooner")
+VAGUE = replace(OPEN, verdict="no claim", why="A is open", seeds=2)
+PEAKED = replace(OPEN, verdict="no claim", why="peaked")
+MOVES_A = "moves the ceiling (+0.031 [+0.012, +0.049])"
+MOVES_C = "moves the efficiency (x0.62 [0.50, 0.77] compute to its own gain)"
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "efficiency", "words"),
+    [
+        (HIGHER, OPEN, MOVES_A),
+        (OPEN, SOONER, MOVES_C),
+        (HIGHER, SOONER, f"{MOVES_A} and {MOVES_C}"),
+        (OPEN, FAR, "not distinguishable (7 seeds would tell)"),
+        (FAR, FAR, "not distinguishable (more than 100 seeds would tell)"),
+        (VAGUE, SOONER, f"{MOVES_C}; no claim on the ceiling (A is open)"),
+        (
+            VAGUE,
+            OPEN,
+            "efficiency not distinguishable (7 seeds would tell); no claim on the ceiling (A is open)",
+        ),
+        (PEAKED, PEAKED, "no claim (peaked)"),
+    ],
+)
+def test_words(ceiling, efficiency, words):
+    differences = {"A": DIFFERENCE, "compute_to_own": RATIO}
+    assert verdict_words(Pair("x", "base", {}, ceiling, efficiency, differences, None)) == words
