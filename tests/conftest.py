@@ -55,7 +55,7 @@ def write_study(
             _write_run(path / run["folder"], curve, last, budget, truth.steps, rng)
             if last < STEPS:
                 line = {"run": f"{name} seed {seed}", "outcome": "failed", "cause": "out of memory"}
-                attempts += [line | {"seconds": 5.0}] * 2
+                attempts += [line | {"seconds": 5.0, "until": budget}] * 2
     study = {
         "schema": 1, "name": "simulated", "kind": "arms", "base": next(iter(arms)), "axis": "flops",
         "budgets": [budget / 4, budget / 2, budget], "target": None, "price": None, "retries": 1,

@@ -14,18 +14,15 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from scalerl.curve import LOG_LOGISTIC, Curve, compare, fit
+from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.curve.freeze import freeze
-from scalerl.curve.seeds import SEED_PRIOR
-from scalerl.curve.sides import given_family
-from scalerl.errors import CannotAnswerError
-from scalerl.record import DeviceSeconds, EvalPoint, RunRecord
-from scalerl.report.frozen import FrozenForecast, judge
+from scalerl.jsonl import dumps
+from scalerl.record import DeviceSeconds, EvalPoint
 from scalerl.run_writer import RunWriter
 from scalerl.study import formats
 from scalerl.study.answers import answers, kind_of, pair_of
 from scalerl.study.curve_figures import linearised
-from scalerl.study.curves import RunPoints, recipe_draws
+from scalerl.study.curves import RunPoints
 from scalerl.study.figures import forest_figure, study_figures
 from scalerl.study.labels import apart, short_names
 from scalerl.study.page import print_study, study_html, study_latex, study_markdown, write_study_report
@@ -39,15 +36,7 @@ from scalerl.study.tables import (
     study_tables,
     verdict_table,
 )
-from scalerl.study.verdict import (
-    ArmSummary,
-    Estimate,
-    FittedRun,
-    ForecastScore,
-    JudgedForecast,
-    Stability,
-    StudyVerdict,
-)
+from scalerl.study.verdict import judge_study
 
 BUDGET, R_0 = 12_000.0, 0.3
 ARMS = {
@@ -85,7 +74,13 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
             key = f"{name} seed {seed}"
             if truth is None:
                 attempts += [
-                    {"run": key, "outcome": "failed", "cause": "out of memory | at step_3", "seconds": 1.0}
+                    {
+                        "run": key,
+                        "outcome": "failed",
+                        "cause": "no memory | at step_3",
+                        "seconds": 1,
+                        "until": 1e4,
+                    }
                 ] * 3
             else:
                 # The last such arm has one seed that was cut short, and the others log their truncation.
@@ -93,7 +88,7 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
                 write_run(
                     folder / where, rng, truth, 0.4 if cut else 1.0, not cut, 0.02 if place else math.nan
                 )
-                attempts.append({"run": key, "outcome": "done", "cause": "", "seconds": 9.0})
+                attempts.append({"run": key, "outcome": "done", "cause": "", "seconds": 9.0, "until": 1e4})
     (folder / "runs" / "0" / "seed0" / "report.html").write_text("a page")
     document = {
         "schema": 1,
@@ -128,99 +123,28 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
     return StudyRecord.read(folder)
 
 
-def fitted(run):
-    if run.record is None:
-        return FittedRun(run, None, "no evaluation yet")
-    try:
-        return FittedRun(run, fit(run.record, x="gpu_hours"))
-    except CannotAnswerError as error:
-        return FittedRun(run, None, str(error))
-
-
-def estimates(recipes, name):
-    draws = recipe_draws(recipes, name, lambda family: given_family(recipes, SEED_PRIOR, family))
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        ratio = (draws.A_n - draws.R_0_n) / (0.55 - draws.R_0_n) - 1
-        reach = np.where(
-            ratio > 0,
-            np.exp(draws.log_mid_n) * np.maximum(ratio, 1e-9) ** (-1 / np.exp(draws.log_b_n)),
-            np.inf,
-        )
-    values = {
-        "A": draws.A_n,
-        "B": np.exp(draws.log_b_n),
-        "C_mid": np.exp(draws.log_mid_n),
-        "pass_rate": draws.curves_at(np.array([BUDGET]))[:, 0],
-        "compute_to_target": reach,
-    }
-    found = {}
-    for key, value in values.items():
-        low, median, high = np.quantile(value, [0.025, 0.5, 0.975], method="lower").tolist()
-        found[key] = Estimate(median, (low, high))
-    return found
-
-
-def judged_forecasts(study):
-    """Frozen at a quarter and at half of every finished run, and held against its end."""
-    found = []
-    for run in study.runs:
-        if run.record is None:
-            continue
-        compute = run.record.compute("gpu_hours")
-        for share in (0.25, 0.5):
-            part = RunRecord(
-                run.record.path,
-                {},
-                tuple(np.array(run.record.evals, dtype=object)[compute <= share * BUDGET]),
-            )
-            forecast = FrozenForecast.from_row(freeze(part, "gpu_hours", BUDGET))
-            rivals = {"power law": forecast.mean + 0.02, "last value": part.evals[-1].pass_rate}
-            found.append(
-                JudgedForecast(run.plan.arm, run.plan.seed, forecast, judge(run.record, forecast), rivals)
-            )
-    return tuple(found)
-
-
-def scored(forecasts, share):
-    told = [f for f in forecasts if f.outcome.measured and abs(f.forecast.share - share) < 0.1]
-    errors = np.array([f.forecast.mean - f.outcome.measured.pass_rate for f in told])
-    widths = [f.forecast.width for f in told]
-    rms, bias = float(np.sqrt(np.mean(errors**2))), float(errors.mean())
-    inside = float(np.mean([f.outcome.inside for f in told]))
-    mean_width = float(np.mean(widths))
-    return ForecastScore(
-        share, len(told), inside, mean_width, 1.2 * mean_width, rms, bias, {"power law": 2 * rms}
-    )
+def frozen(run):
+    """Forecasts of the end at a quarter and at half of a run, as the study keeps them."""
+    compute = run.record.compute("gpu_hours")
+    for share in (0.25, 0.5):
+        early = tuple(np.array(run.record.evals, dtype=object)[compute <= share * BUDGET])
+        yield {"run": run.plan.key, **freeze(replace(run.record, evals=early), "gpu_hours", BUDGET)}
 
 
 def build(folder, arms=ARMS, seeds=2, draw=7, forecast=True, **plan):
-    """A verdict as `judge_study` makes it, from a simulated study."""
+    """The verdict of a simulated study, one arm with alarms of another kind than there are."""
     folder.mkdir(parents=True, exist_ok=True)
     study = write_study(folder, arms, seeds, draw, **plan)
-    runs = {name: tuple(fitted(run) for run in study.of_arm(name)) for name in arms}
-    recipes = {n: [r.fit for r in found if r.fit] for n, found in runs.items() if any(r.fit for r in found)}
-    comparison = None
-    if len(recipes) > 1 and study.plan["base"] in recipes:
-        comparison = compare(recipes, base=study.plan["base"], budget=BUDGET, target=0.55)
-    arms_found = []
-    for place, (name, found) in enumerate(runs.items()):
-        outcomes = {}
-        for run in found:
-            outcomes[run.run.outcome] = outcomes.get(run.run.outcome, 0) + 1
-        causes = tuple(dict.fromkeys(run.run.cause for run in found if run.run.cause))
-        alarms = {"truncated": 1, "<i>entropy</i>": 2} if place == 1 else {}
-        truncated = 0.02 if place else math.nan
-        quantities = estimates(recipes, name) if name in recipes else {}
-        identified = sum(run.fit.identified for run in found if run.fit)
-        stability = Stability(outcomes, len(causes), causes, alarms, truncated)
-        arms_found.append(ArmSummary(name, found, quantities, identified, stability))
-    missing = {name: "no run could be fitted" for name in runs if name not in recipes}
-    forecasts = judged_forecasts(study) if forecast else ()
-    scores = tuple(scored(forecasts, share) for share in (0.25, 0.5)) if forecasts else ()
+    rows = [row for run in study.runs if run.record and forecast for row in frozen(run)]
+    (folder / "forecasts.jsonl").write_text("".join(dumps(row) + "\n" for row in rows))
+    verdict = judge_study(StudyRecord.read(folder))
+    alarms = {"truncated": 1, "<i>entropy</i>": 2}
+    found = [
+        replace(arm, stability=replace(arm.stability, alarms=alarms)) if place == 1 else arm
+        for place, arm in enumerate(verdict.arms)
+    ]
     cautions = ("The importance ratios of <loss> never left 1, so the losses are one.",)
-    return StudyVerdict(
-        study, "gpu_hours", BUDGET, tuple(arms_found), comparison, missing, forecasts, scores, cautions
-    )
+    return replace(verdict, arms=tuple(found), cautions=cautions)
 
 
 FAILED = "failed_everywhere 100% & {more} \\x $2^3 ~#"
@@ -283,7 +207,7 @@ def test_what_moves_what_is_told_apart_from_noise(verdict):
     assert ceiling.text.startswith("lowers the ceiling: A −.0")
     assert efficiency.text.startswith("gets to 3/4 of its own gain sooner: compute ×0.6")
     assert "seeds would tell" in noise.text
-    assert failed.text == "is not compared: no run could be fitted."
+    assert failed.text.startswith("is not compared: none of its 2 runs could be fitted: no memory")
 
 
 def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
@@ -310,10 +234,10 @@ def test_one_claim_of_two_says_what_it_is_about(verdict):
 
 def test_stability_counts_outcomes_alarms_and_causes(verdict):
     rows = by_key(stability_table(verdict))
-    assert (rows[-1]["failed"], rows[-1]["causes"]) == (2, "out of memory | at step_3")
+    assert (rows[-1]["failed"], rows[-1]["causes"]) == (2, "no memory | at step_3")
     assert json.loads(rows[1]["alarms"]) == {"truncated": 1, "<i>entropy</i>": 2}
     assert math.isnan(rows[0]["truncated"])
-    assert rows[1]["truncated"] == 0.02
+    assert rows[1]["truncated"] == pytest.approx(0.02)
     assert stability_table(verdict).rows[0].cells[7].text == "–"
 
 

@@ -70,7 +70,8 @@ def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
     """The table of runs, and what they cost in all."""
     from scalerl.report.numbers import unit_for
     from scalerl.study.estimate import estimate
-    from scalerl.study.plan import changes_in_words, rate_in_words
+    from scalerl.study.plan import rate_in_words
+    from scalerl.study.table import flat
 
     cost = estimate(plan, folder, like, cores)
     unit = unit_for(plan.axis, cost.compute)
@@ -79,7 +80,7 @@ def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
         for arm in cost.arms
     ]
     header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
-    said = [changes_in_words(arm.changes) for arm in plan.arms]
+    said = [", ".join(flat(arm.changes)) or "-" for arm in plan.arms]
     print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
     hint = "" if cost.gpu_hours is not None else "; --like RUN takes it from a run"
     dollars = "-" if cost.dollars is None else f"{cost.dollars:,.2f} dollars"

@@ -32,6 +32,7 @@ from scalerl.curve.mixed import LinearPosterior, ScalePrior, half_t, linear_post
 from scalerl.curve.quantiles import tails
 from scalerl.curve.result import Fit, check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, theta_moments
+from scalerl.curve.sides import joint_weights
 from scalerl.errors import CannotAnswerError, InputError
 
 MAIN_SCALE = {"A": 0.03, "log_C_mid": 0.3}
@@ -224,13 +225,9 @@ def _posterior(
 
 def _moments(fits: Sequence[Fit]) -> list[Moments]:
     """Of the runs, given each family that is worth a model if all of them share it."""
-    families = list(fits[0].families)
-    log_F = np.array([sum(math.log(max(fit.families[name], 1e-300)) for fit in fits) for name in families])
-    weight_F = np.exp(log_F - log_F.max())
-    weight_F /= weight_F.sum()
     return [
         Moments(float(weight), *theta_moments([fit.posterior.only(f).draws(_DRAWS) for fit in fits]))
-        for f, weight in enumerate(weight_F)
+        for f, weight in enumerate(joint_weights(fits))
         if weight > _LITTLE
     ]
 

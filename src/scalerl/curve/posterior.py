@@ -48,6 +48,12 @@ class Draws:
         share = shares(self.families, self.family_n, np.exp(self.log_b_n)[:, None], x)
         return self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share
 
+    def thinned(self, n: int) -> Draws:
+        """About n of them, evenly, for what is asked at many computes."""
+        keep = slice(None, None, max(len(self.A_n) // n, 1))
+        arrays = self.family_n, self.A_n, self.log_b_n, self.log_mid_n, self.R_0_n
+        return Draws(self.families, *(array[keep] for array in arrays))
+
 
 @dataclass(frozen=True)
 class Posterior:

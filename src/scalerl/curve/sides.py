@@ -69,8 +69,8 @@ class Sides:
 
     def thinned(self, n: int) -> tuple[Draws, Draws]:
         """About n of the recipes' draws, still paired, for what is asked at many computes."""
-        base, recipe = (_of(draws, slice(None, None, len(draws.A_n) // n)) for draws in self.recipes)
-        return base, recipe
+        base, recipe = self.recipes
+        return base.thinned(n), recipe.thinned(n)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def draw_sides(
     rows = _common_rows(blocks, names) if blocks else None
     chosen = rows or tuple(range(len(recipes[side])) for side in names)
     fits = tuple([recipes[side][row] for row in of_side] for side, of_side in zip(names, chosen, strict=True))
-    weight_F = _joint_weights([*fits[0], *fits[1]])
+    weight_F = joint_weights([*fits[0], *fits[1]])
     parts = [
         _draw_pair(given(family), names, chosen, rows is not None, family, n)
         for family, n in _draws_of(weight_F)
@@ -129,7 +129,7 @@ def draw_sides(
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
     """Curves of one recipe alone, the effects of seeds included; the families as its own runs weigh them."""
     parts = []
-    for family, n in _draws_of(_joint_weights(fits)):
+    for family, n in _draws_of(joint_weights(fits)):
         known = given(family)
         mean, share = pooled(
             [p.draws(n, seed=run) for run, p in enumerate(known.posteriors[name])], known.spread
@@ -196,7 +196,7 @@ def quantities(budget: float | None, target: float | None) -> dict[str, Quantity
     return found
 
 
-def _joint_weights(fits: Sequence[Fit]) -> np.ndarray:
+def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     """Weight of every family if all runs share it: the product of theirs, as the families' prior is flat."""
     log_F = np.zeros(len(FAMILIES))
     for fit in fits:
@@ -241,7 +241,3 @@ _ARRAYS = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
 
 def _joined(parts: Sequence[Draws]) -> Draws:
     return Draws(FAMILIES, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS))
-
-
-def _of(draws: Draws, keep: slice) -> Draws:
-    return Draws(draws.families, *(getattr(draws, name)[keep] for name in _ARRAYS))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from scalerl.curve.fit import fit
+from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import Interval, draw_quantiles, tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
@@ -67,6 +68,8 @@ class ArmSummary:
     identified: int
     """Runs whose ceiling is identified."""
     stability: Stability
+    draws: Draws | None = field(default=None, repr=False)
+    """Its curves, the effects of its seeds included; None where no run could be fitted."""
 
     @property
     def fits(self) -> list[Fit]:
@@ -128,6 +131,7 @@ def summarise(
     for name, runs in arms.items():
         fits = recipes.get(name, [])
         estimates: dict[str, Estimate] = {}
+        draws = None
         if fits:
             alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
             draws = draw_recipe(fits, name, alone if own_models else shared)
@@ -136,7 +140,7 @@ def summarise(
                 del asked["A"]
             estimates = {key: _estimate(key, quantity(draws), level) for key, quantity in asked.items()}
         identified = sum(result.identified for result in fits)
-        summaries.append(ArmSummary(name, runs, estimates, identified, _stability(runs)))
+        summaries.append(ArmSummary(name, runs, estimates, identified, _stability(runs), draws))
     return tuple(summaries)
 
 

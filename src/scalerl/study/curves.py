@@ -5,24 +5,19 @@ Shapes: N evaluations of a run, M computes of a curve.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import FAMILIES, Curve
+from scalerl.curve.families import Curve
 from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import tails
-from scalerl.curve.seeds import SEED_PRIOR, pooled, shifted
-from scalerl.curve.sides import GivenFamily, Recipes, given_family
 from scalerl.report.frozen import Band
 from scalerl.report.numbers import Unit
 from scalerl.study.labels import short_names
 from scalerl.study.verdict import ArmSummary, StudyVerdict
 
-_DRAWS, _LITTLE = 4096, 1e-3
+_DRAWS = 2048
 _MOST_POINTS = 2400
 """Evaluations that are drawn in one figure, all runs together; more are thinned."""
 
@@ -50,10 +45,6 @@ class ArmCurve:
 
 def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
     """The arms that have an evaluation, compute in `unit`; the base first."""
-    recipes = {arm.name: fits for arm in verdict.arms if (fits := [f for f in arm.fits if not f.misfit])}
-    prior = verdict.comparison.seed_prior if verdict.comparison else SEED_PRIOR
-    given = functools.cache(lambda family: given_family(recipes, prior, family))
-    level = verdict.comparison.level if verdict.comparison else 0.95
     count = sum(run.run.record is not None for arm in verdict.arms for run in arm.runs)
     most = max(_MOST_POINTS // max(count, 1), 6)
     names = short_names([arm.name for arm in verdict.arms])
@@ -64,36 +55,16 @@ def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:
             continue
         # Beyond what its own runs have measured a curve is a forecast, which the tables give.
         compute_M = _grid(runs)
-        draws = recipe_draws(recipes, arm.name, given) if arm.name in recipes and len(compute_M) else None
-        band = None if draws is None else _band(draws, compute_M, unit, level)
+        band = None
+        if arm.draws is not None and len(compute_M) and not any(fit.misfit for fit in arm.fits):
+            band = _band(arm.draws, compute_M, unit, verdict.level)
         found.append(ArmCurve(names[arm.name], arm.name == verdict.study.plan["base"], runs, band))
     return sorted(found, key=lambda arm: not arm.base)
 
 
-def recipe_draws(recipes: Recipes, name: str, given: Callable[[int], GivenFamily], n: int = _DRAWS) -> Draws:
-    """Mean curves of a recipe, the effects of its seeds included: about n draws of equal weight."""
-    fits = recipes[name]
-    log_F = np.zeros(len(FAMILIES))
-    for fit in fits:  # all seeds of a recipe share the family
-        weights = fit.posterior.family_weights()
-        log_F += np.log([max(weights[family.name], 1e-300) for family in FAMILIES])
-    weight_F = np.exp(log_F - log_F.max())
-    parts = []
-    for family, weight in enumerate(weight_F / weight_F.sum()):
-        if weight > _LITTLE and (size := round(n * weight)):
-            shared = given(family)
-            posteriors = shared.posteriors[name]
-            runs = [post.draws(size, seed=seed) for seed, post in enumerate(posteriors)]
-            mean, share = pooled(runs, shared.spread)
-            (effect_3n,) = shared.spread.effects(size, seed=family)
-            parts.append(shifted(mean, math.sqrt(share) * effect_3n))
-    names = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
-    return Draws(FAMILIES, *(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
 def _band(draws: Draws, compute_M: np.ndarray, unit: Unit, level: float) -> Band:
     low, high = tails(level)
-    curve_nM = draws.curves_at(compute_M * unit.size)
+    curve_nM = draws.thinned(_DRAWS).curves_at(compute_M * unit.size)
     return Band(compute_M, *np.quantile(curve_nM, [0.5, low, high], axis=0))
 
 

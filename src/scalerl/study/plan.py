@@ -17,7 +17,7 @@ from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, plain
 from scalerl.rl.base import CHAIN_BASE
 from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
-from scalerl.study.arms import Arm, Changes, expand
+from scalerl.study.arms import Arm, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import LearningRate, Stop, Study
 
@@ -264,12 +264,3 @@ def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> No
                     f"{folder}: holds arm {arm['name']} with {key} {known.get(key)}, and here it is "
                     f"{arm['recipe'][key]}; give the study another folder with -o"
                 )
-
-
-def changes_in_words(changes: Changes, prefix: str = "") -> str:
-    """What an arm changes of the base, as dotted keys; a dash for nothing."""
-    found = [
-        changes_in_words(value, f"{prefix}{key}.") if isinstance(value, dict) else f"{prefix}{key}={value}"
-        for key, value in changes.items()
-    ]
-    return " ".join(found) or "-"

@@ -33,6 +33,7 @@ from scalerl.rl.base import find_model, is_built
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
+from scalerl.study.best import below_best
 from scalerl.study.job import Job, Task
 from scalerl.study.plan import Plan, with_rate, write_plan
 from scalerl.study.record import (
@@ -221,8 +222,6 @@ class _Runner:
         return {row["arm"] for row in decided if row["decision"] == "stopped"}
 
     def _weigh(self, threshold: float, at_least: int, budget: float, decided: Sequence[dict]) -> None:
-        from scalerl.study.verdict import below_best
-
         base = self.plan.arms[0].name
         out = {row["arm"] for row in decided if row["decision"] == "stopped"}
         below = below_best(StudyRecord.read(self.folder), self.plan.axis)

@@ -11,6 +11,7 @@ from scalerl.curve.backtest import RIVALS
 from scalerl.curve.comparison import Claim, Pair
 from scalerl.report.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
 from scalerl.study.answers import WORDS, budget_text, claim_text, kind_of, pair_of
+from scalerl.study.design_tables import allocation_table, effects_table
 from scalerl.study.table import (
     Cell,
     Column,
@@ -37,6 +38,8 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
     """All tables that have a row, in the order of the page."""
     made = (
         verdict_table(verdict),
+        *([effects_table(verdict.effects)] if verdict.effects else []),
+        *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
         scores_table(verdict),
         forecasts_table(verdict),
         stability_table(verdict),

@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from scalerl.curve.allocation_table import Allocation
 from scalerl.curve.compare import compare
 from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.effect_tables import Effects
 from scalerl.curve.result import check_level, span
 from scalerl.jsonl import plain
 from scalerl.study.arm_fits import ArmSummary, Estimate, FittedRun, Stability, fit_arms, fits_of, summarise
 from scalerl.study.cautions import cautions
+from scalerl.study.designs import allocation_of_batches, effects_of_switches
 from scalerl.study.forecast_scores import ForecastScore, JudgedForecast, judged_forecasts, score_forecasts
 from scalerl.study.record import StudyRecord
 
@@ -51,6 +54,10 @@ class StudyVerdict:
     """What the study cannot tell, in sentences: above all, runs whose importance ratios never left 1."""
     target: float | None = None
     level: float = 0.95
+    effects: Effects | None = None
+    """Of a factorial."""
+    allocation: Allocation | None = None
+    """Of a grid of batches."""
 
     @property
     def pairs(self) -> dict[str, Pair]:
@@ -74,6 +81,8 @@ class StudyVerdict:
                 "forecasts": [_forecast_json(one) for one in self.forecasts],
                 "scores": [asdict(score) for score in self.scores],
                 "cautions": list(self.cautions),
+                "effects": self.effects and self.effects.to_json(),
+                "allocation": self.allocation and self.allocation.to_json(),
             }
         )
 
@@ -113,6 +122,9 @@ def judge_study(
     if base in fits and len(fits) > 1:
         comparison = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
     forecasts = judged_forecasts(study)
+    switches = effects_of_switches(study, runs, level)
+    split = allocation_of_batches(study, runs, axis, level)
+    untold = [answer for answer in (switches, split) if isinstance(answer, str)]
     return StudyVerdict(
         study=study,
         axis=axis,
@@ -122,9 +134,11 @@ def judge_study(
         not_compared=_not_compared(arms, base),
         forecasts=forecasts,
         scores=score_forecasts(forecasts),
-        cautions=cautions(study, arms, axis),
+        cautions=(*cautions(study, arms, axis), *untold),
         target=target,
         level=level,
+        effects=switches if isinstance(switches, Effects) else None,
+        allocation=split if isinstance(split, Allocation) else None,
     )
 
 
