@@ -211,7 +211,7 @@ def test_a_dry_run_prints_the_table_and_runs_nothing(tmp_path, capsys, monkeypat
     out, err = capsys.readouterr()
     assert [line.split() for line in out.splitlines()[1:3]] == [
         ["base", "2", "3", "TFLOP", "?", "0.0891", "GiB", "-"],
-        ["dapo", "2", "3", "TFLOP", "?", "0.0891", "GiB", "loss.kind=dapo"],
+        ["dapo", "2", "3", "TFLOP", "?", "0.0891", "GiB", "loss.kind", "=", "dapo"],
     ]
     assert "fixed, 3e-05 for all arms" in out
     assert "--like RUN" in out

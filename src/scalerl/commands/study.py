@@ -1,4 +1,4 @@
-"""`scalerl study`: recipes x seeds, run and compared."""
+"""`scalerl study`: recipes x seeds, run and compared; `scalerl study report`: what came of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.commands._text import print_rows, print_table, print_warnings
+from scalerl.commands._text import level, positive, print_rows, print_table, print_warnings, share
 from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl study`."""
-    study = commands.add_parser("study", help="run a study, recipes x seeds, and compare its arms")
-    study.add_argument("study", metavar="STUDY.toml", type=Path, help="a study file (docs/studies.md)")
-    study.add_argument("-o", "--output", metavar="STUDY", type=Path, help="its folder (studies/NAME)")
-    study.add_argument(
-        "--dry-run", action="store_true", help="print the runs and what they cost; run nothing"
+    study = commands.add_parser(
+        "study",
+        help="run a study, recipes x seeds, and compare its arms",
+        usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
     )
     study.add_argument(
+        "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
+    )
+    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="of the study (studies/NAME)")
+    running = study.add_argument_group("running")
+    running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
+    running.add_argument(
         "--cores", type=int, metavar="N", help="use so many (all); a run takes one for each of its devices"
     )
-    study.add_argument(
+    running.add_argument(
         "--like",
         type=Path,
         action="append",
@@ -33,16 +38,37 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="RUN",
         help="a run that shows how long such training takes, for --dry-run",
     )
+    verdict = study.add_argument_group("the verdict")
+    verdict.add_argument("--x", metavar="AXIS", help="compute axis (that of the budgets)")
+    verdict.add_argument(
+        "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
+    )
+    verdict.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
+    verdict.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    verdict.add_argument(
+        "--figures", nargs="+", choices=("svg", "png"), default=[], help="write the figures as files too"
+    )
+    verdict.add_argument("--json", action="store_true", help="print one JSON object, and write no report")
     study.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Plan the study, run it, and print its verdict."""
+    """Plan the study and run it, or go on with it; then print its verdict, and write its report."""
+    if args.what[0] == "report":
+        if len(args.what) != 2:
+            raise InputError(f"study report: expected one folder of a study, found {len(args.what) - 1}")
+        _report(Path(args.what[1]), args)
+        return
+    if len(args.what) != 1:
+        raise InputError(f"study: expected one study file, found {len(args.what)}: {' '.join(args.what)}")
+    source = Path(args.what[0])
+    if (source / "study.json").is_file():
+        raise InputError(f"{source}: a study that was run; scalerl study report {source} shows its verdict")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from scalerl.study.plan import make_plan
     from scalerl.study.spec import load_study
 
-    plan = make_plan(load_study(args.study))
+    plan = make_plan(load_study(source))
     folder = args.output or Path("studies") / plan.name
     cores = args.cores or len(os.sched_getaffinity(0))
     if cores < 1:
@@ -51,7 +77,9 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         _print_cost(plan, folder, args.like, cores)
         return
-    _run(plan, folder, cores, args.study)
+    args.output = None
+    _run(plan, folder, cores, source)
+    _report(folder, args)
 
 
 def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
@@ -64,6 +92,23 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
             run_study(plan, folder, cores=cores, watch=bar.update, stop=stop)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; scalerl study {source} -o {folder} goes on") from None
+
+
+def _report(folder: Path, args: argparse.Namespace) -> None:
+    """Print the verdict of the study in `folder`, and write its report there, or to -o."""
+    from scalerl.jsonl import dumps
+    from scalerl.study.page import print_study, write_study_report
+    from scalerl.study.record import StudyRecord
+    from scalerl.study.verdict import judge_study
+
+    study = StudyRecord.read(folder)
+    verdict = judge_study(study, axis=args.x, budget=args.budget, target=args.target, level=args.level)
+    if args.json:
+        print(dumps(verdict.to_json(), indent=2))
+        return
+    print_study(verdict)
+    written = write_study_report(verdict, args.output or folder, args.figures)
+    print(f"\nreport  {written[0]}")
 
 
 def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:

@@ -243,31 +243,24 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
     """
     made: list[Arm] = []
     for name, changes in arms.changes(base).items():
-        values = changed(base.to_dict(), changes) | {"name": name}
-        recipe = _recipe(values, f"arm {name}")
+        arm = _arm(base, name, changes)
         for other in made:
-            if asdict(other.recipe) | {"name": name} == asdict(recipe):
+            if asdict(other.recipe) | {"name": name} == asdict(arm.recipe):
                 raise InputError(f"arms {other.name!r} and {name!r} are the same recipe")
-        made.append(Arm(name, recipe, changes))
+        made.append(arm)
     if len(made) < 2:
         raise InputError("arms: a study compares two recipes at least")
     return made
 
 
-def combine(base: Recipe, arms: AnyArms, chosen: Sequence[str]) -> dict[str, Changes]:
-    """The changes of several arms in one, by its name: {"a + b": changes}.
-
-    Made for the best single changes of a leave-one-out, of which nothing is known together.
+def combine(base: Recipe, chosen: Sequence[Arm]) -> Arm:
+    """The changes of several arms in one, "a + b", of which nothing is known together.
 
     Raises:
-        InputError: an arm that is none, fewer than two, or two arms that change the same.
+        InputError: two of them change the same, or what they are together is refused.
     """
-    known = arms.changes(base)
-    if unknown := [name for name in chosen if name not in known]:
-        raise InputError(f"no arm {unknown[0]!r} to combine; arms: {', '.join(known)}")
-    if len(set(chosen)) < 2:
-        raise InputError("arms to combine: two at least")
-    return {" + ".join(chosen): _merged({name: known[name] for name in chosen})}
+    changes = _merged({arm.name: arm.changes for arm in chosen})
+    return _arm(base, " + ".join(arm.name for arm in chosen), changes)
 
 
 def _merged(changes: Mapping[str, Changes]) -> Changes:
@@ -318,6 +311,11 @@ def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str])
     if not different:
         raise InputError("arms.without: that recipe does not differ from the base")
     return {_label(part, found[part]): {part: found[part]} for part in different}
+
+
+def _arm(base: Recipe, name: str, changes: Changes) -> Arm:
+    values = changed(base.to_dict(), changes) | {"name": name}
+    return Arm(name, _recipe(values, f"arm {name}"), changes)
 
 
 def _recipe(values: Mapping[str, Any], source: str) -> Recipe:

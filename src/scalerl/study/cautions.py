@@ -35,6 +35,7 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_on_policy(study, ratios),
         *_idle_bound(study, ratios),
         *_few_seeds(arms),
+        *_above_known(arms),
         *(text for arm in arms for text in _short(arm, axis)),
     ]
     return tuple(sentences)
@@ -104,6 +105,26 @@ def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
     return [
         f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on "
         "a prior, and a difference has to be large to be told."
+    ]
+
+
+def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
+    """Arms whose fitted ceiling is above the one that is known of their runs (`ceiling` in config.json)."""
+    found = []
+    for arm in arms:
+        known = [
+            as_float(as_mapping(run.run.record.config.get("ceiling")).get("value"))
+            for run in arm.runs
+            if run.run.record is not None
+        ]
+        highest = max((value for value in known if math.isfinite(value)), default=math.nan)
+        if "A" in arm.quantities and arm.quantities["A"].interval[0] > highest:
+            found.append(f"{arm.name} ({arm.quantities['A'].median:.3f}, known {highest:.3f})")
+    if not found:
+        return []
+    return [
+        f"The fitted ceiling is above the one that is known beforehand in {_listed(found)}: its curve is none "
+        "of the families, and its A and what is said of it do not hold beyond what was run."
     ]
 
 

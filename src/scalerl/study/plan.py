@@ -35,8 +35,10 @@ class Plan:
     kind: str
     axis: str
     budgets: tuple[float, ...]
+    base: Recipe
+    """What the changes of the arms are changes of."""
     arms: tuple[Arm, ...]
-    """The first one is the base."""
+    """The others are compared with the first."""
     seeds: tuple[int, ...]
     models: tuple[str, ...]
     """Of each seed; empty where they are those of the arms."""
@@ -125,6 +127,7 @@ def make_plan(study: Study) -> Plan:
         kind=rule.kind,
         axis=base.budget.kind,
         budgets=budgets,
+        base=base,
         arms=tuple(arms),
         seeds=study.seed_list,
         models=study.models,

@@ -18,21 +18,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from scalerl.curve.freeze import freeze
-from scalerl.errors import CannotAnswerError, WriteError
+from scalerl.errors import CannotAnswerError, InputError, WriteError
 from scalerl.files import lock
 from scalerl.jsonl import read_jsonl
 from scalerl.record import RunRecord, final_folder
 from scalerl.rl.base import find_model, is_built
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
-from scalerl.study.arms import Arm
+from scalerl.study.arms import Arm, combine
 from scalerl.study.best import below_best
 from scalerl.study.job import Job, Task
 from scalerl.study.plan import Plan, with_rate, write_plan
@@ -45,6 +45,7 @@ from scalerl.study.record import (
     StudyRecord,
     has_failed,
 )
+from scalerl.study.verdict import judge_study
 
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 120.0
@@ -101,6 +102,14 @@ class _Runner:
         self.attempts = [Attempt(**row) for row in _rows(folder / ATTEMPTS)]
 
     def run(self) -> None:
+        self._rounds()
+        if combined := self._combined():
+            self.plan = replace(self.plan, arms=(*self.plan.arms, combined))
+            write_plan(self.plan, self.folder)
+            self._rounds()
+
+    def _rounds(self) -> None:
+        """All arms to all budgets; what is there is left as it is."""
         plan = self.plan
         arms = self._tuned()
         self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
@@ -239,6 +248,41 @@ class _Runner:
             row = {"decision": decision, "arm": arm.name, "budget": budget, "probability": p, "saved": saved}
             if arm.name not in out:
                 append_row(self.folder / DECISIONS, row)
+
+    def _combined(self) -> Arm | None:
+        """The best arms in one, where the study asks for it; None where fewer than two beat the base.
+
+        Better is a higher pass rate at the budget, told or not: it is run to be told.
+        """
+        if not self.plan.combine:
+            return None
+        decided = [row for row in _rows(self.folder / DECISIONS) if row["decision"] == "combined"]
+        if not decided:
+            gains = {
+                arm: pair.differences["pass_rate"].median
+                for arm, pair in judge_study(StudyRecord.read(self.folder)).pairs.items()
+            }
+            better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
+            chosen = self._compatible(better)
+            row = {"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}
+            append_row(self.folder / DECISIONS, row)
+            decided = [row]
+        names = decided[0]["of"]
+        if len(names) < 2:
+            return None
+        return combine(self.plan.base, [arm for name in names for arm in self.plan.arms if arm.name == name])
+
+    def _compatible(self, names: Sequence[str]) -> list[str]:
+        """The first of them, as many as the study combines, less what changes the same as one before."""
+        arms = {arm.name: arm for arm in self.plan.arms}
+        chosen: list[str] = []
+        for name in names:
+            try:
+                combine(self.plan.base, [arms[other] for other in (*chosen, name)])
+            except InputError:
+                continue
+            chosen = [*chosen, name][: self.plan.combine]
+        return chosen
 
     def _tuned(self) -> dict[str, Arm]:
         """The arms, each with the learning rate that the rule of the study chooses."""
