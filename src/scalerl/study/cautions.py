@@ -123,7 +123,7 @@ def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
     if not found:
         return []
     return [
-        f"The fitted ceiling is above the one that is known beforehand in {_listed(found)}: its curve is none "
+        f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none "
         "of the families, and its A and what is said of it do not hold beyond what was run."
     ]
 
