@@ -82,7 +82,8 @@ def _write_run(
         compute = budget * step / STEPS
         rate = float(curve(np.array(compute)))
         point = EvalPoint(step, rate, flops=Flops(0.3 * compute, 0.7 * compute))
-        point = replace(point, tokens=Tokens(2 * compute, compute), n_prompts=PROMPTS, n_samples=SAMPLES)
+        point = replace(point, tokens=Tokens(2 * compute, compute), samples=32.0 * step)
+        point = replace(point, n_prompts=PROMPTS, n_samples=SAMPLES)
         # Three fifths of p (1 - p) is within prompts, the rest between them.
         point = replace(point, mean_p_1mp=0.6 * rate * (1 - rate), truncated=0.02)
         points.append(replace(point, pass_rate=float(np.clip(rate + z * point.noise_sd, 0, 1))))

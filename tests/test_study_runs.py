@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scalerl.errors import InputError
@@ -22,7 +23,7 @@ from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
 from scalerl.study.runner import run_study
-from scalerl.study.spec import Study
+from scalerl.study.spec import LearningRate, Study
 
 TASK = Chain(k_max=2, heldout_per_length=40)
 SMALL = {
@@ -232,3 +233,41 @@ def test_a_finished_study_is_left_as_it_is_and_a_second_process_is_refused(whole
         run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
     os.close(handle)
     assert RunRecord.read(folder / "runs" / "base" / "seed0").evals
+
+
+def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, tmp_path):
+    """Trials are runs of other seeds; what is chosen is what their record says, and stands in decisions."""
+    tuned = replace(
+        study,
+        arm={"dapo": {"loss": {"kind": "dapo"}}, "sample": {"averaging": {"kind": "sample"}}},
+        budgets=(16.0,),
+        learning_rate=LearningRate(values=(1e-6, 2e-4), budget=8.0),
+        combine=2,
+    )
+    folder = tmp_path / "study"
+    run_study(make_plan(tuned), folder, cores=2, watch=lambda progress: None)
+    decisions = rows(folder / "decisions.jsonl")
+    chosen = {row["arm"]: row for row in decisions if row["decision"] == "learning rate"}
+    for arm in ("base", "dapo", "sample"):
+        late = {
+            value: np.mean([p.pass_rate for p in RunRecord.read(trial).evals[-2:]])
+            for value, trial in (
+                (1e-6, folder / "tuning" / arm / "lr=1e-06" / "seed1"),
+                (2e-4, folder / "tuning" / arm / "lr=0.0002" / "seed1"),
+            )
+        }
+        assert chosen[arm]["value"] == max(late, key=lambda value: late[value])
+        assert {float(value): rate for value, rate in chosen[arm]["tried"].items()} == pytest.approx(late)
+        run = RunRecord.read(folder / "runs" / arm / "seed0")
+        assert run.config["recipe"]["optimiser"]["lr"] == chosen[arm]["value"]
+    (combined,) = [row for row in decisions if row["decision"] == "combined"]
+    better = [arm for arm, gain in sorted(combined["gains"].items(), key=lambda item: -item[1]) if gain > 0]
+    assert combined["of"] == better
+    record = StudyRecord.read(folder)
+    assert {run.outcome for run in record.runs} == {"finished"}
+    names = ["base", "dapo", "sample"] + ([" + ".join(better)] if len(better) == 2 else [])
+    assert [arm.name for arm in record.arms] == names
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")}
+    run_study(make_plan(tuned), folder, cores=2, watch=lambda progress: None)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before
+    assert len(StudyRecord.read(folder).arms) == len(record.arms)
