@@ -22,18 +22,14 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
-
-from scalerl.curve.freeze import freeze
-from scalerl.errors import CannotAnswerError, InputError, WriteError
+from scalerl.errors import WriteError
 from scalerl.files import lock
-from scalerl.jsonl import read_jsonl
-from scalerl.record import RunRecord, final_folder
+from scalerl.record import final_folder
 from scalerl.rl.base import find_model, is_built
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
-from scalerl.study.arms import Arm, combine
-from scalerl.study.best import below_best
+from scalerl.study.arms import Arm
+from scalerl.study.decisions import choose_rates, combined_arm, freeze_forecasts, rows, stop_arms
 from scalerl.study.job import Job, Task
 from scalerl.study.plan import Plan, with_rate, write_plan
 from scalerl.study.record import (
@@ -45,7 +41,6 @@ from scalerl.study.record import (
     StudyRecord,
     has_failed,
 )
-from scalerl.study.verdict import judge_study
 
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 120.0
@@ -99,11 +94,11 @@ class _Runner:
         self.plan, self.folder, self.cores, self.watch, self.stop = plan, folder, cores, watch, stop
         for name in (ATTEMPTS, DECISIONS, FORECASTS):
             _drop_torn_line(folder / name)
-        self.attempts = [Attempt(**row) for row in _rows(folder / ATTEMPTS)]
+        self.attempts = [Attempt(**row) for row in rows(folder / ATTEMPTS)]
 
     def run(self) -> None:
         self._rounds()
-        if combined := self._combined():
+        if combined := combined_arm(self.plan, self.folder):
             self.plan = replace(self.plan, arms=(*self.plan.arms, combined))
             write_plan(self.plan, self.folder)
             self._rounds()
@@ -113,18 +108,14 @@ class _Runner:
         plan = self.plan
         arms = self._tuned()
         self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
-        stopped: set[str] = set()
-        for i, budget in enumerate(plan.budgets):
-            self._round(
-                [
-                    Task(run, plan.recipe(run, arms[run.arm]), budget)
-                    for run in plan.runs
-                    if run.arm not in stopped
-                ]
-            )
-            if later := plan.budgets[i + 1 :]:
-                self._freeze(budget, later)
-                stopped |= self._decide(budget)
+        runs = plan.runs
+        for budget in plan.budgets:
+            self._round([Task(run, plan.recipe(run, arms[run.arm]), budget) for run in runs])
+            if budget < plan.budgets[-1]:
+                runs = [run for run in runs if not self._has_failed(run)]
+                freeze_forecasts(plan, self.folder, runs, budget)
+                stopped = stop_arms(plan, self.folder, budget)
+                runs = [run for run in runs if run.arm not in stopped]
 
     # -- a round -------------------------------------------------------------------------------------------
 
@@ -155,12 +146,17 @@ class _Runner:
 
     def _ended(self, task: Task) -> bool:
         """Whether it has come to its part of the budget, or failed for good."""
-        mine = tuple(attempt for attempt in self.attempts if attempt.run == task.run.key)
         return (
             final_folder(self.folder / task.run.folder).is_dir()
-            or any(attempt.outcome == "done" and attempt.until >= task.until for attempt in mine)
-            or has_failed(mine, self.plan.retries)
+            or any(a.outcome == "done" and a.until >= task.until for a in self._of(task.run))
+            or self._has_failed(task.run)
         )
+
+    def _has_failed(self, run: PlannedRun) -> bool:
+        return has_failed(self._of(run), self.plan.retries)
+
+    def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
+        return tuple(attempt for attempt in self.attempts if attempt.run == run.key)
 
     def _fits(self, task: Task, running: Sequence[Job]) -> bool:
         taken = sum(job.task.cores for job in running)
@@ -209,125 +205,20 @@ class _Runner:
             for _ in pool.map(_build, built.values()):
                 pass
 
-    def _freeze(self, budget: float, later: Sequence[float]) -> None:
-        """Put on record what is forecast for the later budgets, of every run that has come to this one."""
-        known = {(row["run"], row["at"], row["target_compute"]) for row in _rows(self.folder / FORECASTS)}
-        for run in self.plan.runs:
-            left = [target for target in later if (run.key, budget, target) not in known]
-            if not left or not (self.folder / run.folder / "evals.jsonl").is_file():
-                continue
-            record = RunRecord.read(self.folder / run.folder)
-            for target in left:
-                with suppress(CannotAnswerError):  # too short a curve: there is nothing to hold it to
-                    row = freeze(record, self.plan.axis, target)
-                    append_row(self.folder / FORECASTS, {"run": run.key, "at": budget, **row})
-
-    def _decide(self, budget: float) -> set[str]:
-        """The arms that are stopped at this budget or were before; put on record with why."""
-        decided = _rows(self.folder / DECISIONS)
-        if self.plan.stop and not any(row.get("budget") == budget for row in decided):
-            self._weigh(self.plan.stop.below_best, self.plan.stop.at_least, budget, decided)
-            decided = _rows(self.folder / DECISIONS)
-        return {row["arm"] for row in decided if row["decision"] == "stopped"}
-
-    def _weigh(self, threshold: float, at_least: int, budget: float, decided: Sequence[dict]) -> None:
-        base = self.plan.arms[0].name
-        out = {row["arm"] for row in decided if row["decision"] == "stopped"}
-        below = below_best(StudyRecord.read(self.folder), self.plan.axis)
-        # The base stays: it is what all others are compared with.
-        ranked = sorted(
-            (arm for arm, p in below.items() if p is not None and arm != base and arm not in out),
-            key=lambda arm: -(below[arm] or 0.0),
-        )
-        may_go = len(self.plan.arms) - len(out) - at_least
-        for arm in self.plan.arms:
-            p = below.get(arm.name)
-            stops = arm.name in ranked[: max(may_go, 0)] and p is not None and p >= threshold
-            saved = (self.plan.budgets[-1] - budget) * len(self.plan.seeds) if stops else 0.0
-            decision = "stopped" if stops else "goes on"
-            row = {"decision": decision, "arm": arm.name, "budget": budget, "probability": p, "saved": saved}
-            if arm.name not in out:
-                append_row(self.folder / DECISIONS, row)
-
-    def _combined(self) -> Arm | None:
-        """The best arms in one, where the study asks for it; None where fewer than two beat the base.
-
-        Better is a higher pass rate at the budget, told or not: it is run to be told.
-        """
-        if not self.plan.combine:
-            return None
-        decided = [row for row in _rows(self.folder / DECISIONS) if row["decision"] == "combined"]
-        if not decided:
-            gains = {
-                arm: pair.differences["pass_rate"].median
-                for arm, pair in judge_study(StudyRecord.read(self.folder)).pairs.items()
-            }
-            better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
-            chosen = self._compatible(better)
-            row = {"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}
-            append_row(self.folder / DECISIONS, row)
-            decided = [row]
-        names = decided[0]["of"]
-        if len(names) < 2:
-            return None
-        return combine(self.plan.base, [arm for name in names for arm in self.plan.arms if arm.name == name])
-
-    def _compatible(self, names: Sequence[str]) -> list[str]:
-        """The first of them, as many as the study combines, less what changes the same as one before."""
-        arms = {arm.name: arm for arm in self.plan.arms}
-        chosen: list[str] = []
-        for name in names:
-            try:
-                combine(self.plan.base, [arms[other] for other in (*chosen, name)])
-            except InputError:
-                continue
-            chosen = [*chosen, name][: self.plan.combine]
-        return chosen
-
     def _tuned(self) -> dict[str, Arm]:
         """The arms, each with the learning rate that the rule of the study chooses."""
-        plan, tuning = self.plan, self.plan.learning_rate
-        if tuning is None:
+        plan = self.plan
+        if plan.learning_rate is None:
             return {arm.name: arm for arm in plan.arms}
-        trials = list(plan.trials())
-        self._prepare([plan.recipe(run, arm) for run, arm, _ in trials])
-        self._round([Task(run, plan.recipe(run, arm), tuning.budget) for run, arm, _ in trials])
-        chosen = {
-            row["arm"]: row["value"]
-            for row in _rows(self.folder / DECISIONS)
-            if row["decision"] == "learning rate"
-        }
-        for arm in plan.arms:
-            if arm.name in chosen:
-                continue
-            tried = {
-                value: self._late_rate([run for run, of, v in trials if of.name == arm.name and v == value])
-                for value in tuning.values
-            }
-            best = max(tried, key=lambda value: tried[value])
-            chosen[arm.name] = best if tried[best] >= 0 else arm.recipe.optimiser.lr
-            row = {"decision": "learning rate", "arm": arm.name, "value": chosen[arm.name]}
-            append_row(self.folder / DECISIONS, row | {"tried": tried})
-        return {arm.name: with_rate(arm, chosen[arm.name]) for arm in plan.arms}
-
-    def _late_rate(self, runs: Sequence[PlannedRun]) -> float:
-        """Mean pass rate over the last quarter of the evaluations; -1 where a run has failed."""
-        rates = []
-        for run in runs:
-            mine = tuple(attempt for attempt in self.attempts if attempt.run == run.key)
-            if has_failed(mine, self.plan.retries):
-                return -1.0
-            passed = [point.pass_rate for point in RunRecord.read(self.folder / run.folder).evals]
-            rates.append(float(np.mean(passed[-max(len(passed) // 4, 1) :])))
-        return float(np.mean(rates))
+        trials = [(run, plan.recipe(run, arm)) for run, arm, _ in plan.trials()]
+        self._prepare(recipe for _, recipe in trials)
+        self._round([Task(run, recipe, plan.learning_rate.budget) for run, recipe in trials])
+        rates = choose_rates(plan, self.folder, {run.key for run, _ in trials if self._has_failed(run)})
+        return {arm.name: with_rate(arm, rates[arm.name]) for arm in plan.arms}
 
 
 def _build(recipe: Recipe) -> None:
     find_model(recipe)
-
-
-def _rows(path: Path) -> list[dict]:
-    return [row for _, row in read_jsonl(path, [])] if path.is_file() else []
 
 
 def _drop_torn_line(path: Path) -> None:

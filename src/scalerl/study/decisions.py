@@ -1,0 +1,136 @@
+"""What a study decides between its runs, each decision on record before anything follows from it.
+
+A decision that is on record is not made again; one that a kill kept from being written is made from the same
+runs, and so is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.curve.freeze import freeze
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.jsonl import read_jsonl
+from scalerl.record import RunRecord
+from scalerl.run_writer import append_row
+from scalerl.study.arms import Arm, combine
+from scalerl.study.best import below_best
+from scalerl.study.plan import Plan
+from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord
+from scalerl.study.verdict import judge_study
+
+
+def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
+    """Put on record what is forecast for the later budgets, of `runs`, which have come to this one."""
+    known = {(row["run"], row["at"], row["target_compute"]) for row in rows(folder / FORECASTS)}
+    later = [target for target in plan.budgets if target > budget]
+    for run in runs:
+        left = [target for target in later if (run.key, budget, target) not in known]
+        record = RunRecord.read(folder / run.folder) if left else None
+        for target in left:
+            with suppress(CannotAnswerError):  # too short a curve: there is nothing to hold it to
+                row = freeze(record, plan.axis, target)  # pyright: ignore[reportArgumentType]
+                append_row(folder / FORECASTS, {"run": run.key, "at": budget, **row})
+
+
+def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
+    """The arms that go no further, from this budget or from one before."""
+    decided = rows(folder / DECISIONS)
+    out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
+    weighed = {row["arm"] for row in decided if row.get("budget") == budget}
+    left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
+    if plan.stop and left:
+        below = below_best(StudyRecord.read(folder), plan.axis)
+        stopped = _below(plan, below, out)
+        for arm in left:
+            row = {"decision": "goes on", "arm": arm, "budget": budget, "probability": below.get(arm)}
+            if arm in stopped:
+                saved = (plan.budgets[-1] - budget) * len(plan.seeds)
+                row |= {"decision": "stopped", "saved": saved}
+            append_row(folder / DECISIONS, row)
+    return {row["arm"] for row in rows(folder / DECISIONS) if row["decision"] == "stopped"}
+
+
+def _below(plan: Plan, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
+    """The arms to stop, those that are most surely below the best first; the base never is."""
+    assert plan.stop
+    sure = {
+        arm: p
+        for arm, p in below.items()
+        if p is not None and p >= plan.stop.below_best and arm not in out and arm != plan.arms[0].name
+    }
+    may_go = max(len(plan.arms) - len(out) - plan.stop.at_least, 0)
+    return sorted(sure, key=lambda arm: -sure[arm])[:may_go]
+
+
+def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str, float]:
+    """The learning rate of every arm, by the trials of it; `failed` are the keys of those that were given up.
+
+    An arm whose trials all failed keeps its own.
+    """
+    chosen = {row["arm"]: row["value"] for row in _of(folder, "learning rate")}
+    trials = list(plan.trials())
+    for arm in plan.arms:
+        if arm.name in chosen:
+            continue
+        tried: dict[float, float | None] = {}
+        for value in dict.fromkeys(value for _, of, value in trials if of.name == arm.name):
+            runs = [run for run, of, v in trials if of.name == arm.name and v == value]
+            lost = any(run.key in failed for run in runs)
+            tried[value] = None if lost else float(np.mean([_late_rate(folder / run.folder) for run in runs]))
+        rates = {value: rate for value, rate in tried.items() if rate is not None}
+        chosen[arm.name] = max(rates, key=lambda value: rates[value], default=arm.recipe.optimiser.lr)
+        row = {"decision": "learning rate", "arm": arm.name, "value": chosen[arm.name], "tried": tried}
+        append_row(folder / DECISIONS, row)
+    return chosen
+
+
+def _late_rate(run: Path) -> float:
+    """Mean pass rate over the last quarter of the evaluations."""
+    rates = [point.pass_rate for point in RunRecord.read(run).evals]
+    return float(np.mean(rates[-max(len(rates) // 4, 1) :]))
+
+
+def combined_arm(plan: Plan, folder: Path) -> Arm | None:
+    """The best arms in one; None where the study does not ask for it, or fewer than two beat the base.
+
+    Better is a higher pass rate at the budget, told or not: the arm is run to be told.
+    """
+    if not plan.combine:
+        return None
+    decided = _of(folder, "combined")
+    if not decided:
+        pairs = judge_study(StudyRecord.read(folder)).pairs
+        gains = {arm: pair.differences["pass_rate"].median for arm, pair in pairs.items()}
+        better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
+        chosen = _compatible(plan, better)
+        decided = [{"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}]
+        append_row(folder / DECISIONS, decided[0])
+    names = decided[0]["of"]
+    arms = {arm.name: arm for arm in plan.arms}
+    return combine(plan.base, [arms[name] for name in names]) if len(names) > 1 else None
+
+
+def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The first of them, as many as the study combines, less what changes the same as one before."""
+    arms = {arm.name: arm for arm in plan.arms}
+    chosen: list[str] = []
+    for name in names:
+        with suppress(InputError):
+            combine(plan.base, [arms[other] for other in (*chosen, name)])
+            chosen.append(name)
+    return chosen[: plan.combine]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of the study; none before it is there."""
+    return [row for _, row in read_jsonl(path, [])] if path.is_file() else []
+
+
+def _of(folder: Path, decision: str) -> list[dict[str, Any]]:
+    return [row for row in rows(folder / DECISIONS) if row["decision"] == decision]
