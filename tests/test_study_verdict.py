@@ -343,3 +343,28 @@ MOVES_C = "moves the efficiency (x0.62 [0.50, 0.77] compute to its own gain)"
 def test_words(ceiling, efficiency, words):
     differences = {"A": DIFFERENCE, "compute_to_own": RATIO}
     assert verdict_words(Pair("x", "base", {}, ceiling, efficiency, differences, None)) == words
+
+
+def test_a_ceiling_above_what_is_known_to_be_possible_is_claimed_of_nobody(studies, tmp_path):
+    arms = {"base": studies.Truth(), "high": studies.Truth(A=0.75), "sooner": studies.Truth(C_mid=1600)}
+    path = studies.write(tmp_path, arms, seeds=4)
+    assert judge_study(StudyRecord.read(path)).pairs["high"].ceiling.verdict == "higher ceiling"
+    for run in StudyRecord.read(path).runs:
+        (path / run.plan.folder / "config.json").write_text('{"ceiling": {"value": 0.65}}')
+    verdict = judge_study(StudyRecord.read(path))
+    assert verdict.pairs["high"].ceiling.verdict == "no claim"
+    assert "above the 0.650 that is known" in verdict.pairs["high"].ceiling.why
+    assert verdict.pairs["sooner"].ceiling.verdict == "not distinguishable"
+    assert verdict.pairs["sooner"].efficiency.verdict == "reaches it sooner"
+    assert any("above the one known beforehand in high (0.7" in text for text in verdict.cautions)
+
+
+def test_an_arm_whose_change_never_acted_is_named(studies, tmp_path):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "twin": studies.Truth()}, seeds=2)
+    study = StudyRecord.read(path)
+    assert not any("evaluation for evaluation" in text for text in judge_study(study).cautions)
+    for seed in (0, 1):
+        source = path / "runs" / "base" / f"seed{seed}" / "evals.jsonl"
+        (path / "runs" / "twin" / f"seed{seed}" / "evals.jsonl").write_bytes(source.read_bytes())
+    (said,) = [text for text in judge_study(StudyRecord.read(path)).cautions if "for evaluation" in text]
+    assert said.startswith("The runs of twin and base are the same")

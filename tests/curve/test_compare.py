@@ -184,3 +184,23 @@ def test_seeds_of_one_recipe_are_seldom_told_apart():
         told += any(claim.p_runs_only is not None and claim.p_runs_only <= 0.025 for claim in claims)
     assert claimed <= 3  # more with probability .016 at a rate of .05
     assert told >= 4  # what the seed variance is for
+
+
+def test_no_ceiling_is_claimed_where_the_family_that_both_share_decides():
+    """A lower ceiling, of a curve with a shorter tail: given the other's family it would be the higher one."""
+    rng = np.random.default_rng(0)
+    compute_N = np.linspace(0, 9, 31)
+    (frechet,) = [family for family in FAMILIES if family.name == "frechet"]
+
+    def fitted(family, A, B, C_mid):
+        truth_N = Curve(family, A, B, C_mid, 0.27)(compute_N)
+        return fit(Points.from_arrays(compute_N, truth_N + rng.normal(0, 0.004, 31)))
+
+    recipes = {
+        "base": [fitted(frechet, 0.80, 1.5, 1.0) for _ in range(4)],
+        "lower": [fitted(LOG_LOGISTIC, 0.785, 1.4, 1.15) for _ in range(4)],
+    }
+    pair = only_pair(recipes)
+    assert pair.differences["A"].median > 0.02
+    assert (pair.ceiling.verdict, pair.efficiency.verdict) == ("no claim", "reaches it later")
+    assert "the curve decides, not the data" in pair.ceiling.why

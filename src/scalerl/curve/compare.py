@@ -147,10 +147,15 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
     variance = counts[0] * float(base_n.var()) + counts[1] * float(recipe_n.var())
     why = _vague(side) if question.of_ceiling else ""
     verdict = question.more if difference > 0 else question.less
+    if not why and adjusted > 1 - level:
+        verdict = "not distinguishable"
+    elif question.of_ceiling and side.alone * difference < 0:
+        why = why or (
+            f"A differs by {difference:+.3f} given one family for both sides, and by {side.alone:+.3f} given "
+            "the families that either favours: the curve decides, not the data"
+        )
     if why:
         verdict = "no claim"
-    elif adjusted > 1 - level:
-        verdict = "not distinguishable"
     return Claim(
         verdict=verdict,
         p=p,

@@ -48,6 +48,8 @@ class Sides:
     fits: tuple[Sequence[Fit], Sequence[Fit]]
     common: int | None
     families: dict[str, float]
+    alone: float
+    """By how much the recipe's A is higher where each side has the families that its own runs favour."""
     runs: tuple[Draws, Draws]
     recipes: tuple[Draws, Draws]
 
@@ -121,9 +123,18 @@ def draw_sides(
     runs_base, runs_name, recipe_base, recipe_name = (_joined(part) for part in zip(*parts, strict=True))
     families = {family.name: float(w) for family, w in zip(FAMILIES, weight_F, strict=True)}
     common = len(rows[0]) if rows else None
-    return Sides(
-        names, (fits[0], fits[1]), common, families, (runs_base, runs_name), (recipe_base, recipe_name)
-    )
+    alone = _own_ceiling(fits[1]) - _own_ceiling(fits[0])
+    runs, recipe_draws = (runs_base, runs_name), (recipe_base, recipe_name)
+    return Sides(names, (fits[0], fits[1]), common, families, alone, runs, recipe_draws)
+
+
+def _own_ceiling(fits: Sequence[Fit]) -> float:
+    """Posterior mean of A, the runs alike, by the families that these runs favour by themselves."""
+    means_F = [
+        float(np.mean([(post.A * post.weight.sum(axis=2)).sum() for post in posts]))
+        for posts in ([fit.posterior.only(family) for fit in fits] for family in range(len(FAMILIES)))
+    ]
+    return float(joint_weights(fits) @ means_F)
 
 
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:

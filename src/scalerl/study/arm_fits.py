@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import PASS_RATES, draw_recipe, given_family, quantities
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.report.numbers import as_float, as_mapping
 from scalerl.study.record import StudyRecord, StudyRun
 
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
@@ -80,6 +82,14 @@ class ArmSummary:
     def seeds(self) -> list[int]:
         """Of the runs that have a fit, in the order of `fits`."""
         return [run.run.plan.seed for run in self.runs if run.fit is not None]
+
+    @property
+    def above(self) -> float | None:
+        """The ceiling known of its runs (`ceiling` in config.json), where the fitted one is above it."""
+        records = [run.run.record for run in self.runs if run.run.record is not None]
+        known = [as_float(as_mapping(record.config.get("ceiling")).get("value")) for record in records]
+        highest = max((value for value in known if value == value), default=math.inf)
+        return highest if "A" in self.quantities and self.quantities["A"].interval[0] > highest else None
 
     @property
     def why(self) -> str:

@@ -36,6 +36,7 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_idle_bound(study, ratios),
         *_few_seeds(arms),
         *_above_known(arms),
+        *_inert(study),
         *(text for arm in arms for text in _short(arm, axis)),
     ]
     return tuple(sentences)
@@ -109,22 +110,36 @@ def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
 
 
 def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
-    """Arms whose fitted ceiling is above the one that is known of their runs (`ceiling` in config.json)."""
-    found = []
-    for arm in arms:
-        known = [
-            as_float(as_mapping(run.run.record.config.get("ceiling")).get("value"))
-            for run in arm.runs
-            if run.run.record is not None
-        ]
-        highest = max((value for value in known if math.isfinite(value)), default=math.nan)
-        if "A" in arm.quantities and arm.quantities["A"].interval[0] > highest:
-            found.append(f"{arm.name} ({arm.quantities['A'].median:.3f}, known {highest:.3f})")
+    found = [
+        f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in arms if arm.above
+    ]
     if not found:
         return []
     return [
-        f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none "
-        "of the families, and its A and what is said of it do not hold beyond what was run."
+        f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of the "
+        "families, and nothing is claimed of its ceiling."
+    ]
+
+
+def _inert(study: StudyRecord) -> list[str]:
+    """Arms whose runs are those of another one, evaluation for evaluation."""
+    rates = {
+        arm.name: [
+            [(point.step, point.pass_rate) for point in run.record.evals] if run.record else []
+            for run in study.of_arm(arm.name)
+        ]
+        for arm in study.arms
+    }
+    twins = [
+        f"{name} and {other}"
+        for other, name in itertools.combinations(rates, 2)
+        if rates[name] == rates[other] and any(rates[name])
+    ]
+    if not twins:
+        return []
+    return [
+        f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in never "
+        "acted."
     ]
 
 

@@ -6,7 +6,7 @@ It reads the folder of a study alone, and never imports what trains.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from scalerl.curve.allocation_table import Allocation
@@ -120,7 +120,8 @@ def judge_study(
     arms = summarise(runs, budget, target, level)
     comparison = None
     if base in fits and len(fits) > 1:
-        comparison = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
+        asked = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
+        comparison = _possible(asked, {arm.name: arm for arm in arms})
     forecasts = judged_forecasts(study)
     switches = effects_of_switches(study, runs, level)
     split = allocation_of_batches(study, runs, axis, level)
@@ -140,6 +141,21 @@ def judge_study(
         effects=switches if isinstance(switches, Effects) else None,
         allocation=split if isinstance(split, Allocation) else None,
     )
+
+
+def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Comparison:
+    """Without claims on ceilings that are above what is known to be possible."""
+    pairs = []
+    for pair in comparison.pairs:
+        astray = [arms[name] for name in (pair.recipe, pair.base) if arms[name].above]
+        if astray and pair.ceiling.p is not None:
+            arm = astray[0]
+            why = (
+                f"the fitted ceiling of {arm.name} is above the {arm.above:.3f} that is known to be possible"
+            )
+            pair = replace(pair, ceiling=replace(pair.ceiling, verdict="no claim", why=why))
+        pairs.append(pair)
+    return replace(comparison, pairs=tuple(pairs))
 
 
 def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
