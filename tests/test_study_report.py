@@ -113,8 +113,7 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
             "decision": "stopped",
             "arm": list(arms)[-1],
             "budget": 6000.0,
-            "probability": 0.03,
-            "best": "base",
+            "probability": 0.97,
             "saved": 9e3,
         },
         {"decision": "learning rate", "arm": "base", "value": 2e-4, "tried": {"1e-4": 0.41, "2e-4": 0.45}},
@@ -259,7 +258,8 @@ def test_forecasts_stand_beside_what_was_measured(verdict):
 
 def test_decisions_say_what_was_saved(verdict):
     stopped, chosen = decisions_table(verdict).rows
-    assert "at 6,000 GPU-hours: probability .030" in stopped.cells[2].text
+    assert "at 6,000 GPU-hours: probability that its ceiling is below" in stopped.cells[2].text
+    assert stopped.cells[2].raw[:2] == (6000.0, 0.97)
     assert stopped.cells[3].raw == (9e3,)
     assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: .410, 2e-4: .450)"
     bare = replace(verdict, study=replace(verdict.study, decisions=({"decision": "stopped"},)))

@@ -187,7 +187,7 @@ def test_seeds_of_one_recipe_are_seldom_told_apart():
 
 
 def test_no_ceiling_is_claimed_where_the_family_that_both_share_decides():
-    """A lower ceiling, of a curve with a shorter tail: given the other's family it would be the higher one."""
+    """A lower ceiling, of a curve with a shorter tail: given the other family it would be the higher."""
     rng = np.random.default_rng(0)
     compute_N = np.linspace(0, 9, 31)
     (frechet,) = [family for family in FAMILIES if family.name == "frechet"]

@@ -242,7 +242,7 @@ def decisions_table(verdict: StudyVerdict) -> Table:
     columns = (
         Column("arm", ("arm",), prose=True),
         Column("decision", ("decision",), prose=True),
-        Column("why", ("budget", "probability", "best", "value", "tried"), prose=True),
+        Column("why", ("budget", "probability", "value", "tried"), prose=True),
         Column(f"saved ({unit.name})", ("saved",)),
     )
     rows = tuple(_decision_row(row, unit) for row in verdict.study.decisions)
@@ -252,21 +252,24 @@ def decisions_table(verdict: StudyVerdict) -> Table:
 
 def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
     budget, probability, saved = (as_float(row.get(key)) for key in ("budget", "probability", "saved"))
-    tried = as_mapping(row.get("tried"))
-    best, value = row.get("best"), as_float(row.get("value"))
-    if row.get("decision") == "stopped":
-        text = f"at {unit.show(budget)}"
-        text += f": probability {rate(probability)} of reaching the best arm" + (f", {best}" if best else "")
-    else:
+    value, tried = as_float(row.get("value")), as_mapping(row.get("tried"))
+    gains = as_mapping(row.get("gains"))
+    if row.get("decision") == "learning rate":
         listed = ", ".join(f"{key}: {_found(result)}" for key, result in tried.items())
         text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
+    elif row.get("decision") == "combined":
+        listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
+        text = f"pass rate at the budget, less that of the base: {listed}"
+    else:
+        known = "not told" if math.isnan(probability) else f"{probability:.3f}"
+        text = f"at {unit.show(budget)}: probability that its ceiling is below that of the best arm {known}"
     cells = (
         words(str(row.get("arm", ""))),
         words(str(row.get("decision", ""))),
-        Cell(text, (budget, probability, None if best is None else str(best), value, json.dumps(tried))),
+        Cell(text, (budget, probability, value, json.dumps(tried or gains))),
         share(saved, plain(saved / unit.size)),
     )
-    return Row(cells)
+    return Row(cells, "open" if row.get("decision") == "stopped" else "")
 
 
 def runs_table(verdict: StudyVerdict) -> Table:
