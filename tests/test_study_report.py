@@ -249,7 +249,7 @@ def test_forecasts_stand_beside_what_was_measured(verdict):
         assert row["inside"] == judged.outcome.word
         assert (row["forecast_low"], row["forecast_high"]) == judged.forecast.prediction
     assert "not measured" in {row["inside"] for row in rows}  # of the run that was cut short
-    scores = by_key(scores_table(verdict))
+    scores = by_key(scores_table(verdict.scores))
     assert [row["rms"] for row in scores] == [score.rms for score in verdict.scores]
     assert [row["rms_power_law"] for row in scores] == [
         score.rivals_rms["power law"] for score in verdict.scores

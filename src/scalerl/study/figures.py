@@ -135,8 +135,8 @@ def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple
         if (end < edge) if sign == "<" else (end > edge):
             axes.plot([edge], [place], sign, ms=6, color=colour, clip_on=False, zorder=4)
     if low <= found.median <= high:
-        marker = "X" if claim.verdict == "no claim" else "o"
-        face = colour if sure or marker == "X" else PAPER
+        marker = "D" if claim.verdict == "no claim" else "o"
+        face = colour if sure else PAPER
         axes.plot([found.median], [place], marker, ms=7, mfc=face, mec=colour, mew=1.4, zorder=5)
     return colour
 

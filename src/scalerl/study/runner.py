@@ -12,6 +12,7 @@ again, it goes on to the same end.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from scalerl.errors import WriteError
 from scalerl.files import lock
 from scalerl.record import final_folder
 from scalerl.rl.base import find_model, is_built
+from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
@@ -172,9 +174,17 @@ class _Runner:
         append_row(self.folder / ATTEMPTS, vars(attempt))
         text = f"{task.run.key}: {outcome}"
         if outcome == "done":
+            self._tidy(task.run)
             return f"{text} in {job.seconds:.0f} s, pass rate {job.pass_rate:.3f}"
         again = "" if self._ended(task) else "; it is tried again"
         return f"{text} ({cause}){again}"
+
+    def _tidy(self, run: PlannedRun) -> None:
+        """A run that has reached its end keeps its final weights, and nothing to resume from."""
+        folder = self.folder / run.folder
+        if final_folder(folder).is_dir():
+            for _, checkpoint in step_folders(final_folder(folder).parent):
+                shutil.rmtree(checkpoint)
 
     def _progress(self, done: int, runs: int, running: Sequence[Job], notice: str = "") -> StudyProgress:
         under_way = tuple((job.task.run.key, job.share, job.pass_rate) for job in running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.curve.backtest import RIVALS
@@ -28,7 +28,7 @@ from scalerl.study.table import (
     spread_keys,
     words,
 )
-from scalerl.study.verdict import ArmSummary, FittedRun, StudyVerdict
+from scalerl.study.verdict import ArmSummary, FittedRun, ForecastScore, StudyVerdict
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
 _CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
@@ -40,7 +40,7 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
         verdict_table(verdict),
         *([effects_table(verdict.effects)] if verdict.effects else []),
         *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
-        scores_table(verdict),
+        scores_table(verdict.scores),
         forecasts_table(verdict),
         stability_table(verdict),
         decisions_table(verdict),
@@ -167,9 +167,9 @@ def stability_table(verdict: StudyVerdict) -> Table:
     return Table("stability", "Stability", columns, tuple(rows), note)
 
 
-def scores_table(verdict: StudyVerdict) -> Table:
+def scores_table(scores: Sequence[ForecastScore]) -> Table:
     """Forecasts by the share of their target's compute at which they were frozen."""
-    rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in verdict.scores)]
+    rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
     columns = (
         Column("made at", ("share",)),
         Column("forecasts", ("forecasts",)),
@@ -193,7 +193,7 @@ def scores_table(verdict: StudyVerdict) -> Table:
                 *(_known(score.rivals_rms.get(name)) for name in rivals),
             )
         )
-        for score in verdict.scores
+        for score in scores
     )
     note = (
         "Every forecast was on the disk before its outcome. Coverage: share of intervals that held what was "

@@ -1,0 +1,175 @@
+"""Our own studies: what each of them says, and how all of their forecasts held.
+
+    python benchmarks/evidence.py [NAME ...]           the studies kept in benchmarks/studies, from their data
+    python benchmarks/evidence.py --keep FOLDER ...     keep the data of studies that were run
+
+A study is run by `scalerl study benchmarks/studies/NAME.toml -o FOLDER`. What is kept of it is all that the
+verdict reads, as NAME.tar.xz beside the study file: plan, attempts, decisions, forecasts without their bands,
+and of every run its config, evaluations, alarms, and of its steps the importance ratios.
+
+Pooled over all studies, of every forecast frozen at a quarter and half of a run: coverage and width of the
+95 % interval, the interval score, and the rms error beside five rivals'. `siblings` is the same fit with a
+prior of B and A learnt from finished runs of the other arms and other seeds of its study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from scalerl.curve import Fit, fit
+from scalerl.curve.campaign import MIN_SIBLINGS
+from scalerl.curve.scores import interval_score
+from scalerl.errors import CannotAnswerError
+from scalerl.study import formats
+from scalerl.study.forecast_scores import JudgedForecast, score_forecasts
+from scalerl.study.record import ATTEMPTS, DECISIONS, FORECASTS, PLAN, StudyRecord
+from scalerl.study.tables import scores_table, study_tables
+from scalerl.study.verdict import StudyVerdict, judge_study
+
+HERE = Path(__file__).parent / "studies"
+OF_RUN = ("config.json", "evals.jsonl", "alarms.jsonl")
+OF_STEP = ("step", "skipped", "ratio_max", "ratio_clipped", "ess", "entropy", "truncated", "zero_variance")
+
+
+def keep(folder: Path) -> Path:
+    """Write the archive of a study."""
+    study = StudyRecord.read(folder)
+    out = HERE / f"{study.plan['name']}.tar.xz"
+    with tarfile.open(out, "w:xz", preset=9) as archive:
+        for name in (PLAN, ATTEMPTS, DECISIONS):
+            _add(archive, folder / name, name)
+        _add_rows(archive, FORECASTS, [_bare(row) for row in study.forecasts])
+        for run in study.runs:
+            place = folder / run.plan.folder
+            for name in OF_RUN:
+                _add(archive, place / name, f"{run.plan.folder}/{name}")
+            if run.record is None:
+                continue
+            steps = [{key: row[key] for key in OF_STEP if key in row} for row in run.record.steps()]
+            _add_rows(archive, f"{run.plan.folder}/steps.jsonl", steps)
+            _add_rows(archive, f"{run.plan.folder}/{FORECASTS}", [_bare(row) for row in run.record.forecasts])
+            if run.outcome == "finished":
+                _add_text(archive, f"{run.plan.folder}/checkpoints/final/README", "No weights are kept.\n")
+    return out
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    if path.is_file():
+        _add_text(archive, name, path.read_text())
+
+
+def _bare(forecast: dict) -> dict:
+    """Without its band, which is drawn only."""
+    return {key: value for key, value in forecast.items() if key != "curve"}
+
+
+def _add_rows(archive: tarfile.TarFile, name: str, rows: Sequence[dict]) -> None:
+    _add_text(archive, name, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
+    data = text.encode()
+    info = tarfile.TarInfo(name)  # no owner, no time: the same study is the same archive
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def kept(names: Sequence[str]) -> Iterator[StudyRecord]:
+    """The studies of these names, unpacked for as long as each is looked at; all without any."""
+    for name in names or sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz")):
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(HERE / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+            yield StudyRecord.read(folder)
+
+
+@dataclass(frozen=True)
+class WithSiblings:
+    """A forecast of a run's end from its first part: alone, and with what its siblings say."""
+
+    share: float
+    measured: float
+    alone: tuple[float, tuple[float, float]]
+    helped: tuple[float, tuple[float, float]]
+
+
+def with_siblings(verdict: StudyVerdict, share: float) -> Iterator[WithSiblings]:
+    """Of every finished run that has enough siblings."""
+    fits = [(run.run.plan, run.fit) for arm in verdict.arms for run in arm.runs if run.fit]
+    for plan, whole in fits:
+        siblings: list[Fit] = [f for other, f in fits if other.arm != plan.arm and other.seed != plan.seed]
+        if len(siblings) < MIN_SIBLINGS:
+            continue
+        points, end = whole.points, float(whole.points.compute_N.max())
+        early = points.select(points.compute_N <= share * end * (1 + 1e-9))
+        try:
+            own = fit(early, prior_from=siblings)
+        except CannotAnswerError:
+            continue
+        if own.campaign is None:
+            continue
+        yield WithSiblings(
+            share, float(points.pass_rate_N[-1]), own.evaluation(end), own.campaign.evaluation(end)
+        )
+
+
+def print_siblings(found: Sequence[WithSiblings]) -> None:
+    """A row for every share."""
+    print("\n| made at | forecasts | | inside | width | interval score | rms error |")
+    print("|---|---|---|---|---|---|---|")
+    for share in sorted({one.share for one in found}):
+        chosen = [one for one in found if one.share == share]
+        y = np.array([one.measured for one in chosen])
+        for label in ("alone", "helped"):
+            answers = [getattr(one, label) for one in chosen]
+            mean = np.array([mean for mean, _ in answers])
+            low, high = np.array([ends for _, ends in answers]).T
+            score = interval_score(low, high, y, 0.95).mean()
+            print(
+                f"| {share:g} | {len(chosen)} | {'with siblings' if label == 'helped' else label} | "
+                f"{np.mean((low <= y) & (y <= high)):.3f} | {np.mean(high - low):.3f} | {score:.3f} | "
+                f"{math.sqrt(np.mean((mean - y) ** 2)):.4f} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "studies", nargs="*", metavar="NAME", help="of benchmarks/studies (all that are kept)"
+    )
+    parser.add_argument("--keep", type=Path, nargs="+", metavar="FOLDER", help="keep the data of these")
+    args = parser.parse_args()
+    for folder in args.keep or ():
+        print(keep(folder))
+    if args.keep:
+        return
+    judged: list[JudgedForecast] = []
+    helped: list[WithSiblings] = []
+    for study in kept(args.studies):
+        verdict = judge_study(study)
+        tables = {table.name: table for table in study_tables(verdict)}
+        print(f"\n# {study.plan['name']}\n")
+        for name in ("verdict", "effects", "allocation", "forecast_scores", "stability"):
+            if name in tables:
+                print(formats.markdown(tables[name]))
+        for caution in verdict.cautions:
+            print(f"- {caution}")
+        judged += verdict.forecasts
+        for share in (0.25, 0.5):
+            helped += with_siblings(verdict, share)
+    print("\n# All forecasts\n")
+    print(formats.markdown(scores_table(score_forecasts(judged))))
+    print_siblings(helped)
+
+
+if __name__ == "__main__":
+    main()
