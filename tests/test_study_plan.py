@@ -182,10 +182,12 @@ def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
         {
             "step": step,
             "pass_rate": 0.2,
+            "n_prompts": 100,
+            "n_samples": 2,
             "device_seconds": {
                 "generate": 1800 * step,
                 "train": 1000 * step,
-                "evaluate": 9e9,
+                "evaluate": 30 * step,
                 "idle": 800 * step,
             },
             "flops": {"generate": 1e11 * step, "train": 3e11 * step},
@@ -196,8 +198,11 @@ def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
     assert RunRecord.read(like).compute("gpu_hours")[-1] == 2
     known = estimate(plan, tmp_path, [like], cores=2)  # an hour for 4e11
     assert known.gpu_hours == pytest.approx(unknown.compute / 4e11)
-    assert known.wall_hours == pytest.approx(known.gpu_hours / 2)
-    assert known.dollars == pytest.approx(3 * known.gpu_hours)
+    # 60 seconds for 3 evaluations of 200 completions; 31 of 400 each here, 11 of a trial.
+    hours = 2 * (3 * 31 + 2 * 11) * 400 * 60 / 600 / 3600
+    assert known.evaluation_hours == pytest.approx(hours)
+    assert known.wall_hours == pytest.approx((known.gpu_hours + hours) / 2)
+    assert known.dollars == pytest.approx(3 * (known.gpu_hours + hours))
     base = load_recipe("demo")
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 176 + 2 * 64) + 64 + 64 * 24
     cache = (base.rows + base.evaluation.rows) * (26 + 19) * 2 * 2 * 64 * 4

@@ -20,10 +20,11 @@ from scalerl.jsonl import dumps
 from scalerl.record import DeviceSeconds, EvalPoint
 from scalerl.run_writer import RunWriter
 from scalerl.study import formats
-from scalerl.study.answers import answers, kind_of, pair_of
+from scalerl.study.answers import answers
 from scalerl.study.curve_figures import linearised
 from scalerl.study.curves import RunPoints
 from scalerl.study.figures import forest_figure, study_figures
+from scalerl.study.kinds import kind_of
 from scalerl.study.labels import apart, short_names
 from scalerl.study.page import print_study, study_html, study_latex, study_markdown, write_study_report
 from scalerl.study.record import StudyRecord
@@ -215,8 +216,7 @@ def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
     assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
     assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
     assert rows[1].cells[3].text == "withheld"
-    pair = pair_of(misfit, "loss=dapo")
-    assert pair is not None
+    pair = misfit.pairs["loss=dapo"]
     assert kind_of(pair) == "no claim"
     assert forest_figure(misfit) is not None
     assert all(one.text.startswith("allows no claim") for one in answers(misfit)[1:])

@@ -136,7 +136,9 @@ def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
             ("budgets", ", ".join(unit_for(plan.axis, b).show(b) for b in plan.budgets)),
             ("learning rate", rate_in_words(plan)),
             ("compute", unit.show(cost.compute)),
-            ("time", f"{_hours(cost.gpu_hours)} GPU-hours, {_hours(cost.wall_hours)} on {cores} cores{hint}"),
+            ("training", f"{_hours(cost.gpu_hours)} GPU-hours{hint}"),
+            ("evaluations", f"{_hours(cost.evaluation_hours)} GPU-hours"),
+            ("in all", f"{_hours(cost.wall_hours)} hours on {cores} cores, starts of processes apart"),
             ("price", dollars),
             ("folder", str(folder)),
         ]

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from scalerl.curve.comparison import Claim, Pair
 from scalerl.report.numbers import p_value, unit_for
+from scalerl.study.kinds import Kind, is_made, kind_of
 from scalerl.study.table import difference_cell, rate_cell
 from scalerl.study.verdict import ArmSummary, StudyVerdict
 
-Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "no claim", "not compared"]
-
-WORDS: dict[Kind, str] = {
-    "base": "the base",
-    "both": "moves the ceiling and the efficiency",
-    "ceiling": "moves the ceiling",
-    "efficiency": "moves the efficiency",
-    "noise": "not distinguishable",
-    "no claim": "no claim",
-    "not compared": "not compared",
-}
-"""The verdict on an arm in a few words, in the order in which a page gives them."""
 HEADINGS: dict[Kind, str] = {
     "base": "The base",
     "both": "Moves the ceiling and the efficiency",
@@ -31,7 +19,7 @@ HEADINGS: dict[Kind, str] = {
     "no claim": "No claim",
     "not compared": "Not compared",
 }
-_MOVED = {
+MOVED = {
     "higher ceiling": "raises the ceiling",
     "lower ceiling": "lowers the ceiling",
     "reaches it sooner": "gets to 3/4 of its own gain sooner",
@@ -62,22 +50,6 @@ def answers(verdict: StudyVerdict) -> list[Answer]:
     return [_answer(verdict, arm) for arm in verdict.arms]
 
 
-def pair_of(verdict: StudyVerdict, arm: str) -> Pair | None:
-    """The arm against the base, where it is compared."""
-    pairs = verdict.comparison.pairs if verdict.comparison else ()
-    return next((pair for pair in pairs if pair.recipe == arm), None)
-
-
-def kind_of(pair: Pair) -> Kind:
-    """What a pair's two claims come to."""
-    ceiling, efficiency = (claim.verdict in _MOVED for claim in (pair.ceiling, pair.efficiency))
-    if ceiling and efficiency:
-        return "both"
-    if ceiling or efficiency:
-        return "ceiling" if ceiling else "efficiency"
-    return "no claim" if "no claim" in (pair.ceiling.verdict, pair.efficiency.verdict) else "noise"
-
-
 def claim_text(claim: Claim) -> str:
     """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `no claim`."""
     if claim.verdict == "no claim":
@@ -91,7 +63,7 @@ def claim_text(claim: Claim) -> str:
 def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     if arm.name == verdict.study.plan["base"]:
         return Answer(arm.name, "base", _base_text(verdict, arm))
-    pair = pair_of(verdict, arm.name)
+    pair = verdict.pairs.get(arm.name)
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
         return Answer(arm.name, "not compared", f"is not compared: {why}.")
@@ -103,8 +75,8 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
         reasons = "; ".join(dict.fromkeys(claim.why for claim in claims))
         return Answer(arm.name, kind, f"allows no claim: {reasons}.")
     # What moves comes first.
-    parts = [_moved_text(pair, claim) for claim in claims if claim.verdict in _MOVED]
-    parts += [_open_text(pair, claim) for claim in claims if claim.verdict not in _MOVED]
+    parts = [_moved_text(pair, claim) for claim in claims if is_made(claim)]
+    parts += [_open_text(pair, claim) for claim in claims if not is_made(claim)]
     return Answer(arm.name, kind, f"{'; '.join(parts)}.")
 
 
@@ -127,9 +99,9 @@ def budget_text(verdict: StudyVerdict) -> str:
 def _moved_text(pair: Pair, claim: Claim) -> str:
     p = f"adjusted {_p(claim)}"
     if claim is pair.ceiling:
-        return f"{_MOVED[claim.verdict]}: A {difference_cell(pair.differences['A']).whole}, {p}"
+        return f"{MOVED[claim.verdict]}: A {difference_cell(pair.differences['A']).whole}, {p}"
     compute = difference_cell(pair.differences["compute_to_own"]).whole
-    return f"{_MOVED[claim.verdict]}: compute {compute}, {p}"
+    return f"{MOVED[claim.verdict]}: compute {compute}, {p}"
 
 
 def _open_text(pair: Pair, claim: Claim) -> str:

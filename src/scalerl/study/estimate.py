@@ -11,7 +11,8 @@ from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.rl.base import model_shape
 from scalerl.rl.model_check import cache_bytes
-from scalerl.rl.recipe import Recipe
+from scalerl.rl.recipe import Evaluation, Recipe
+from scalerl.study.arms import Arm
 from scalerl.study.plan import Plan
 
 _MASTER_BYTES = 16
@@ -27,14 +28,17 @@ class ArmCost:
     compute: float
     """In the unit of the study's budgets."""
     gpu_hours: float | None
-    """None where no run has shown how long that takes."""
+    """Of training; None where no run has shown how long that takes."""
+    evaluation_hours: float | None
+    """Of the devices, beside that."""
     memory_bytes: int | None
     """Of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
 
 
 @dataclass(frozen=True)
 class StudyCost:
-    """Of a study. `wall_hours` is with as many runs at once as the cores allow."""
+    """Of a study. `wall_hours` is with as many runs at once as the cores allow; that and `dollars` have the
+    evaluations in them."""
 
     arms: tuple[ArmCost, ...]
     wall_hours: float | None
@@ -52,9 +56,41 @@ class StudyCost:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of all arms; None where it is not known of one."""
-        hours = [arm.gpu_hours for arm in self.arms]
-        return None if None in hours else sum(hour for hour in hours if hour is not None)
+        """Of training all arms; None where it is not known of one."""
+        return _sum([arm.gpu_hours for arm in self.arms])
+
+    @property
+    def evaluation_hours(self) -> float | None:
+        """Of evaluating all arms; None where it is not known of one."""
+        return _sum([arm.evaluation_hours for arm in self.arms])
+
+
+def _sum(hours: Sequence[float | None]) -> float | None:
+    return None if None in hours else sum(hour for hour in hours if hour is not None)
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How long a run trained for a unit of compute, and evaluated a completion; its held-out prompts."""
+
+    hours_per_unit: float
+    hours_per_completion: float
+    n_prompts: int
+
+    @classmethod
+    def of(cls, record: RunRecord, axis: str) -> _Pace:
+        hours, compute = record.compute("gpu_hours")[-1], record.compute(axis)[-1]
+        if not (hours > 0 and compute > 0):
+            raise InputError(f"{record.path}: nothing was trained yet, so it shows no time")
+        evaluated = sum(point.n_prompts * point.n_samples for point in record.evals)
+        seconds = record.evals[-1].device_seconds.evaluate
+        each = seconds / 3600 / evaluated if evaluated and seconds > 0 else 0.0
+        return cls(float(hours / compute), each, record.evals[-1].n_prompts)
+
+    def evaluation_hours(self, evaluation: Evaluation, share: float) -> float:
+        """Of the evaluations up to a share of the budget."""
+        made = round(evaluation.count * share) + 1
+        return made * self.n_prompts * evaluation.samples * self.hours_per_completion
 
 
 def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> StudyCost:
@@ -69,42 +105,43 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     Raises:
         InputError: a run of `like` cannot be read, or has another axis.
     """
-    shown = [_hours_per_unit(RunRecord.read(path), plan.axis) for path in like]
-    own = {arm.name: _rates(plan, folder, arm.name) for arm in plan.arms}
-    general = shown or [rate for rates in own.values() for rate in rates]
-    trials = list(plan.trials())
-    costs = []
-    for arm in plan.arms:
-        tried = [run for run, of, _ in trials if of.name == arm.name]
-        tuning = plan.learning_rate.budget if plan.learning_rate else 0.0
-        compute = len(plan.seeds) * plan.budgets[-1] + len(tried) * tuning
-        rates = own[arm.name] or general
-        hours = compute * median(rates) if rates else None
-        costs.append(ArmCost(arm.name, len(plan.seeds) + len(tried), compute, hours, _memory(arm.recipe)))
-    total = StudyCost(tuple(costs), None, None)
-    if (hours := total.gpu_hours) is None:
+    shown = [_Pace.of(RunRecord.read(path), plan.axis) for path in like]
+    own = {arm.name: _paces(plan, folder, arm.name) for arm in plan.arms}
+    general = shown or [pace for paces in own.values() for pace in paces]
+    total = StudyCost(tuple(_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms), None, None)
+    if total.gpu_hours is None or total.evaluation_hours is None:
         return total
     # Device-hours over the devices that compute at once.
+    hours = total.gpu_hours + total.evaluation_hours
     devices = max(cores, plan.arms[0].recipe.placement.devices)
     return StudyCost(total.arms, hours / devices, hours * plan.price if plan.price else None)
 
 
-def _rates(plan: Plan, folder: Path, arm: str) -> list[float]:
-    """GPU-hours for a unit of compute, of the runs of an arm that are there."""
+def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
+    last, seeds = plan.budgets[-1], len(plan.seeds)
+    tried = sum(of.name == arm.name for _, of, _ in plan.trials())
+    tuning = plan.learning_rate.budget if plan.learning_rate else 0.0
+    compute = seeds * last + tried * tuning
+    hours = evaluation = None
+    if paces:
+        hours = compute * median(pace.hours_per_unit for pace in paces)
+        each = arm.recipe.evaluation
+        evaluation = median(
+            seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
+            for pace in paces
+        )
+    return ArmCost(arm.name, seeds + tried, compute, hours, evaluation, _memory(arm.recipe))
+
+
+def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
+    """Of the runs of an arm that are there."""
     found = []
     for run in plan.runs:
         if run.arm == arm and (folder / run.folder / "evals.jsonl").is_file():
             record = RunRecord.read(folder / run.folder)
             if len(record.evals) > 1:
-                found.append(_hours_per_unit(record, plan.axis))
+                found.append(_Pace.of(record, plan.axis))
     return found
-
-
-def _hours_per_unit(record: RunRecord, axis: str) -> float:
-    hours, compute = record.compute("gpu_hours")[-1], record.compute(axis)[-1]
-    if not (hours > 0 and compute > 0):
-        raise InputError(f"{record.path}: nothing was trained yet, so it shows no time")
-    return float(hours / compute)
 
 
 def _memory(recipe: Recipe) -> int | None:

@@ -17,7 +17,7 @@ from scalerl.curve.comparison import Claim, Difference
 from scalerl.curve.quantiles import Interval
 from scalerl.report.numbers import percent, signed, unit_for
 from scalerl.report.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
-from scalerl.study.answers import claim_text, pair_of
+from scalerl.study.answers import claim_text
 from scalerl.study.curve_figures import linearised_figure, overlay_figure
 from scalerl.study.curves import arm_curves
 from scalerl.study.labels import short_names
@@ -75,7 +75,7 @@ _FORECASTS = (
 
 def forest_figure(verdict: StudyVerdict) -> Figure | None:
     """Differences in A, and ratios of the compute to an arm's own gain; None where nothing is compared."""
-    rows = [(arm.name, pair) for arm in verdict.arms if (pair := pair_of(verdict, arm.name))]
+    rows = [(arm.name, pair) for arm in verdict.arms if (pair := verdict.pairs.get(arm.name))]
     if not rows:
         return None
     known = short_names([arm.name for arm in verdict.arms])

@@ -10,8 +10,9 @@ from typing import Any
 from scalerl.curve.backtest import RIVALS
 from scalerl.curve.comparison import Claim, Pair
 from scalerl.report.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
-from scalerl.study.answers import WORDS, budget_text, claim_text, kind_of, pair_of
+from scalerl.study.answers import budget_text, claim_text
 from scalerl.study.design_tables import allocation_table, effects_table
+from scalerl.study.kinds import WORDS, kind_of
 from scalerl.study.table import (
     Cell,
     Column,
@@ -82,7 +83,7 @@ def verdict_table(verdict: StudyVerdict) -> Table:
 
 
 def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -> Row:
-    found, pair = arm.quantities, pair_of(verdict, arm.name)
+    found, pair = arm.quantities, verdict.pairs.get(arm.name)
     base = arm.name == verdict.study.plan["base"]
     finished = arm.stability.outcomes.get("finished", 0)
     differences = pair.differences if pair else {}

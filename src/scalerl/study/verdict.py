@@ -11,14 +11,15 @@ from typing import Any
 
 from scalerl.curve.allocation_table import Allocation
 from scalerl.curve.compare import compare
-from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.comparison import Comparison, Pair
 from scalerl.curve.effect_tables import Effects
-from scalerl.curve.result import check_level, span
+from scalerl.curve.result import check_level
 from scalerl.jsonl import plain
 from scalerl.study.arm_fits import ArmSummary, Estimate, FittedRun, Stability, fit_arms, fits_of, summarise
 from scalerl.study.cautions import cautions
 from scalerl.study.designs import allocation_of_batches, effects_of_switches
 from scalerl.study.forecast_scores import ForecastScore, JudgedForecast, judged_forecasts, score_forecasts
+from scalerl.study.kinds import WORDS, kind_of
 from scalerl.study.record import StudyRecord
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "Stability",
     "StudyVerdict",
     "judge_study",
-    "verdict_words",
 ]
 
 
@@ -168,45 +168,13 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
     return without
 
 
-def verdict_words(pair: Pair) -> str:
-    """The verdict on an arm in a few words: what it moves, and by how much."""
-    if pair.efficiency.verdict == "no claim":  # a misfit, which leaves nothing to be said of either
-        return f"no claim ({pair.efficiency.why})"
-    moves = []
-    if _is_made(pair.ceiling):
-        moves.append(f"moves the ceiling ({_amount(pair.differences['A'])})")
-    if _is_made(pair.efficiency):
-        own = _amount(pair.differences["compute_to_own"])
-        moves.append(f"moves the efficiency ({own} compute to its own gain)")
-    if pair.ceiling.verdict != "no claim":
-        return " and ".join(moves) or f"not distinguishable ({_seeds(pair)})"
-    words = " and ".join(moves) or f"efficiency not distinguishable ({_seeds(pair)})"
-    return f"{words}; no claim on the ceiling ({pair.ceiling.why})"
-
-
-def _is_made(claim: Claim) -> bool:
-    return claim.verdict not in ("not distinguishable", "no claim")
-
-
-def _amount(difference: Difference) -> str:
-    spec, lead = ("+.3f", "") if difference.kind == "difference" else (".2f", "x")
-    return f"{lead}{difference.median:{spec}} {span(difference.interval, spec)}"
-
-
-def _seeds(pair: Pair) -> str:
-    """Of the questions that are open, the seeds that the nearer one takes."""
-    asked = [claim.seeds for claim in (pair.ceiling, pair.efficiency) if claim.verdict != "no claim"]
-    fewest = min((seeds for seeds in asked if seeds is not None), default=None)
-    return "more than 100 seeds would tell" if fewest is None else f"{fewest} seeds would tell"
-
-
 def _arm_json(arm: ArmSummary, pair: Pair | None) -> dict[str, Any]:
     stability = asdict(arm.stability)
     stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
     stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
     return {
         "arm": arm.name,
-        "verdict": pair and verdict_words(pair),
+        "verdict": pair and WORDS[kind_of(pair)],
         "quantities": {name: asdict(estimate) for name, estimate in arm.quantities.items()},
         "identified": arm.identified,
         "stability": stability,
