@@ -158,7 +158,7 @@ def main() -> None:
         verdict = judge_study(study)
         tables = {table.name: table for table in study_tables(verdict)}
         print(f"\n# {study.plan['name']}\n")
-        for name in ("verdict", "effects", "allocation", "forecast_scores", "stability"):
+        for name in ("verdict", "measured", "effects", "allocation", "forecast_scores", "stability"):
             if name in tables:
                 print(formats.markdown(tables[name]))
         for caution in verdict.cautions:

@@ -92,3 +92,27 @@ def test_arms_that_differ_in_more_are_no_grid(studies, tmp_path):
     arms = {str(n): studies.Truth(changes={"batch": {"prompts": n, "samples": 16}}) for n in (8, 16, 32)}
     arms["other"] = studies.Truth(changes={"batch": {"prompts": 64, "samples": 16}, "rows": 3})
     assert judge_study(StudyRecord.read(studies.write(tmp_path, arms, seeds=1))).allocation is None
+
+
+def test_what_was_measured_is_told_without_a_curve(studies, tmp_path):
+    """By hand: two seeds, on computes at which they were evaluated, one arm cut short."""
+    arms = {"base": studies.Truth(), "other": studies.Truth(last={1: 200})}
+    path = studies.write(tmp_path, arms, seeds=2)
+    verdict = judge_study(StudyRecord.read(path))
+    table = next(table for table in study_tables(verdict) if table.name == "measured")
+    base, other = (dict(zip(table.keys, row, strict=True)) for row in table.raw_rows())
+    rates = {
+        (arm, seed): {
+            row["step"]: row["pass_rate"] for row in studies.evaluations(path / "runs" / arm / f"seed{seed}")
+        }
+        for arm in ("base", "other")
+        for seed in (0, 1)
+    }
+    assert base["at_1"] == pytest.approx((rates["base", 0][400] + rates["base", 1][400]) / 2)
+    assert other["at_1"] == pytest.approx(rates["other", 0][400] - rates["base", 0][400])
+    assert other["at_1_se"] is None
+    quarter = [(of[96] * 12 + of[112] * 4) / 16 for of in rates.values()]  # step 100
+    assert base["at_0.25"] == pytest.approx((quarter[0] + quarter[1]) / 2)
+    differences = quarter[2] - quarter[0], quarter[3] - quarter[1]
+    assert other["at_0.25"] == pytest.approx(sum(differences) / 2)
+    assert other["at_0.25_se"] == pytest.approx(abs(differences[0] - differences[1]) / 2)

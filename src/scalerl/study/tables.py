@@ -13,6 +13,7 @@ from scalerl.report.numbers import DASH, Unit, as_float, as_mapping, percent, pl
 from scalerl.study.answers import budget_text, claim_text
 from scalerl.study.design_tables import allocation_table, effects_table
 from scalerl.study.kinds import WORDS, kind_of
+from scalerl.study.measured import measured_table
 from scalerl.study.table import (
     Cell,
     Column,
@@ -39,6 +40,7 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
     """All tables that have a row, in the order of the page."""
     made = (
         verdict_table(verdict),
+        measured_table(verdict),
         *([effects_table(verdict.effects)] if verdict.effects else []),
         *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
         scores_table(verdict.scores),
