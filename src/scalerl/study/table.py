@@ -52,8 +52,9 @@ class Cell:
 
     @property
     def whole(self) -> str:
-        """The text and what stands beside it, in one line."""
-        return f"{self.text} {self.beside}".rstrip().replace("\n", ", ")
+        """The text and what stands beside it, in one line; words beside words are in brackets."""
+        beside = self.beside.replace("\n", ", ")
+        return f"{self.text} {beside if beside.startswith(('[', '±')) else beside and f'({beside})'}".rstrip()
 
 
 @dataclass(frozen=True)
