@@ -20,7 +20,7 @@ from scalerl.report.frozen import FrozenForecast, Outcome, judge
 from scalerl.report.numbers import as_float, as_mapping
 from scalerl.study.record import StudyRecord, StudyRun
 
-ALIKE = 0.05
+ALIKE = 0.08
 """Shares of the target that differ by no more are pooled."""
 
 
