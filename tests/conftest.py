@@ -77,6 +77,7 @@ def _write_run(
 ) -> None:
     folder.mkdir(parents=True)
     noise = rng.normal(0, 1, STEPS // EVERY + 1)
+    noise[0] = 0.0  # before any training all arms are one model
     points = []
     for step, z in zip(range(0, last + 1, EVERY), noise, strict=False):
         compute = budget * step / STEPS

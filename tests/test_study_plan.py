@@ -1,6 +1,7 @@
 """The plan of a study: what is run, on what terms, and what is refused or warned of before anything is."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,11 @@ from scalerl.cli import main
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.rl.recipe import FlopsBudget, load_recipe
-from scalerl.study.arms import Listed
+from scalerl.study.arms import Grid, Listed
 from scalerl.study.estimate import estimate
 from scalerl.study.plan import folder_name, make_plan, rate_in_words, write_plan
 from scalerl.study.record import StudyRecord
-from scalerl.study.spec import LearningRate, Study, load_study
+from scalerl.study.spec import LearningRate, Stop, Study, load_study
 
 DAPO = {"dapo": {"loss": {"kind": "dapo"}}}
 STUDY = Study(base="demo", seeds=3, arm=DAPO)
@@ -64,10 +65,10 @@ def test_an_arm_with_another_budget_of_thinking_begins_from_the_same_model():
 
 
 def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds():
-    plan = make_plan(replace(STUDY, learning_rate=LearningRate(values=(1e-5, 1e-4), budget=1e11, seeds=2)))
+    plan = make_plan(replace(STUDY, learning_rate=LearningRate(values=(1e-5, 1e-4), budget=3e11, seeds=2)))
     trials = list(plan.trials())
     assert len(trials) == 2 * 2 * 2
-    assert {run.seed for run, _, _ in trials} == {3, 4}
+    assert {run.seed for run, _, _ in trials} == {1_000_000, 1_000_001}
     assert {arm.recipe.optimiser.lr for _, arm, _ in trials} == {1e-5, 1e-4}
     assert "tuned for each arm by one rule" in rate_in_words(plan)
     assert rate_in_words(make_plan(STUDY)) == "fixed, 3e-05 for all arms"
@@ -78,9 +79,13 @@ def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds(
     [
         ({"seeds": 0}, "seeds must be a number of 1 or more"),
         ({"seeds": (1, 1)}, "one is given twice"),
-        ({"budgets": (2e11, 1e11)}, "budgets must be above 0 and rise"),
+        ({"budgets": (2e11, 1e11)}, "budgets must be above 0, finite, and rise"),
         ({"retries": -1}, "retries must be 0 or more"),
         ({"target": 1.2}, "target must be a pass rate"),
+        ({"budgets": (1e11, math.inf)}, "budgets must be above 0, finite, and rise"),
+        ({"arm": {"base": {"rows": 3}}}, "the base is an arm of its own already"),
+        ({"name": "../.."}, "name must be that of a folder"),
+        ({"stop": Stop(below_best=0.9)}, "there is no budget to stop at"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_none(changes, message):
@@ -106,13 +111,15 @@ def test_a_study_that_makes_no_sense_is_none(changes, message):
         ({"arm": {"a": {"task": {"k_max": 5, "skip": []}}}}, "arm a: its held-out prompts are others"),
         ({"arm": {"a/b": {"rows": 2}, "a b": {"rows": 3}}}, "'a/b' and 'a b' would share a folder"),
         ({"arm": {}}, "by a rule, .arms.; found neither"),
+        ({"arm": {}, "arms": Grid({"rows": tuple(range(1, 300))})}, "299 are more than a study tells apart"),
+        ({"arm": {}, "arms": Grid({"lora": (1,), "lora.rank": (2, 3)})}, "which has a value of its own"),
         (
             {"models": ("m",), "arm": {"a": {"model": "other"}}},
             "models: the model of arm a is its own",
         ),
         (
             {"learning_rate": LearningRate(values=(1e-5, 1e-4), budget=1e13)},
-            "learning_rate.budget: 1e.13 is more",
+            "learning_rate.budget: 1e.13 has 200 of the 30 evaluations",
         ),
     ],
 )
@@ -160,8 +167,17 @@ def test_a_study_may_grow_and_not_become_another(tmp_path):
     write_plan(grown, tmp_path)
     record = StudyRecord.read(tmp_path)
     assert (len(record.runs), record.runs[0].outcome, record.plan["base"]) == (15, "not started", "base")
+    with pytest.raises(InputError, match="holds arm k1, which is not in this study; it may grow, not shrink"):
+        write_plan(make_plan(replace(STUDY, seeds=5)), tmp_path)
+    with pytest.raises(InputError, match="holds arm base seed 3 of model"):
+        write_plan(make_plan(replace(STUDY, arm={**DAPO, "k1": {"schedule": {"k": 1}}})), tmp_path)
+    with pytest.raises(InputError, match="holds a study with rules"):
+        write_plan(make_plan(replace(STUDY, models=("chain-base:seed=4",))), tmp_path)
+    gspo = {"dapo": {"loss": {"kind": "gspo"}}, "k1": {"schedule": {"k": 1}}}
     with pytest.raises(InputError, match="holds arm dapo with loss"):
-        write_plan(make_plan(replace(STUDY, arm={"dapo": {"loss": {"kind": "gspo"}}})), tmp_path)
+        write_plan(make_plan(replace(STUDY, seeds=5, arm=gspo)), tmp_path)
+    slower = {**DAPO, "k1": {"schedule": {"k": 1}}, "slow": {"optimiser": {"lr": 1e-6}}}
+    write_plan(make_plan(replace(STUDY, seeds=5, arm=slower)), tmp_path)  # with a rate of its own
     with pytest.raises(InputError, match=r"holds a study with budgets .1500000000000.0., and here"):
         write_plan(make_plan(replace(STUDY, budgets=(3e11,))), tmp_path)
 

@@ -252,8 +252,8 @@ def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, 
         late = {
             value: np.mean([p.pass_rate for p in RunRecord.read(trial).evals[-2:]])
             for value, trial in (
-                (1e-6, folder / "tuning" / arm / "lr=1e-06" / "seed1"),
-                (2e-4, folder / "tuning" / arm / "lr=0.0002" / "seed1"),
+                (1e-6, folder / "tuning" / arm / "lr=1e-06" / "seed1000000"),
+                (2e-4, folder / "tuning" / arm / "lr=0.0002" / "seed1000000"),
             )
         }
         assert chosen[arm]["value"] == max(late, key=lambda value: late[value])

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
     plan = make_plan(load_study(source))
     folder = args.output or Path("studies") / plan.name
-    cores = args.cores or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if args.cores is None else args.cores
     if cores < 1:
         raise InputError(f"--cores: a number of 1 or more, found {cores}")
     print_warnings(plan.warnings)

@@ -38,6 +38,8 @@ from scalerl.curve.sides import (
 )
 from scalerl.errors import InputError
 
+LITTLE_OF_CEILING = 0.01
+"""Two ceilings by so much apart, given one family or others, are taken to be the same answer."""
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
@@ -149,11 +151,8 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
     verdict = question.more if difference > 0 else question.less
     if not why and adjusted > 1 - level:
         verdict = "not distinguishable"
-    elif question.of_ceiling and side.alone * difference < 0:
-        why = why or (
-            f"A differs by {difference:+.3f} given one family for both sides, and by {side.alone:+.3f} given "
-            "the families that either favours: the curve decides, not the data"
-        )
+    else:
+        why = why or _decided_by_the_family(side)
     if why:
         verdict = "no claim"
     return Claim(
@@ -163,6 +162,21 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
         p_runs_only=side.p(question.quantity, runs_only=True),
         seeds=seeds_needed(difference, variance, (1 - level) / tests),
         why=why,
+    )
+
+
+def _decided_by_the_family(side: Sides) -> str:
+    """Whether the ceilings lie the other way round with the families that either side favours by itself.
+
+    With its ceiling a recipe's own gain is open too, and with that the compute to a share of it.
+    """
+    base_n, recipe_n = map(ceiling, side.recipes)
+    shared = float(np.median(recipe_n - base_n))
+    if side.alone * shared >= 0 or abs(side.alone - shared) < LITTLE_OF_CEILING:
+        return ""
+    return (
+        f"A differs by {shared:+.3f} given one family for both sides, and by {side.alone:+.3f} given the "
+        "families that either favours: the curve decides, not the data"
     )
 
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, or a scheduler's SIGTERM; the second time they interrupt at once."""
+    """An event that Ctrl-C sets, a scheduler's SIGTERM or a closed terminal; again they interrupt at once."""
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -21,7 +23,9 @@ def stopped_by_signals() -> Iterator[threading.Event]:
         stop.set()
         os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # `nohup` has the end of a terminal ignored, and means it.
+    heard = [n for n in _STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heard}
     try:
         yield stop
     finally:

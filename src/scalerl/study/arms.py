@@ -39,6 +39,9 @@ SHARED = (
 """What systems are compared on: the base has its say."""
 
 
+MOST_ARMS = 256
+
+
 @dataclass(frozen=True)
 class Listed:
     """Arms by name, each with its changes of the base; the base itself is the first arm."""
@@ -241,12 +244,16 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
         InputError: a recipe that is refused (the arm is named), an arm but the first that changes nothing,
             two arms alike, or fewer than two.
     """
+    wanted = arms.changes(base)
+    if len(wanted) > MOST_ARMS:
+        raise InputError(f"arms: {len(wanted)} are more than a study tells apart; {MOST_ARMS} at most")
     made: list[Arm] = []
-    for name, changes in arms.changes(base).items():
+    seen: dict[str, str] = {}
+    for name, changes in wanted.items():
         arm = _arm(base, name, changes)
-        for other in made:
-            if asdict(other.recipe) | {"name": name} == asdict(arm.recipe):
-                raise InputError(f"arms {other.name!r} and {name!r} are the same recipe")
+        recipe = repr(sorted((asdict(arm.recipe) | {"name": ""}).items()))
+        if (other := seen.setdefault(recipe, name)) != name:
+            raise InputError(f"arms {other!r} and {name!r} are the same recipe")
         made.append(arm)
     if len(made) < 2:
         raise InputError("arms: a study compares two recipes at least")
@@ -334,6 +341,8 @@ def _nested(pairs: Mapping[str, Any]) -> Changes:
         inner = out
         for parent in parents:
             inner = inner.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"arms: {name} is within {parent!r}, which has a value of its own")
         inner[last] = value
     return out
 

@@ -35,6 +35,9 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_on_policy(study, ratios),
         *_idle_bound(study, ratios),
         *_few_seeds(arms),
+        *_lost(arms),
+        *_shared_models(study),
+        *_unlike_before(study),
         *_above_known(arms),
         *_inert(study),
         *(text for arm in arms for text in _short(arm, axis)),
@@ -106,6 +109,54 @@ def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
     return [
         f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on "
         "a prior, and a difference has to be large to be told."
+    ]
+
+
+def _lost(arms: Sequence[ArmSummary]) -> list[str]:
+    """Arms that are judged by the runs that were left."""
+    lost = [
+        f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
+        for arm in arms
+        if arm.stability.outcomes.get("failed", 0) and 0 < len(arm.fits) < len(arm.runs)
+    ]
+    if not lost:
+        return []
+    return [f"Judged by the runs that were left, which are those that did not fail early: {_listed(lost)}."]
+
+
+def _shared_models(study: StudyRecord) -> list[str]:
+    seeds = {(run.plan.seed, run.plan.model) for run in study.runs}
+    models = {model for _, model in seeds}
+    if not 1 < len(models) < len({seed for seed, _ in seeds}) or len(seeds) > len({s for s, _ in seeds}):
+        return []
+    return [
+        f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all seeds "
+        f"of it, so that as evidence of other base models they count as {len(models)}."
+    ]
+
+
+def _unlike_before(study: StudyRecord) -> list[str]:
+    """Arms that are evaluated otherwise: before any training they have to be as good as the first one."""
+    first = study.arms[0].name
+    before = {
+        (run.plan.arm, run.plan.seed): run.record.evals[0].pass_rate
+        for run in study.runs
+        if run.record is not None and run.record.evals and run.record.evals[0].step == 0
+    }
+    models = {(run.plan.arm, run.plan.seed): run.plan.model for run in study.runs}
+    unlike = {
+        arm: pass_rate - before[first, seed]
+        for (arm, seed), pass_rate in before.items()
+        if (first, seed) in before
+        and pass_rate != before[first, seed]
+        and models[arm, seed] == models[first, seed]
+    }
+    if not unlike:
+        return []
+    told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
+    return [
+        f"Before any training, with the same weights, these differ from {first}: {_listed(told)}. They are "
+        "evaluated otherwise (lengths, temperature or precision), and what is said of them has that in it."
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.jsonl import read_jsonl
 from scalerl.record import RunRecord
 from scalerl.run_writer import append_row
-from scalerl.study.arms import Arm, combine
+from scalerl.study.arms import combine
 from scalerl.study.best import below_best
 from scalerl.study.plan import Plan
-from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord
+from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord, cut
 from scalerl.study.verdict import judge_study
 
 
@@ -30,12 +31,16 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
     known = {(row["run"], row["at"], row["target_compute"]) for row in rows(folder / FORECASTS)}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
-        left = [target for target in later if (run.key, budget, target) not in known]
-        record = RunRecord.read(folder / run.folder) if left else None
-        for target in left:
-            with suppress(CannotAnswerError):  # too short a curve: there is nothing to hold it to
-                row = freeze(record, plan.axis, target)  # pyright: ignore[reportArgumentType]
-                append_row(folder / FORECASTS, {"run": run.key, "at": budget, **row})
+        for target in later:
+            if (run.key, budget, target) in known:
+                continue
+            row: dict[str, Any] = {"run": run.key, "at": budget, "target_compute": target}
+            record = cut(RunRecord.read(folder / run.folder), plan.axis, budget)
+            try:
+                row |= freeze(record, plan.axis, target)
+            except CannotAnswerError as error:  # it is not asked again, when more would be known
+                row["why"] = str(error)
+            append_row(folder / FORECASTS, row)
 
 
 def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
@@ -45,7 +50,7 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
     weighed = {row["arm"] for row in decided if row.get("budget") == budget}
     left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
     if plan.stop and left:
-        below = below_best(StudyRecord.read(folder), plan.axis)
+        below = below_best(StudyRecord.read(folder).until(budget), plan.axis)
         stopped = _below(plan, below, out)
         for arm in left:
             row = {"decision": "goes on", "arm": arm, "budget": budget, "probability": below.get(arm)}
@@ -96,24 +101,31 @@ def _late_rate(run: Path) -> float:
     return float(np.mean(rates[-max(len(rates) // 4, 1) :]))
 
 
-def combined_arm(plan: Plan, folder: Path) -> Arm | None:
-    """The best arms in one; None where the study does not ask for it, or fewer than two beat the base.
+def decide_combination(plan: Plan, folder: Path) -> bool:
+    """Choose the arms to combine, where the study asks for it and has not done so; whether it did now.
 
-    Better is a higher pass rate at the budget, told or not: the arm is run to be told.
+    Those with the highest pass rate at the budget, above that of the base, told or not: it is run to be told.
     """
-    if not plan.combine:
-        return None
-    decided = _of(folder, "combined")
-    if not decided:
-        pairs = judge_study(StudyRecord.read(folder)).pairs
-        gains = {arm: pair.differences["pass_rate"].median for arm, pair in pairs.items()}
-        better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
-        chosen = _compatible(plan, better)
-        decided = [{"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}]
-        append_row(folder / DECISIONS, decided[0])
-    names = decided[0]["of"]
+    if not plan.combine or _of(folder, "combined"):
+        return False
+    verdict = judge_study(StudyRecord.read(folder))
+    finished = {arm.name for arm in verdict.arms if arm.stability.outcomes.get("finished")}
+    pairs = {arm: pair for arm, pair in verdict.pairs.items() if arm in finished}
+    gains = {arm: pair.differences["pass_rate"].median for arm, pair in pairs.items()}
+    better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
+    chosen = _compatible(plan, better)
+    row = {"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}
+    append_row(folder / DECISIONS, row)
+    return True
+
+
+def with_combined(plan: Plan, folder: Path) -> Plan:
+    """The plan, and the combination that was decided on, where it is one of two arms or more."""
     arms = {arm.name: arm for arm in plan.arms}
-    return combine(plan.base, [arms[name] for name in names]) if len(names) > 1 else None
+    for row in _of(folder, "combined"):
+        if len(row["of"]) > 1 and row["arm"] not in arms:
+            plan = replace(plan, arms=(*plan.arms, combine(plan.base, [arms[name] for name in row["of"]])))
+    return plan
 
 
 def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:

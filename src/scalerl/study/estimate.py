@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +112,11 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     total = StudyCost(tuple(_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms), None, None)
     if total.gpu_hours is None or total.evaluation_hours is None:
         return total
-    # Device-hours over the devices that compute at once.
     hours = total.gpu_hours + total.evaluation_hours
-    devices = max(cores, plan.arms[0].recipe.placement.devices)
-    return StudyCost(total.arms, hours / devices, hours * plan.price if plan.price else None)
+    devices = plan.arms[0].recipe.placement.devices
+    at_once = min(max(cores // devices, 1), total.runs)
+    longest = math.ceil(total.runs / at_once) * hours / total.runs / devices
+    return StudyCost(total.arms, longest, hours * plan.price if plan.price else None)
 
 
 def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:

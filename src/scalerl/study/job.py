@@ -48,7 +48,7 @@ class Job:
         folder = study / task.run.folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         context = get_context("forkserver")
-        context.set_forkserver_preload([work.__module__])
+        context.set_forkserver_preload(["scalerl.study.preload"])
         self._child, child = context.Pipe(duplex=False)
         log = folder.parent / f"{folder.name}.log"
         recipe = task.recipe.without_prompts()

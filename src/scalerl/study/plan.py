@@ -23,6 +23,8 @@ from scalerl.study.spec import LearningRate, Stop, Study
 
 LEAST_EVALUATIONS = 6
 """Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
+_TRIAL_SEED = 1_000_000
+"""The first seed of trials, which no study reaches."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
 _UNTRAINED = ("checkpoint", "health", "activation_checkpointing")
 
@@ -66,7 +68,7 @@ class Plan:
         tuning = self.learning_rate
         if tuning is None:
             return
-        first = max(self.seeds) + 1  # a seed that chose the rate would flatter its arm
+        first = _TRIAL_SEED  # a seed that chose the rate would flatter its arm
         for arm in self.arms:
             for value in tuning.values:
                 tried = with_rate(arm, value)
@@ -92,6 +94,12 @@ class Plan:
             "price": self.price,
             "retries": self.retries,
             "learning_rate": rate_in_words(self),
+            "rules": {
+                "models": self.models,
+                "combine": self.combine,
+                "stop": self.stop and vars(self.stop),
+                "learning_rate": self.learning_rate and vars(self.learning_rate),
+            },
             "warnings": self.warnings,
             "design": self.design,
             "arms": [
@@ -199,8 +207,11 @@ def _check_budgets(base: Recipe, budgets: Sequence[float], tuning: LearningRate 
             f"budgets: {budgets[0]:g} steps, of which {base.optimiser.warmup_steps} are warm-up; while the "
             "learning rate rises no curve tells what comes after"
         )
-    if tuning and tuning.budget > last:
-        raise InputError(f"learning_rate.budget: {tuning.budget:g} is more than the study's {last:g}")
+    if tuning and not LEAST_EVALUATIONS <= tuning.budget / last * count <= count:
+        raise InputError(
+            f"learning_rate.budget: {tuning.budget:g} has {int(tuning.budget / last * count)} of the {count} "
+            f"evaluations up to {last:g}; {LEAST_EVALUATIONS} are needed, and no more than all"
+        )
 
 
 def _check_arm(arm: Arm, base: Recipe) -> None:
@@ -247,7 +258,7 @@ def rate_in_words(plan: Plan) -> str:
     return f"as the arms say, {', '.join(f'{rate:g}' for rate in rates)}; not tuned"
 
 
-_MAY_CHANGE = ("target", "price", "retries", "warnings", "name")
+_MAY_CHANGE = ("target", "price", "retries", "warnings", "name", "learning_rate")
 
 
 def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -256,6 +267,14 @@ def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> No
             raise InputError(
                 f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}"
             )
+    recipes = {arm["name"]: arm["recipe"] for arm in now["arms"]}
+    if gone := [arm["name"] for arm in before["arms"] if arm["name"] not in recipes]:
+        raise InputError(
+            f"{folder}: holds arm {gone[0]}, which is not in this study; it may grow, not shrink"
+        )
+    if gone := [run for run in before["runs"] if run not in now["runs"]]:
+        was = f"arm {gone[0]['arm']} seed {gone[0]['seed']} of model {gone[0]['model']}"
+        raise InputError(f"{folder}: holds {was}, which is not in this study; it may grow, not shrink")
     recipes = {arm["name"]: arm["recipe"] for arm in before["arms"]}
     for arm in now["arms"]:
         known = recipes.get(arm["name"])

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from scalerl.errors import InputError
+import numpy as np
+
+from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_bytes, read_jsonl
 from scalerl.record import RunRecord, final_folder
 
@@ -97,7 +99,7 @@ class StudyRecord:
     runs: tuple[StudyRun, ...]
     decisions: tuple[dict[str, Any], ...]
     forecasts: tuple[dict[str, Any], ...]
-    """Lines of forecasts.jsonl: {"run", and what `scalerl.curve.freeze.freeze` gives}."""
+    """Lines of forecasts.jsonl: {"run", "at", and what `scalerl.curve.freeze.freeze` gives}."""
     warnings: tuple[str, ...]
 
     @classmethod
@@ -108,11 +110,18 @@ class StudyRecord:
             InputError: it is none, or a file in it cannot be read.
         """
         path = Path(path)
+        try:
+            return cls._read(path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path}: no study as this version writes it ({brief(str(error))})") from error
+
+    @classmethod
+    def _read(cls, path: Path) -> StudyRecord:
         plan = read_plan(path)
         warnings: list[str] = [str(text) for text in plan["warnings"]]
         attempts = [Attempt(**row) for row in _rows(path / ATTEMPTS, warnings)]
         decisions = tuple(_rows(path / DECISIONS, warnings))
-        forecasts = tuple(_rows(path / FORECASTS, warnings))
+        forecasts = tuple(row for row in _rows(path / FORECASTS, warnings) if "why" not in row)
         stopped = {row["arm"] for row in decisions if row["decision"] == "stopped"}
         runs = tuple(
             _run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
@@ -120,9 +129,21 @@ class StudyRecord:
         arms = tuple(ArmPlan(**row) for row in plan["arms"])
         return cls(path, plan, arms, runs, decisions, forecasts, tuple(warnings))
 
+    def until(self, budget: float) -> StudyRecord:
+        """The study as it was once its runs had come to a budget: evaluations up to there."""
+        axis = str(self.plan["axis"])
+        runs = tuple(replace(run, record=run.record and cut(run.record, axis, budget)) for run in self.runs)
+        return replace(self, runs=runs)
+
     def of_arm(self, name: str) -> tuple[StudyRun, ...]:
         """The runs of an arm, one for each seed."""
         return tuple(run for run in self.runs if run.plan.arm == name)
+
+
+def cut(record: RunRecord, axis: str, budget: float) -> RunRecord:
+    """The record as it was once `budget` was spent: the evaluation there is the last."""
+    n = int(np.searchsorted(record.compute(axis), budget * (1 - 1e-9))) + 1
+    return replace(record, evals=record.evals[:n], lines=record.lines[:n])
 
 
 def read_plan(path: Path) -> dict[str, Any]:

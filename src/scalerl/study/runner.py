@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,7 +31,14 @@ from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
-from scalerl.study.decisions import choose_rates, combined_arm, freeze_forecasts, rows, stop_arms
+from scalerl.study.decisions import (
+    choose_rates,
+    decide_combination,
+    freeze_forecasts,
+    rows,
+    stop_arms,
+    with_combined,
+)
 from scalerl.study.job import Job, Task
 from scalerl.study.plan import Plan, with_rate, write_plan
 from scalerl.study.record import (
@@ -84,6 +91,7 @@ def run_study(
     folder.mkdir(parents=True, exist_ok=True)
     handle = lock(folder, "another process is running this study")
     try:
+        plan = with_combined(plan, folder)
         write_plan(plan, folder)
         _Runner(plan, folder, cores, watch, stop or threading.Event()).run()
     finally:
@@ -100,8 +108,8 @@ class _Runner:
 
     def run(self) -> None:
         self._rounds()
-        if combined := combined_arm(self.plan, self.folder):
-            self.plan = replace(self.plan, arms=(*self.plan.arms, combined))
+        if decide_combination(self.plan, self.folder):
+            self.plan = with_combined(self.plan, self.folder)
             write_plan(self.plan, self.folder)
             self._rounds()
 

@@ -15,6 +15,7 @@ What may stand there is `Study`; unknown keys are refused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,8 +59,8 @@ class LearningRate:
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        if len(set(self.values)) < 2 or not all(value > 0 for value in self.values):
-            raise ValueError("values must be two different rates or more, all above 0")
+        if len(set(self.values)) < 2 or not all(0 < value < math.inf for value in self.values):
+            raise ValueError("values must be two different rates or more, all above 0 and finite")
         if self.seeds < 1 or not self.budget > 0:
             raise ValueError("seeds and budget must be above 0")
 
@@ -71,7 +72,7 @@ class Study:
     base: str
     seeds: int | tuple[int, ...]
     """How many, from 0 on, or which. A seed draws prompts and completions alike in all arms."""
-    name: str = ""
+    name: str = "study"
     """The name of the file, unless it is given."""
     set: Changes = field(default_factory=dict)
     """Changes of the base for all arms, by the keys of a recipe."""
@@ -100,12 +101,18 @@ class Study:
             raise ValueError("seeds must be a number of 1 or more, or a list of whole numbers from 0 on")
         if len(set(self.seed_list)) < len(self.seed_list):
             raise ValueError("seeds: one is given twice")
-        if list(self.budgets) != sorted({b for b in self.budgets if b > 0}):
-            raise ValueError("budgets must be above 0 and rise")
+        if list(self.budgets) != sorted({b for b in self.budgets if 0 < b < math.inf}):
+            raise ValueError("budgets must be above 0, finite, and rise")
         if self.target is not None and not 0 < self.target < 1:
             raise ValueError("target must be a pass rate between 0 and 1")
-        if self.price is not None and not self.price > 0:
+        if self.price is not None and not 0 < self.price < math.inf:
             raise ValueError("price must be above 0")
+        if "base" in self.arm:
+            raise ValueError("arm.base: the base is an arm of its own already; name this one otherwise")
+        if not self.name.strip(". /") or "/" in self.name:
+            raise ValueError(f"name must be that of a folder, found {self.name!r}")
+        if self.stop and len(self.budgets) < 2:
+            raise ValueError("stop: there is no budget to stop at, give two or more")
         if self.retries < 0 or self.combine < 0 or self.combine == 1:
             raise ValueError("retries must be 0 or more, combine 0 or 2 or more")
 

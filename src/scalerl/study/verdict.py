@@ -144,7 +144,7 @@ def judge_study(
 
 
 def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Comparison:
-    """Without claims on ceilings that are above what is known to be possible."""
+    """Without claims where a fitted ceiling is above what is known to be possible."""
     pairs = []
     for pair in comparison.pairs:
         astray = [arms[name] for name in (pair.recipe, pair.base) if arms[name].above]
@@ -153,7 +153,13 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
             why = (
                 f"the fitted ceiling of {arm.name} is above the {arm.above:.3f} that is known to be possible"
             )
-            pair = replace(pair, ceiling=replace(pair.ceiling, verdict="no claim", why=why))
+            # Its own gain is too large then, and the compute to a share of that too long.
+            withheld = {"verdict": "no claim", "why": why}
+            pair = replace(
+                pair,
+                ceiling=replace(pair.ceiling, **withheld),
+                efficiency=replace(pair.efficiency, **withheld),
+            )
         pairs.append(pair)
     return replace(comparison, pairs=tuple(pairs))
 
