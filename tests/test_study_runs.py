@@ -271,3 +271,26 @@ def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, 
     run_study(make_plan(tuned), folder, cores=2, watch=lambda progress: None)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.jsonl")} == before
     assert len(StudyRecord.read(folder).arms) == len(record.arms)
+
+
+def test_a_signal_to_the_whole_job_loses_nothing(whole, study, tmp_path):
+    """As schedulers send it: to the study, to its runs, and to the process that they are forked from."""
+    (tmp_path / "plan").write_bytes(pickle.dumps(make_plan(study)))
+    (tmp_path / "go.py").write_text(
+        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.rl.process import stopped_by_signals\n"
+        "from scalerl.study.runner import run_study\n"
+        "if __name__ == '__main__':\n"
+        "    plan = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
+        "    with stopped_by_signals() as stop:\n"
+        "        run_study(plan, Path(sys.argv[2]), cores=2, watch=lambda progress: None, stop=stop)\n"
+    )
+    folder = tmp_path / "study"
+    command = [sys.executable, str(tmp_path / "go.py"), str(tmp_path / "plan"), str(folder)]
+    process = subprocess.Popen(command, start_new_session=True)
+    wait_for(lambda: steps_of(folder / "runs" / "dapo" / "seed0") >= 3, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(120) != 0
+    assert not [a for run in StudyRecord.read(folder).runs for a in run.attempts if a.outcome == "failed"]
+    subprocess.run(command, check=True)
+    assert table(folder) == table(whole.path)
+    assert not list(folder.glob("runs/*/*/lost.jsonl"))  # every run had made its checkpoint

@@ -83,12 +83,12 @@ def test_effects_of_blocks_cancel_exactly_in_the_mean():
         replace(d, A_n=d.A_n + 0.1 * i, log_b_n=d.log_b_n + i, log_mid_n=d.log_mid_n + i)
         for i, d in enumerate(draws)
     ]
-    (base, recipe), share = pooled_alike(moved, moved, given.spread)
+    (base, recipe), share = pooled_alike(moved, moved, given.spread, range(3))
     np.testing.assert_array_equal(base.A_n, recipe.A_n)
     assert share == pytest.approx(1 / 3, abs=1e-3)
     # A vague partner makes its block count for less, on both sides.
     vague = [*moved[:2], replace(moved[2], A_n=moved[2].A_n + 0.1 * (-1.0) ** np.arange(500))]
-    (base, recipe), share = pooled_alike(moved, vague, given.spread)
+    (base, recipe), share = pooled_alike(moved, vague, given.spread, range(3))
     assert share > 0.4
     assert base.A_n.mean() == pytest.approx(recipe.A_n.mean(), abs=1e-9)
 
@@ -151,3 +151,19 @@ def test_each_pair_has_its_own_blocks(base, higher):
     pairs = compare(recipes, blocks={"base": range(4), "two": [0, 1], "other": [2, 3]}).pairs
     assert [pair.common_seeds for pair in pairs] == [2, 2]
     assert pairs[0].differences["A"].base != pairs[1].differences["A"].base
+
+
+def test_seeds_of_one_group_are_no_evidence_of_others():
+    """By hand: four equal runs in two groups leave half of a seed's variance, and not a quarter."""
+    one = run(0)
+    given = given_family({"a": [one] * 4}, SEED_PRIOR, 0)
+    draws = [given.posteriors["a"][0].draws(500, seed=1)] * 4
+    assert pooled_alike(draws, draws, given.spread, range(4))[1] == pytest.approx(1 / 4)
+    assert pooled_alike(draws, draws, given.spread, ["m", "m", "n", "n"])[1] == pytest.approx(1 / 2)
+    alone = {"base": [run(i) for i in range(4)], "new": [run(4 + i) for i in range(4)]}
+    widths = []
+    for blocks in ([0, 1, 2, 3], [("m", 0), ("m", 1), ("n", 2), ("n", 3)]):
+        (pair,) = compare(alone, blocks={"base": blocks, "new": blocks}).pairs
+        low, high = pair.differences["A"].interval
+        widths.append(high - low)
+    assert widths[1] > 1.2 * widths[0]

@@ -83,6 +83,7 @@ def compare(
         blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
             base model, prompts and draws in common). A recipe that has two blocks or more in common with the
             base is compared within them: effects of blocks cancel, and runs without a partner are left out.
+            A block may be a pair (group, seed): seeds of one group (a base model) are no evidence of others.
 
     Raises:
         InputError: fewer than two recipes, a recipe without runs, another axis, blocks that are not one for

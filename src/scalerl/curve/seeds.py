@@ -14,7 +14,7 @@ Shapes: n draws, T values of tau, R runs, 3 parameters in the order of theta, P 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -144,16 +144,19 @@ def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
 
 
 def pooled_alike(
-    base: Sequence[Draws], recipe: Sequence[Draws], spread: SeedSpread
+    base: Sequence[Draws], recipe: Sequence[Draws], spread: SeedSpread, groups: Sequence[Hashable]
 ) -> tuple[tuple[Draws, Draws], float]:
     """`pooled` of two recipes with a run each in every block, by the same weights, so that blocks cancel.
 
     A block counts by the inverse of the variance of its difference. What is left of a seed's variance in
-    either mean is the same share.
+    either mean is the same share. Blocks of one group (a base model) are taken to have all of it in common:
+    what a recipe does to a base model it does to every seed of it. That is the most there can be.
     """
     weight_R = 1.0 / (_variance(base, spread) + _variance(recipe, spread))
-    (base_mean, share), (recipe_mean, _) = _mean(base, weight_R), _mean(recipe, weight_R)
-    return (base_mean, recipe_mean), share
+    weight_R /= weight_R.sum()
+    (base_mean, _), (recipe_mean, _) = _mean(base, weight_R), _mean(recipe, weight_R)
+    held = [sum(w for w, g in zip(weight_R, groups, strict=True) if g == group) for group in set(groups)]
+    return (base_mean, recipe_mean), float(np.sum(np.square(held)))
 
 
 def _variance(runs: Sequence[Draws], spread: SeedSpread) -> np.ndarray:

@@ -22,7 +22,8 @@ from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, pooled_alike, shi
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
 Blocks = Mapping[str, Sequence[Hashable]]
-"""Of every recipe, the block of each of its runs: what they have in common with a run of another recipe."""
+"""Of every recipe, the block of each of its runs: what they have in common with a run of another recipe. A
+block that is a pair is (group, itself): blocks of a group (a base model) share what a recipe does to it."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""
 OWN_SHARE = 0.75
@@ -115,11 +116,9 @@ def draw_sides(
     rows = _common_rows(blocks, names) if blocks else None
     chosen = rows or tuple(range(len(recipes[side])) for side in names)
     fits = tuple([recipes[side][row] for row in of_side] for side, of_side in zip(names, chosen, strict=True))
+    groups = [_group(blocks[base][row]) for row in rows[0]] if blocks and rows else None
     weight_F = joint_weights([*fits[0], *fits[1]])
-    parts = [
-        _draw_pair(given(family), names, chosen, rows is not None, family, n)
-        for family, n in _draws_of(weight_F)
-    ]
+    parts = [_draw_pair(given(family), names, chosen, groups, family, n) for family, n in _draws_of(weight_F)]
     runs_base, runs_name, recipe_base, recipe_name = (_joined(part) for part in zip(*parts, strict=True))
     families = {family.name: float(w) for family, w in zip(FAMILIES, weight_F, strict=True)}
     common = len(rows[0]) if rows else None
@@ -156,6 +155,10 @@ def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int],
     if len(common) < LEAST_COMMON:
         return None
     return [base.index(block) for block in common], [recipe.index(block) for block in common]
+
+
+def _group(block: Hashable) -> Hashable:
+    return block[0] if isinstance(block, tuple) else block
 
 
 def ceiling(draws: Draws) -> np.ndarray:
@@ -226,7 +229,7 @@ def _draw_pair(
     given: GivenFamily,
     names: tuple[str, str],
     chosen: Sequence[Sequence[int]],
-    paired: bool,
+    groups: Sequence[Hashable] | None,
     family: int,
     n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
@@ -235,9 +238,9 @@ def _draw_pair(
         [given.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
         for side, (name, rows) in enumerate(zip(names, chosen, strict=True))
     )
-    if paired:
+    if groups is not None:
         spread = given.within
-        means, share = pooled_alike(base, recipe, spread)
+        means, share = pooled_alike(base, recipe, spread, groups)
         shares = share, share
     else:
         spread = given.spread

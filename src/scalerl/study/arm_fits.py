@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,14 +116,24 @@ def _fitted(run: StudyRun, axis: str, price: float | None, level: float) -> Fitt
         return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
 
 
-def fits_of(arms: Mapping[str, Sequence[FittedRun]]) -> tuple[dict[str, list[Fit]], dict[str, list[int]]]:
-    """The fits of the arms that have any, and the seed of each, as `compare` takes recipes and blocks."""
-    fits, seeds = {}, {}
+def fits_of(
+    arms: Mapping[str, Sequence[FittedRun]],
+) -> tuple[dict[str, list[Fit]], dict[str, list[Hashable]]]:
+    """The fits of the arms that have any, and the block of each, as `compare` takes recipes and blocks.
+
+    A block is a seed, in the group of its base model where seeds have several.
+    """
+    plans = [run.run.plan for runs in arms.values() for run in runs]
+    models = {plan.seed: plan.model for plan in plans}
+    # An arm with a base model of its own leaves no base model in common.
+    grouped = len(set(models.values())) > 1 and all(models[plan.seed] == plan.model for plan in plans)
+    fits, blocks = {}, {}
     for name, runs in arms.items():
         if found := [run for run in runs if run.fit is not None]:
             fits[name] = [run.fit for run in found]
-            seeds[name] = [run.run.plan.seed for run in found]
-    return fits, seeds
+            seeds = [run.run.plan.seed for run in found]
+            blocks[name] = [(models[seed], seed) for seed in seeds] if grouped else seeds
+    return fits, blocks
 
 
 def summarise(

@@ -130,8 +130,8 @@ def _shared_models(study: StudyRecord) -> list[str]:
     if not 1 < len(models) < len({seed for seed, _ in seeds}) or len(seeds) > len({s for s, _ in seeds}):
         return []
     return [
-        f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all seeds "
-        f"of it, so that as evidence of other base models they count as {len(models)}."
+        f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all "
+        f"its seeds, so that as evidence of other base models they count as {len(models)}."
     ]
 
 
