@@ -39,6 +39,17 @@ def test_a_study_file_is_read_and_its_base_may_stand_beside_it(tmp_path):
     assert make_plan(study).arms[0].recipe.model == "m"
 
 
+def test_recipes_that_arms_are_made_of_may_stand_beside_the_study_too(tmp_path):
+    (tmp_path / "other.toml").write_text(
+        'model = "m"\ntask = {kind = "chain"}\nloss = {kind = "gspo"}\nbudget = {kind = "steps", amount = 9}'
+    )
+    (tmp_path / "demo").mkdir()  # no run: the recipe of the package it is
+    study = load_study(
+        written(tmp_path, 'base = "demo"\nseeds = 3\n[arms]\nkind = "leave_one_out"\nwithout = "other.toml"')
+    )
+    assert [arm.name for arm in make_plan(study).arms] == ["base", "loss=gspo", "length=forced_interruption"]
+
+
 def test_every_arm_has_every_seed_on_one_budget_and_one_base_model():
     study = replace(STUDY, models=("chain-base:seed=1", "chain-base:seed=2"), budgets=(5e10, 1e11, 2e11))
     study = replace(study, set={"evaluation": {"count": 32}})
@@ -142,6 +153,9 @@ def test_a_study_that_could_not_compare_is_refused(changes, message):
         ('base = "demo"\nseeds = 2\n[stop]\nbelow_best = 0.2', "below_best must be a probability"),
         ('base = "demo"\nseeds = 2\n[arms]\n[arm.a]\nrows = 3', "missing key 'arms.kind'"),
         ("base = ", "not TOML"),
+        ('base = "demo"\nseeds = 2\nbudgets = 2e11', "budgets: expected a list, as in [1, 2] (found 2"),
+        ('base = "demo"\nseeds = 2\nset = 3', "set: expected a table (found 3)"),
+        ('base = "demo"\nseeds = 2\nstop = 3', "stop: expected a table (found 3)"),
     ],
 )
 def test_a_file_that_is_no_study_is_refused_in_a_line(tmp_path, capsys, text, message):

@@ -28,7 +28,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     running = study.add_argument_group("running")
     running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
     running.add_argument(
-        "--cores", type=int, metavar="N", help="use so many (all); a run takes one for each of its devices"
+        "--cores",
+        type=int,
+        metavar="N",
+        help="use so many cores, or GPUs where there are any (all); a run takes one for each of its devices",
     )
     running.add_argument(
         "--like",
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
     plan = make_plan(load_study(source))
     folder = args.output or Path("studies") / plan.name
-    cores = len(os.sched_getaffinity(0)) if args.cores is None else args.cores
+    cores = _devices() if args.cores is None else args.cores
     if cores < 1:
         raise InputError(f"--cores: a number of 1 or more, found {cores}")
     print_warnings(plan.warnings)
@@ -80,6 +83,13 @@ def run(args: argparse.Namespace) -> None:
     args.output = None
     _run(plan, folder, cores, source)
     _report(folder, args)
+
+
+def _devices() -> int:
+    """All that runs can be placed on: GPUs, or else cores."""
+    import torch
+
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
 
 
 def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:

@@ -15,6 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 from scalerl.errors import InputError
 
 T = TypeVar("T")
+_WORDS = {
+    **dict.fromkeys(("tuple_type", "list_type"), "expected a list, as in [1, 2]"),
+    **dict.fromkeys(("dict_type", "dataclass_type", "model_attributes_type"), "expected a table"),
+}
+"""Of pydantic's complaints that speak of Python, by their types."""
 
 
 class Form(Generic[T]):
@@ -70,7 +75,7 @@ class Form(Generic[T]):
             context = first.get("ctx", {})
             expected = context.get("expected_tags") or context.get("expected")
             return f"{key}: found {first['input']!r}, expected {expected}"
-        message = first["msg"].removeprefix("Value error, ")
+        message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
         return f"{key}: {message}{found}" if key else message
 

@@ -38,10 +38,13 @@ class Task:
 
 
 class Job:
-    """The process of a task, in a folder of its own in that of the study."""
+    """The process of a task, in a folder of its own in that of the study.
 
-    def __init__(self, task: Task, study: Path) -> None:
-        self.task = task
+    `place` has the numbers of its cores; where the machine has GPUs, of those that it is to see.
+    """
+
+    def __init__(self, task: Task, study: Path, place: tuple[int, ...] = (), on_gpus: bool = False) -> None:
+        self.task, self.place = task, place
         self.share, self.pass_rate = 0.0, float("nan")
         self._started = time.monotonic()
         self._end: dict[str, str] = {}
@@ -52,7 +55,8 @@ class Job:
         self._child, child = context.Pipe(duplex=False)
         log = folder.parent / f"{folder.name}.log"
         recipe = task.recipe.without_prompts()
-        self._process = context.Process(target=work, args=(child, recipe, folder, task.until, log))
+        gpus = ",".join(map(str, place)) if on_gpus else None
+        self._process = context.Process(target=work, args=(child, recipe, folder, task.until, log, gpus))
         with _environment(_ENVIRONMENT):  # of the process that all are forked from
             self._process.start()
         child.close()

@@ -28,6 +28,7 @@ from scalerl.files import lock
 from scalerl.record import final_folder
 from scalerl.rl.base import find_model, is_built
 from scalerl.rl.checkpoint import step_folders
+from scalerl.rl.model import compute_device
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
@@ -79,7 +80,7 @@ def run_study(
     Args:
         plan: what to run.
         folder: of the study.
-        cores: how many to use; a run takes one, or one for each of its devices.
+        cores: how many to use, GPUs where there are any; a run takes one, or one for each of its devices.
         watch: is told how far the runs are.
         stop: once it is set, every run makes a checkpoint, and the study ends as by Ctrl-C.
 
@@ -102,6 +103,7 @@ def run_study(
 class _Runner:
     def __init__(self, plan: Plan, folder: Path, cores: int, watch: Watch, stop: threading.Event) -> None:
         self.plan, self.folder, self.cores, self.watch, self.stop = plan, folder, cores, watch, stop
+        self.on_gpus = compute_device().type == "cuda"
         for name in (ATTEMPTS, DECISIONS, FORECASTS):
             _drop_torn_line(folder / name)
         self.attempts = [Attempt(**row) for row in rows(folder / ATTEMPTS)]
@@ -135,8 +137,8 @@ class _Runner:
         done, running = len(tasks) - len(waiting), list[Job]()
         try:
             while waiting or running:
-                while waiting and self._fits(waiting[0], running):
-                    running.append(Job(waiting.popleft(), self.folder))
+                while waiting and (place := self._place(waiting[0], running)):
+                    running.append(Job(waiting.popleft(), self.folder, place, self.on_gpus))
                 for job in list(running):
                     if ended := job.poll():
                         running.remove(job)
@@ -168,9 +170,11 @@ class _Runner:
     def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
         return tuple(attempt for attempt in self.attempts if attempt.run == run.key)
 
-    def _fits(self, task: Task, running: Sequence[Job]) -> bool:
-        taken = sum(job.task.cores for job in running)
-        return not running or taken + task.cores <= self.cores
+    def _place(self, task: Task, running: Sequence[Job]) -> tuple[int, ...]:
+        """The cores or GPUs that a task gets, by number; none while there are too few."""
+        taken = {number for job in running for number in job.place}
+        free = tuple(number for number in range(self.cores) if number not in taken)
+        return free[: task.cores] if len(free) >= task.cores or not running else ()
 
     def _note(self, job: Job, outcome: str, cause: str) -> str:
         """Put the end of an attempt on record, and say it."""

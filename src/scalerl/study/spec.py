@@ -138,7 +138,7 @@ _FORM = Form(Study)
 
 
 def load_study(path: str | Path) -> Study:
-    """Read a study file; its base may be a file beside it.
+    """Read a study file; the recipes that it names may be files or run folders beside it.
 
     Raises:
         InputError: it cannot be read, is no TOML, or says something else than a study.
@@ -147,9 +147,23 @@ def load_study(path: str | Path) -> Study:
     if path.is_dir():
         raise InputError(f"{path}: a folder; expected a study file (TOML)")
     values: dict[str, Any] = {"name": path.stem, **parse_toml(path, path)}
-    base = values.get("base")
-    if isinstance(base, str) and (path.parent / base).exists():
-        values["base"] = str(path.parent / base)
+    _resolve(values, "base", path.parent)
+    if isinstance(arms := values.get("arms"), dict):
+        _resolve(arms, "without", path.parent)
+        _resolve(arms, "recipes", path.parent)
     study = _FORM.build(values, str(path))
     study.rule  # noqa: B018  it complains
     return study
+
+
+def _resolve(values: dict[str, Any], key: str, folder: Path) -> None:
+    """Recipes named at a key, by their paths where they are files or run folders in `folder`."""
+
+    def found(name: Any) -> Any:
+        place = folder / name if isinstance(name, str) else folder
+        there = isinstance(name, str) and (place.is_file() or (place / "config.json").is_file())
+        return str(place) if there else name
+
+    named = values.get(key)
+    if named is not None:
+        values[key] = [found(name) for name in named] if isinstance(named, list) else found(named)

@@ -126,6 +126,10 @@ def judge_study(
     switches = effects_of_switches(study, runs, level)
     split = allocation_of_batches(study, runs, axis, level)
     untold = [answer for answer in (switches, split) if isinstance(answer, str)]
+    if switches and any(arm.above for arm in arms):
+        untold.append(
+            "Effects on A are of fitted ceilings, some of which are above what is possible: see above."
+        )
     return StudyVerdict(
         study=study,
         axis=axis,

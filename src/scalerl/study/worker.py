@@ -26,8 +26,15 @@ from scalerl.rl.recipe import Recipe
 from scalerl.rl.train import train
 
 
-def work(parent: Connection, recipe: Recipe, folder: Path, until: float, log: Path) -> None:
-    """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`."""
+def work(
+    parent: Connection, recipe: Recipe, folder: Path, until: float, log: Path, gpus: str | None = None
+) -> None:
+    """Train `recipe` in `folder` until `until` of its budget is spent; what is printed goes to `log`.
+
+    `gpus` are the numbers of those that it may see; all where it is None.
+    """
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
     threading.Thread(target=_follow_the_parent, daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
