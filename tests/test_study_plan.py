@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,17 @@ def test_a_study_may_grow_and_not_become_another(tmp_path):
     write_plan(make_plan(replace(STUDY, seeds=5, arm=slower)), tmp_path)  # with a rate of its own
     with pytest.raises(InputError, match=r"holds a study with budgets .1500000000000.0., and here"):
         write_plan(make_plan(replace(STUDY, budgets=(3e11,))), tmp_path)
+
+
+ROOT = Path(__file__).parent.parent
+FILES = [*(ROOT / "examples").glob("*.toml"), *(ROOT / "benchmarks" / "studies").glob("*.toml")]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_our_own_study_files_are_studies(file):
+    plan = make_plan(load_study(file))
+    assert plan.name == file.stem
+    assert len(plan.runs) == len(plan.arms) * len(plan.seeds)
 
 
 def test_names_of_arms_become_names_of_folders():
