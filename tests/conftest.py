@@ -1,4 +1,7 @@
-"""The folder of a study as its runner writes it, with curves, noise, base models and seeds that are known."""
+"""What tests of several files share: a small base model, and the folders of simulated studies.
+
+These are written as the runner does, with curves, noise, base models and seeds that are known.
+"""
 
 from __future__ import annotations
 
@@ -117,3 +120,19 @@ class Studies:
 def studies() -> type[Studies]:
     """Writes the folders of simulated studies."""
     return Studies
+
+
+@pytest.fixture(scope="session")
+def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model of chains of two, right one time in four: it leaves RL something to do."""
+    from scalerl.rl.base import BaseModel, build_base
+    from scalerl.rl.tasks.chain import Chain, Demonstrations
+
+    spec = BaseModel(
+        Demonstrations(Chain(k_max=2, heldout_per_length=40), 4),
+        intermediate_size=128,
+        max_careful_steps=400,
+        imperfect_steps=60,
+        careful_loss=0.1,
+    )
+    return build_base(spec, tmp_path_factory.mktemp("base"))

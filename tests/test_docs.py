@@ -135,6 +135,7 @@ def test_every_key_of_a_study(studies, tmp_path):
     run = StudyRecord.read(path).runs[0]
     alarm = {"step": 9, "metric": "truncated", "level": "alarm", "worst": 0.2, "threshold": 0.1, "since": 9}
     studies.lines(path / run.plan.folder / "alarms.jsonl", [alarm])
+    assert run.record
     rows = [freeze(replace(run.record, evals=run.record.evals[:n]), "flops", 10_000.0) for n in (13, 26)]
     studies.lines(path / "forecasts.jsonl", [{"run": run.plan.key, **row} for row in rows])
     answer = json.loads(json.dumps(judge_study(StudyRecord.read(path), target=0.55).to_json()))

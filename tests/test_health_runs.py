@@ -13,28 +13,16 @@ from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record import RunRecord
 from scalerl.rl import train as training
-from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
 from scalerl.rl.recipe import load_recipe
 from scalerl.rl.setup import load_generator
-from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.rl.train import train
 from scalerl.rl.types import Reward
 
-TASK = Chain(k_max=2, heldout_per_length=40)
-
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A base model that is right one time in four."""
-    spec = BaseModel(
-        Demonstrations(TASK, 4),
-        intermediate_size=128,
-        max_careful_steps=400,
-        imperfect_steps=60,
-        careful_loss=0.1,
-    )
-    return build_base(spec, tmp_path_factory.mktemp("cache"))
+def model(small_base):
+    return small_base
 
 
 @pytest.fixture(scope="module")

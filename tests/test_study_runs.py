@@ -18,14 +18,11 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.files import lock
 from scalerl.record import RunRecord
-from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
 from scalerl.study.runner import run_study
 from scalerl.study.spec import LearningRate, Study
 
-TASK = Chain(k_max=2, heldout_per_length=40)
 SMALL = {
     "task": {"k_max": 2, "heldout_per_length": 40},
     "context": {"prompt": 6, "thinking": 4},
@@ -41,18 +38,10 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    """Of a base model that is right one time in four."""
-    spec = BaseModel(
-        Demonstrations(TASK, 4),
-        intermediate_size=128,
-        max_careful_steps=400,
-        imperfect_steps=60,
-        careful_loss=0.1,
-    )
-    model = str(build_base(spec, tmp_path_factory.mktemp("cache")))
+def study(small_base):
+    """Two arms of one seed, to two budgets."""
     arms = {"dapo": {"loss": {"kind": "dapo"}}}
-    return Study("demo", seeds=1, arm=arms, budgets=(8.0, 16.0), set={**SMALL, "model": model})
+    return Study("demo", seeds=1, arm=arms, budgets=(8.0, 16.0), set={**SMALL, "model": str(small_base)})
 
 
 @pytest.fixture(scope="module")

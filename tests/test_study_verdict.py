@@ -162,7 +162,7 @@ def test_arms_below_the_best(studies, tmp_path):
     assert list(found) == list(arms)
     assert found["base"] > 0.99
     assert 0.0 in (found["best"], found["near"])
-    assert max(found["best"], found["near"]) < 0.95
+    assert all(found[name] < 0.95 for name in ("best", "near"))
     assert found["short"] is None
     assert found["gone"] is None
 
@@ -172,7 +172,7 @@ def test_seeds_that_an_arm_lacks_do_not_make_it_best(studies, tmp_path):
     truth = studies.Truth
     path = studies.write(tmp_path, {"base": truth(A=0.65), "lucky": truth()}, draw=4)
     runs = StudyRecord.read(path).of_arm("base")
-    ceilings = [fit(run.record, x="flops").median.A for run in runs]
+    ceilings = [fit(run.record, x="flops").median.A for run in runs if run.record]
     poor = np.argsort(ceilings)[:2]
     last = dict.fromkeys(poor.tolist(), -1)
     path = studies.write(tmp_path / "less", {"base": truth(A=0.65), "lucky": truth(last=last)}, draw=4)
@@ -221,6 +221,7 @@ def forecasting(studies, tmp_path):
     path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=3, draw=5)
     rows = []
     for run in StudyRecord.read(path).runs:
+        assert run.record
         for known in (7, 13):  # evaluations to a quarter and to half
             seen = replace(run.record, evals=run.record.evals[:known])
             rows.append({"run": run.plan.key, **freeze(seen, "flops", 10_000.0)})

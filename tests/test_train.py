@@ -16,9 +16,8 @@ from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
 from scalerl.record import RunRecord
-from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.recipe import from_dict, load_recipe
-from scalerl.rl.tasks.chain import Chain, Demonstrations
+from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 from scalerl.run_writer import RunWriter
 
@@ -26,16 +25,8 @@ TASK = Chain(k_max=2, heldout_per_length=40)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A base model that is right one time in four: made in seconds, it leaves RL something to do."""
-    spec = BaseModel(
-        Demonstrations(TASK, 4),
-        intermediate_size=128,
-        max_careful_steps=400,
-        imperfect_steps=60,
-        careful_loss=0.1,
-    )
-    return build_base(spec, tmp_path_factory.mktemp("cache"))
+def model(small_base):
+    return small_base
 
 
 @pytest.fixture(scope="module")

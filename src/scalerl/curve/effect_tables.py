@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from scalerl.curve.comparison import Verdict
 from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import span
 from scalerl.jsonl import plain
-
-Verdict = Literal[
-    "higher ceiling",
-    "lower ceiling",
-    "reaches it sooner",
-    "reaches it later",
-    "not distinguishable",
-    "no claim",
-]
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,7 @@ class Plan:
             },
             "warnings": self.warnings,
             "design": self.design,
-            "arms": [
-                {"name": arm.name, "changes": arm.changes, "recipe": arm.recipe.to_json()}
-                for arm in self.arms
-            ],
+            "arms": [arm.to_json() for arm in self.arms],
             "runs": [vars(run) for run in self.runs],
         }
 
