@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from scalerl.jsonl import read_rows
 from scalerl.rl.recipe import load_recipe
 from scalerl.study.arms import Listed, expand
-from scalerl.study.decisions import freeze_forecasts, rows, stop_arms
+from scalerl.study.decisions import freeze_forecasts, stop_arms
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
 from scalerl.study.spec import Stop, Study
@@ -35,7 +36,7 @@ def folder(studies, tmp_path):
 def test_a_forecast_is_made_of_what_there_was_at_its_budget(plan, folder):
     runs = [run.plan for run in StudyRecord.read(folder).runs]
     freeze_forecasts(plan, folder, runs, BUDGETS[0])
-    frozen = rows(folder / "forecasts.jsonl")
+    frozen = read_rows(folder / "forecasts.jsonl", [])
     assert [(row["run"], row["target_compute"]) for row in frozen] == [
         (run.key, target) for run in runs for target in BUDGETS[1:]
     ]
@@ -46,19 +47,19 @@ def test_a_forecast_is_made_of_what_there_was_at_its_budget(plan, folder):
     assert {row["run"] for row in frozen if "why" in row} == {f"flat seed {seed}" for seed in range(4)}
     assert len(StudyRecord.read(folder).forecasts) == len(told)
     freeze_forecasts(plan, folder, runs, BUDGETS[0])  # nothing is asked again, now that more is known
-    assert rows(folder / "forecasts.jsonl") == frozen
+    assert read_rows(folder / "forecasts.jsonl", []) == frozen
 
 
 def test_an_arm_below_the_best_is_stopped_by_what_was_known_then(plan, folder):
     assert stop_arms(plan, folder, BUDGETS[1]) == {"low"}
-    decided = {row["arm"]: row for row in rows(folder / "decisions.jsonl")}
+    decided = {row["arm"]: row for row in read_rows(folder / "decisions.jsonl", [])}
     assert (decided["low"]["decision"], decided["base"]["decision"]) == ("stopped", "goes on")
     assert decided["low"]["probability"] > 0.95
     assert decided["low"]["saved"] == 4 * (BUDGETS[2] - BUDGETS[1])
     assert decided["flat"]["probability"] is None
-    before = rows(folder / "decisions.jsonl")
+    before = read_rows(folder / "decisions.jsonl", [])
     assert stop_arms(plan, folder, BUDGETS[1]) == {"low"}
-    assert rows(folder / "decisions.jsonl") == before
+    assert read_rows(folder / "decisions.jsonl", []) == before
     early = StudyRecord.read(folder).until(BUDGETS[0])
     assert {run.record.compute("flops")[-1] for run in early.runs} == {2800.0}
 

@@ -37,6 +37,15 @@ def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any
     return parse_jsonl(read_bytes(path), str(path), warnings)
 
 
+def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, as `read_jsonl`; none where there is no such file.
+
+    Raises:
+        InputError: what `read_jsonl` raises.
+    """
+    return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
+
+
 def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL text with their line numbers; an unfinished last line goes to `warnings`.
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, brief
-from scalerl.jsonl import number, parse_jsonl, read_bytes, read_jsonl, whole
+from scalerl.jsonl import number, parse_jsonl, read_bytes, read_rows, whole
 
 SCHEMA = 1
 
@@ -183,7 +183,7 @@ class RunRecord:
             raise InputError(f"{path}: {error.strerror or error}") from error
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
-        forecasts = tuple(_read_rows(path / "forecasts.jsonl", warnings))
+        forecasts = tuple(read_rows(path / "forecasts.jsonl", warnings))
         alarms = read_alarms(path / "alarms.jsonl", warnings)
         return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines, alarms)
 
@@ -223,15 +223,15 @@ class RunRecord:
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of steps.jsonl, read on demand (a long run has many)."""
-        return _read_rows(self.path / "steps.jsonl", [])
+        return read_rows(self.path / "steps.jsonl", [])
 
     def lost(self) -> list[dict[str, Any]]:
         """What was run in vain before each resume: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
-        return [row for row in _read_rows(self.path / "lost.jsonl", []) if "lost" in row]
+        return [row for row in read_rows(self.path / "lost.jsonl", []) if "lost" in row]
 
     def eval_prompts(self) -> list[dict[str, Any]]:
         """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
-        return _read_rows(self.path / "eval_prompts.jsonl", [])
+        return read_rows(self.path / "eval_prompts.jsonl", [])
 
     def compute(self, axis: str = "gpu_hours", price: float | None = None) -> np.ndarray:
         """Cumulative training compute of every evaluation, shape (n,), in units of `axis`.
@@ -308,7 +308,3 @@ def _read_config(path: Path) -> dict[str, Any]:
     if config.get("schema", SCHEMA) > SCHEMA:
         raise InputError(f"{file}: schema {config['schema']} is newer than this scalerl reads ({SCHEMA})")
     return config
-
-
-def _read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []

@@ -28,7 +28,7 @@ from torch import nn
 from scalerl.errors import InputError, WriteError
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
-from scalerl.rl.model import FlopCount, empty_model
+from scalerl.rl.model import FlopCount, dtype_of, empty_model
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
 
@@ -113,7 +113,7 @@ def model_shape(recipe: Recipe) -> nn.Module:
     Raises:
         InputError: there is no such model.
     """
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
+    dtype = dtype_of(recipe.precision)
     if not is_built(recipe.model):
         return empty_model(recipe.model, dtype)
     spec = _spec_of(recipe)
@@ -130,6 +130,23 @@ def _spec_of(recipe: Recipe) -> BaseModel:
     if not isinstance(recipe.task, Chain):
         raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
     return base_spec(recipe.model, recipe.task, recipe.context.thinking)
+
+
+def is_to_be_built(recipe: Recipe) -> bool:
+    """Whether the recipe's model is one that is built here, and is not in the cache yet.
+
+    Raises:
+        InputError: the name has an option that is none, or the task is another.
+    """
+    return is_built(recipe.model) and not _is_whole(_place(_spec_of(recipe), cache_folder()))
+
+
+def _place(spec: BaseModel, cache: Path) -> Path:
+    return cache / f"chain-base-{spec.fingerprint}"
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "base.json").is_file()
 
 
 def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
@@ -168,8 +185,8 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
 
     `base.json` in the folder holds what it cost, which is no part of the compute of RL.
     """
-    folder = cache / f"chain-base-{spec.fingerprint}"
-    if (folder / "base.json").is_file():
+    folder = _place(spec, cache)
+    if _is_whole(folder):
         return folder
     aside = cache / f".{folder.name}.{os.getpid()}"
     try:

@@ -49,6 +49,11 @@ def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
 
 
+def dtype_of(precision: str) -> torch.dtype:
+    """The type of a recipe's weights, by its `precision`."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
 def compute_device() -> torch.device:
     """Where models compute: the first GPU if there is one. All models of a run share it."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

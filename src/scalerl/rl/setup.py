@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from scalerl.errors import InputError
@@ -14,7 +13,7 @@ from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import Learner
 from scalerl.rl.length import LengthRule
 from scalerl.rl.local import LocalGenerator
-from scalerl.rl.model import checkpoint_activations, compute_device, load_model, load_tokenizer
+from scalerl.rl.model import checkpoint_activations, compute_device, dtype_of, load_model, load_tokenizer
 from scalerl.rl.model_check import check_cache, check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
@@ -151,8 +150,7 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
 
 def _load(recipe: Recipe, model_folder: str | Path) -> nn.Module:
     """The model in the recipe's precision, where it computes."""
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.precision]
-    return load_model(model_folder, dtype).to(compute_device())
+    return load_model(model_folder, dtype_of(recipe.precision)).to(compute_device())
 
 
 def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:

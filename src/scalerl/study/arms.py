@@ -37,9 +37,8 @@ SHARED = (
     *("evaluation", "checkpoint", "seed", "temperature", "optimiser"),
 )
 """What systems are compared on: the base has its say."""
-
-
 MOST_ARMS = 256
+"""A study with more tells nothing apart."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from scalerl.curve.freeze import freeze
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.jsonl import read_jsonl
+from scalerl.jsonl import read_rows
 from scalerl.record import RunRecord
 from scalerl.run_writer import append_row
 from scalerl.study.arms import combine
@@ -28,7 +28,7 @@ from scalerl.study.verdict import judge_study
 
 def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
     """Put on record what is forecast for the later budgets, of `runs`, which have come to this one."""
-    known = {(row["run"], row["at"], row["target_compute"]) for row in rows(folder / FORECASTS)}
+    known = {(row["run"], row["at"], row["target_compute"]) for row in read_rows(folder / FORECASTS, [])}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
         for target in later:
@@ -45,7 +45,7 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
 
 def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
     """The arms that go no further, from this budget or from one before."""
-    decided = rows(folder / DECISIONS)
+    decided = read_rows(folder / DECISIONS, [])
     out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
     weighed = {row["arm"] for row in decided if row.get("budget") == budget}
     left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
@@ -58,7 +58,7 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
                 saved = (plan.budgets[-1] - budget) * len(plan.seeds)
                 row |= {"decision": "stopped", "saved": saved}
             append_row(folder / DECISIONS, row)
-    return {row["arm"] for row in rows(folder / DECISIONS) if row["decision"] == "stopped"}
+    return {row["arm"] for row in read_rows(folder / DECISIONS, []) if row["decision"] == "stopped"}
 
 
 def _below(plan: Plan, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
@@ -139,10 +139,5 @@ def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:
     return chosen[: plan.combine]
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of the study; none before it is there."""
-    return [row for _, row in read_jsonl(path, [])] if path.is_file() else []
-
-
 def _of(folder: Path, decision: str) -> list[dict[str, Any]]:
-    return [row for row in rows(folder / DECISIONS) if row["decision"] == decision]
+    return [row for row in read_rows(folder / DECISIONS, []) if row["decision"] == decision]

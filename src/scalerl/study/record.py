@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.errors import InputError, brief
-from scalerl.jsonl import read_bytes, read_jsonl
+from scalerl.jsonl import read_bytes, read_rows
 from scalerl.record import RunRecord, final_folder
 
 SCHEMA = 1
@@ -119,9 +119,9 @@ class StudyRecord:
     def _read(cls, path: Path) -> StudyRecord:
         plan = read_plan(path)
         warnings: list[str] = [str(text) for text in plan["warnings"]]
-        attempts = [Attempt(**row) for row in _rows(path / ATTEMPTS, warnings)]
-        decisions = tuple(_rows(path / DECISIONS, warnings))
-        forecasts = tuple(row for row in _rows(path / FORECASTS, warnings) if "why" not in row)
+        attempts = [Attempt(**row) for row in read_rows(path / ATTEMPTS, warnings)]
+        decisions = tuple(read_rows(path / DECISIONS, warnings))
+        forecasts = tuple(row for row in read_rows(path / FORECASTS, warnings) if "why" not in row)
         stopped = {row["arm"] for row in decisions if row["decision"] == "stopped"}
         runs = tuple(
             _run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
@@ -186,7 +186,3 @@ def has_failed(attempts: tuple[Attempt, ...], retries: int) -> bool:
     last_done = max((i for i, a in enumerate(attempts) if a.outcome == "done"), default=-1)
     since = [attempt.outcome for attempt in attempts[last_done + 1 :]]
     return bool({"diverged", "paused"} & set(since)) or since.count("failed") > retries
-
-
-def _rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []

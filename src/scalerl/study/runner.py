@@ -25,8 +25,9 @@ from pathlib import Path
 
 from scalerl.errors import WriteError
 from scalerl.files import lock
+from scalerl.jsonl import read_rows
 from scalerl.record import final_folder
-from scalerl.rl.base import find_model, is_built
+from scalerl.rl.base import find_model, is_to_be_built
 from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.model import compute_device
 from scalerl.rl.recipe import Recipe
@@ -36,7 +37,6 @@ from scalerl.study.decisions import (
     choose_rates,
     decide_combination,
     freeze_forecasts,
-    rows,
     stop_arms,
     with_combined,
 )
@@ -106,7 +106,7 @@ class _Runner:
         self.on_gpus = compute_device().type == "cuda"
         for name in (ATTEMPTS, DECISIONS, FORECASTS):
             _drop_torn_line(folder / name)
-        self.attempts = [Attempt(**row) for row in rows(folder / ATTEMPTS)]
+        self.attempts = [Attempt(**row) for row in read_rows(folder / ATTEMPTS, [])]
 
     def run(self) -> None:
         self._rounds()
@@ -221,9 +221,11 @@ class _Runner:
         built = {
             (recipe.model, repr(recipe.task), recipe.context.thinking): recipe
             for recipe in recipes
-            if is_built(recipe.model)
+            if is_to_be_built(recipe)
         }
-        with ProcessPoolExecutor(min(self.cores, max(len(built), 1)), get_context("spawn")) as pool:
+        if not built:
+            return
+        with ProcessPoolExecutor(min(self.cores, len(built)), get_context("spawn")) as pool:
             for _ in pool.map(_build, built.values()):
                 pass
 
