@@ -38,7 +38,12 @@ from scalerl.study.verdict import StudyVerdict, judge_study
 
 HERE = Path(__file__).parent / "studies"
 OF_RUN = ("config.json", "evals.jsonl", "alarms.jsonl")
-OF_STEP = ("step", "skipped", "ratio_max", "ratio_clipped", "ess", "entropy", "truncated", "zero_variance")
+OF_STEP = (
+    *("step", "skipped", "ratio_max", "ratio_clipped", "ess", "entropy", "truncated", "zero_variance"),
+    "pool",
+)
+AXES = {"staleness_time": "gpu_hours", "size": "flops"}
+"""Of studies that are judged on another axis than that of their budgets, too."""
 
 
 def keep(folder: Path) -> Path:
@@ -141,6 +146,24 @@ def print_siblings(found: Sequence[WithSiblings]) -> None:
             )
 
 
+def print_study(verdict: StudyVerdict) -> None:
+    """Its tables, what it cannot tell, and of every arm the prompts left and the time per update."""
+    tables = {table.name: table for table in study_tables(verdict)}
+    print(f"\n# {verdict.study.plan['name']}, by {verdict.axis}\n")
+    for name in ("verdict", "measured", "effects", "allocation", "forecast_scores", "stability"):
+        if name in tables:
+            print(formats.markdown(tables[name]))
+    for caution in verdict.cautions:
+        print(f"- {caution}")
+    for arm in verdict.study.arms:
+        runs = [run.record for run in verdict.study.of_arm(arm.name) if run.record]
+        pools = [row["pool"] for run in runs for row in run.steps()[-1:] if "pool" in row]
+        hours = [run.compute("gpu_hours")[-1] / run.evals[-1].step for run in runs if run.evals[-1].step]
+        if pools and hours:
+            seconds = 3600 * float(np.mean(hours))
+            print(f"- {arm.name}: {np.mean(pools):.0f} prompts left, {seconds:.3f} device seconds per update")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument(
@@ -156,15 +179,11 @@ def main() -> None:
     helped: list[WithSiblings] = []
     for study in kept(args.studies):
         verdict = judge_study(study)
-        tables = {table.name: table for table in study_tables(verdict)}
-        print(f"\n# {study.plan['name']}\n")
-        for name in ("verdict", "measured", "effects", "allocation", "forecast_scores", "stability"):
-            if name in tables:
-                print(formats.markdown(tables[name]))
-        for caution in verdict.cautions:
-            print(f"- {caution}")
+        print_study(verdict)
+        if axis := AXES.get(study.plan["name"]):
+            print_study(judge_study(study, axis=axis))
         judged += verdict.forecasts
-        for share in (0.25, 0.5):
+        for share in (0.25, 0.5) if verdict.forecasts else ():
             helped += with_siblings(verdict, share)
     print("\n# All forecasts\n")
     print(formats.markdown(scores_table(score_forecasts(judged))))

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hostile_study
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
 from scalerl.record import EvalPoint, Flops, Tokens
+from scalerl.study.verdict import StudyVerdict
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0
 PROMPTS, SAMPLES = 128, 64
@@ -136,3 +138,19 @@ def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         careful_loss=0.1,
     )
     return build_base(spec, tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def verdict(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
+    """Of a study whose names are hostile to every format, one of whose arms failed in all of its runs."""
+    return hostile_study.build(
+        tmp_path_factory.mktemp("study") / "name <i>", hostile_study.ARMS | {hostile_study.FAILED: None}
+    )
+
+
+@pytest.fixture(scope="session")
+def misfit(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
+    """The same draw in which a run of the base jumps at its end, so that no claim is made."""
+    found = hostile_study.build(tmp_path_factory.mktemp("misfit") / "study", draw=1, forecast=False)
+    assert any(run.misfit for run in found.arms[0].fits)
+    return found

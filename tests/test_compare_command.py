@@ -132,3 +132,28 @@ def test_of_a_misfit_no_ceiling_is_shown(tmp_path, capsys):
     assert rows["crossing"].strip() == "withheld"
     assert rows["ceiling"].strip() == f"NO CLAIM   {pair['ceiling']['why']}"
     assert rows["the paper's rule would say"].strip().startswith("nothing: no saturating curve describes")
+
+
+def test_runs_are_paired_by_their_seeds(tmp_path, capsys):
+    folders = {seed: write_run(tmp_path / f"mine-{seed}", seed) for seed in (0, 1, 2)}
+    others = [write_run(tmp_path / f"fast-{seed}", seed, 1250.0, 2e-5, "fast") for seed in (1, 2)]
+    asked = ["compare", *folders.values(), *others, "--x", "steps", "--json"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"][0]["common_seeds"] is None
+    assert main([*asked, "--paired"]) == 0
+    assert json.loads(capsys.readouterr().out)["pairs"][0]["common_seeds"] == 2
+    assert main(["compare", *folders.values(), others[0], "--x", "steps", "--paired"]) == 0
+    assert (
+        "fast and mine have no two seeds of one base model in common: not paired" in capsys.readouterr().err
+    )
+
+
+def test_runs_without_a_seed_or_with_one_twice_cannot_be_paired(tmp_path, capsys):
+    mine, fast = (write_run(tmp_path / name, 1, lr=lr, name=name) for name, lr in (("a", 1e-5), ("b", 2e-5)))
+    again = write_run(tmp_path / "again", 1, lr=1e-5, name="a")
+    assert main(["compare", mine, again, fast, "--x", "steps", "--paired"]) == 2
+    assert "is the second run of a with seed 1; --paired needs one" in capsys.readouterr().err
+    table = write_table(tmp_path / "t.csv", 3)
+    other = write_table(tmp_path / "u.csv", 4)
+    assert main(["compare", table, other, "--x", "hours", "--y", "accuracy", "--paired"]) == 2
+    assert "t.csv: has no seed in a config.json, so --paired finds it no partner" in capsys.readouterr().err

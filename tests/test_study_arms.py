@@ -51,6 +51,17 @@ def test_systems_are_whole_recipes_on_the_bases_ground(base):
         assert (recipe.model, recipe.task, recipe.context) == (base.model, base.task, base.context)
 
 
+def test_systems_without_a_name_have_that_of_their_file(base, tmp_path):
+    text = 'model = "m"\ntask = {kind = "chain"}\nbudget = {kind = "steps", amount = 9}\n'
+    for name, loss in (("one", "dapo"), ("two", "gspo")):
+        (tmp_path / f"{name}.toml").write_text(f'{text}loss = {{kind = "{loss}"}}')
+    files = tuple(str(tmp_path / f"{name}.toml") for name in ("one", "two"))
+    assert [arm.name for arm in expand(base, Systems(files))] == ["one", "two"]
+    (tmp_path / "one.toml").write_text(f'name = "two"\n{text}loss = {{kind = "dapo"}}')
+    with pytest.raises(InputError, match="two are named 'two'"):
+        expand(base, Systems(files))
+
+
 def test_axes_sweeps_and_grids(base):
     ks = expand(base, Axis("schedule.k", (0, 8)))
     assert [(arm.name, arm.recipe.schedule) for arm in ks] == [
@@ -67,6 +78,17 @@ def test_axes_sweeps_and_grids(base):
         ("dapo max_ratio=1.2", Dapo(max_ratio=1.2)),
         ("dapo max_ratio=1.3", Dapo(max_ratio=1.3)),
         ("cispo max_ratio=3.0", Cispo(max_ratio=3.0)),
+    ]
+    beside = Sensitivity(
+        (
+            Sweep({"kind": "dapo", "min_ratio": 0.8}, "max_ratio", (1.2,)),
+            Sweep({"kind": "dapo", "min_ratio": 0.5}, "max_ratio", (1.2, 1.4)),
+        )
+    )
+    assert [arm.name for arm in expand(base, beside)] == [
+        "dapo min_ratio=0.8 max_ratio=1.2",
+        "dapo min_ratio=0.5 max_ratio=1.2",
+        "dapo min_ratio=0.5 max_ratio=1.4",
     ]
     grid = expand(base, Grid({"schedule.k": (1, 4), "optimiser.lr": (1e-5, 1e-4, 1e-3)}))
     assert len({(arm.recipe.schedule, arm.recipe.optimiser) for arm in grid}) == 6

@@ -11,8 +11,8 @@ from scalerl.cli import main
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.rl.recipe import FlopsBudget, load_recipe
-from scalerl.study.arms import Grid, Listed
-from scalerl.study.estimate import estimate
+from scalerl.study.arms import Axis, Grid, Listed
+from scalerl.study.estimate import estimate, short_of_steps
 from scalerl.study.plan import folder_name, make_plan, rate_in_words, write_plan
 from scalerl.study.record import StudyRecord
 from scalerl.study.spec import LearningRate, Stop, Study, load_study
@@ -89,7 +89,10 @@ def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": 0}, "seeds must be a number of 1 or more"),
+        ({"seeds": 0}, "seeds must be a number from 1 to 1000"),
+        ({"seeds": 50_000_000}, "seeds must be a number from 1 to 1000"),
+        ({"seeds": (3, 10**20)}, "a list of whole numbers up to 999999"),
+        ({"name": "a\x00b"}, "name must be that of a folder"),
         ({"seeds": (1, 1)}, "one is given twice"),
         ({"budgets": (2e11, 1e11)}, "budgets must be above 0, finite, and rise"),
         ({"retries": -1}, "retries must be 0 or more"),
@@ -122,6 +125,23 @@ def test_a_study_that_makes_no_sense_is_none(changes, message):
         ({"arm": {"a": {"health": {"on_alarm": "pause"}}}}, "arm a: changes nothing that is trained"),
         ({"arm": {"a": {"task": {"k_max": 5, "skip": []}}}}, "arm a: its held-out prompts are others"),
         ({"arm": {"a/b": {"rows": 2}, "a b": {"rows": 3}}}, "'a/b' and 'a b' would share a folder"),
+        ({"set": {"seed": 4}}, "set.seed: the seeds of a study are those of `seeds`"),
+        ({"combine": 2}, "combine: 2 arms are to be one, and there are 1 beside the first"),
+        (
+            {"combine": 2, "arm": {**DAPO, "gspo": {"loss": {"kind": "gspo"}}}},
+            "combine: any two of these arms change the same",
+        ),
+        (
+            {"arm": {"low": {"optimiser": {"lr": 1e-5}}}, "learning_rate": LearningRate((1e-5, 1e-4), 1e12)},
+            "arm low: changes optimiser.lr, which .learning_rate. chooses",
+        ),
+        (
+            {"arm": {}, "arms": Axis("optimiser.lr", (3e-4, 3e-4, 1e-4))},
+            "two are named 'optimiser.lr=0.0003'",
+        ),
+        ({"arm": {"": {"rows": 2}}}, "arm '': no name that can be printed"),
+        ({"arm": {"a\nb": {"rows": 2}}}, "no name that can be printed"),
+        ({"arm": {"a": {"schedule": {"k": True}}}}, "arm a: schedule.k: is neither true nor false"),
         ({"arm": {}}, "by a rule, .arms.; found neither"),
         ({"arm": {}, "arms": Grid({"rows": tuple(range(1, 300))})}, "299 are more than a study tells apart"),
         ({"arm": {}, "arms": Grid({"lora": (1,), "lora.rank": (2, 3)})}, "which has a value of its own"),
@@ -156,6 +176,8 @@ def test_a_study_that_could_not_compare_is_refused(changes, message):
         ("base = ", "not TOML"),
         ('base = "demo"\nseeds = 2\nbudgets = 2e11', "budgets: expected a list, as in [1, 2] (found 2"),
         ('base = "demo"\nseeds = 2\nset = 3', "set: expected a table (found 3)"),
+        ('base = "demo"\nseeds = true', "seeds: is neither true nor false (found True)"),
+        ('base = "demo"\nseeds = [0, true]', "seeds: is neither true nor false"),
         ('base = "demo"\nseeds = 2\nstop = 3', "stop: expected a table (found 3)"),
     ],
 )
@@ -211,6 +233,9 @@ def test_our_own_study_files_are_studies(file):
 def test_names_of_arms_become_names_of_folders():
     assert folder_name("model=/data/a b") == "model=_data_a_b"
     assert folder_name("..") == "_"
+    long = [folder_name("\u00e9" * 120 + end) for end in "ab"]  # two bytes each
+    assert long[0] != long[1]
+    assert all(len(name.encode()) < 120 for name in long)
 
 
 def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
@@ -249,6 +274,27 @@ def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 176 + 2 * 64) + 64 + 64 * 24
     cache = (base.rows + base.evaluation.rows) * (26 + 19) * 2 * 2 * 64 * 4
     assert known.arms[0].memory_bytes == pytest.approx(weights * 24 + cache, rel=0.01)
+    two = {**DAPO, "k1": {"schedule": {"k": 1}}}
+    more = estimate(make_plan(replace(STUDY, arm=two, combine=2)), tmp_path, [like], cores=2)
+    assert [arm.arm for arm in more.arms] == ["base", "dapo", "k1", "the best 2 combined"]
+    assert more.compute == 4 * 3 * 1.5e12
+    assert more.arms[3].gpu_hours == pytest.approx(3 * 1.5e12 / 4e11)
+
+
+def test_a_budget_of_a_few_steps_is_warned_of():
+    assert list(short_of_steps(make_plan(STUDY))) == []
+    (base, dapo) = short_of_steps(make_plan(replace(STUDY, budgets=(1e10,))))
+    assert base.startswith("base: about 1.")
+    assert "steps up to 1e+10 flops; evaluations are made between steps, and a curve needs 6" in base
+    assert dapo.startswith("dapo: about 1.")
+
+
+def test_a_base_model_that_is_not_there_is_said_before_the_first_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = 'base = "demo"\nseeds = 3\nmodels = ["./typo"]\n[arm.dapo]\nloss.kind = "dapo"'
+    assert main(["study", str(written(tmp_path, text))]) == 2
+    assert "typo" in capsys.readouterr().err
+    assert not (tmp_path / "studies").exists()
 
 
 def test_a_dry_run_prints_the_table_and_runs_nothing(tmp_path, capsys, monkeypatch):

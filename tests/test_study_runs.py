@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, WriteError
 from scalerl.files import lock
 from scalerl.record import RunRecord
 from scalerl.study.plan import make_plan
@@ -149,10 +149,46 @@ def test_a_study_that_is_stopped_makes_checkpoints_and_goes_on(whole, study, tmp
     folder = tmp_path / "study"
     with pytest.raises(KeyboardInterrupt):
         run_study(make_plan(study), folder, cores=2, watch=watch, stop=stop)
-    assert StudyRecord.read(folder).runs[0].outcome != "finished"
+    cut = StudyRecord.read(folder)
+    assert cut.runs[0].outcome != "finished"
+    begun = [run for run in cut.runs if run.record]
+    assert begun
+    assert all([attempt.outcome for attempt in run.attempts] == ["cut"] for run in begun)
     run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
     assert table(folder) == table(whole.path)
     assert not list(folder.glob("runs/*/*/lost.jsonl"))  # nothing was run twice
+
+
+def test_checkpoints_that_a_kill_left_behind_are_tidied_up(whole, study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(whole.path, folder)
+    checkpoints = folder / "runs" / "base" / "seed0" / "checkpoints"
+    shutil.copytree(checkpoints / "final", checkpoints / "step-14")
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    assert [path.name for path in checkpoints.iterdir()] == ["final"]
+
+
+def test_a_run_that_is_lost_is_run_again_and_one_that_lost_its_evaluations_is_named(whole, study, tmp_path):
+    folder = tmp_path / "study"
+    shutil.copytree(whole.path, folder)
+    lost = folder / "runs" / "base" / "seed0"
+    (lost / "evals.jsonl").unlink()
+    assert StudyRecord.read(folder).runs[0].outcome != "finished"
+    with pytest.raises(
+        InputError, match=r"seed0: its evals.jsonl is gone; put it back, or remove the folder"
+    ):
+        run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    shutil.rmtree(lost)
+    assert StudyRecord.read(folder).runs[0].outcome == "not started"
+    run_study(make_plan(study), folder, cores=2, watch=lambda progress: None)
+    assert table(folder) == table(whole.path)
+
+
+def test_a_place_that_cannot_be_written_to_is_one_line(study, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(WriteError, match=r"file: (File exists|Not a directory)"):
+        run_study(make_plan(study), tmp_path / "file", cores=2, watch=lambda progress: None)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, study, tmp_path):
@@ -192,6 +228,10 @@ def test_what_crashes_is_tried_again_and_what_fails_for_good_is_a_result(whole, 
     assert len(by_arm["no model"].attempts) == 2
     assert "cannot be loaded" in by_arm["no model"].cause
     assert any("dapo seed 0: failed (killed" in text and "tried again" in text for text in notices)
+    run_study(plan, folder, cores=2, watch=watch)  # what was given up stays so, its folder or none
+    assert [len(run.attempts) for run in StudyRecord.read(folder).runs] == [
+        len(r.attempts) for r in study.runs
+    ]
 
 
 def table_of(run):

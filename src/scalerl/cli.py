@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from scalerl._version import __version__
-from scalerl.commands import backtest, compare, demo, fit, report, study, train
+from scalerl.commands import backtest, compare, demo, fit, ingest, report, study, train
 from scalerl.errors import ScalerlError
 
 
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add(commands)
     backtest.add(commands)
     report.add(commands)
+    ingest.add(commands)
     train.add(commands)
     study.add(commands)
     demo.add(commands)

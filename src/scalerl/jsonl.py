@@ -28,6 +28,23 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: {error.strerror or error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file.
+
+    Raises:
+        InputError: the file cannot be read, or is no JSON object in UTF-8.
+    """
+    data = read_bytes(path)
+    check_not_utf16(data, str(path))
+    try:
+        found = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: expected one JSON object")
+    return found
+
+
 def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
     """`parse_jsonl` of a file.
 

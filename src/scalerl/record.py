@@ -18,7 +18,6 @@ A trainer writes it through `RunWriter`; everything that fits, compares or repor
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,7 +28,7 @@ import numpy as np
 
 from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, brief
-from scalerl.jsonl import number, parse_jsonl, read_bytes, read_rows, whole
+from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
 SCHEMA = 1
 
@@ -297,12 +296,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         return {}
-    try:
-        config = json.loads(read_bytes(file).decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{file}: expected one JSON object")
+    config = read_object(file)
     if not isinstance(config.get("schema", SCHEMA), int):
         raise InputError(f"{file}: 'schema' is a whole number, found {config['schema']!r}")
     if config.get("schema", SCHEMA) > SCHEMA:

@@ -9,7 +9,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -137,6 +137,20 @@ class RunWriter:
         # The prompts first: an evaluation that is on record has its successes on record.
         self._append("eval_prompts.jsonl", successes)
         self._append("evals.jsonl", asdict(point), sync=True)
+
+    def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
+        """Write all evaluations and steps of a run that has them already, at once.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        # What makes it a run comes last.
+        lines = {"steps.jsonl": steps, "evals.jsonl": [asdict(point) for point in evals]}
+        for name, rows in lines.items():
+            try:
+                write_atomically(self.path / name, "".join(dumps(row) + "\n" for row in rows))
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
 
     def step(self, row: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
         """Append one trainer step, and what became of each of its groups."""

@@ -7,7 +7,7 @@ import sys
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, read_data
+from scalerl.commands._data import add_data_arguments, asked_of, read_data
 from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve.backtest import backtest
     from scalerl.jsonl import dumps
 
-    runs = [read_data(path, args.x, args.y, args.price) for path in args.runs_or_files]
+    runs = [read_data(path, args.x, asked_of(args), args.price) for path in args.runs_or_files]
     test = backtest(
         [run.points for run in runs],
         fractions=args.at,

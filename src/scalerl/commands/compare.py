@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, read_data
+from scalerl.commands._data import add_data_arguments, asked_of, read_data
 from scalerl.commands._text import positive, print_rows, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.report.numbers import as_mapping
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -39,6 +40,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     compare.add_argument(
         "--base", metavar="NAME", help="compare with this recipe (the first; groups go first)"
+    )
+    compare.add_argument(
+        "--paired",
+        action="store_true",
+        help="compare seed by seed: runs of one seed have their base model, prompts and order in common",
     )
     add_data_arguments(compare)
     compare.add_argument(
@@ -88,7 +94,14 @@ def run(args: argparse.Namespace) -> None:
     named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
     recipes = _by_recipe([_read(path, args) for path in args.runs], named)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
-    result = compare(fits, base=args.base, budget=args.budget, target=args.target, level=args.level)
+    result = compare(
+        fits,
+        base=args.base,
+        budget=args.budget,
+        target=args.target,
+        level=args.level,
+        blocks=_blocks(recipes) if args.paired else None,
+    )
     paper = {name: _paper(runs) for name, runs in recipes.items()}
     beside = [
         _beside(recipes[p.base], recipes[p.recipe], (paper[p.base], paper[p.recipe]), args.price)
@@ -102,16 +115,47 @@ def run(args: argparse.Namespace) -> None:
         return
     fitted = [one for runs in recipes.values() for one in runs]
     print_warnings(f"{one.path}: {warning}" for one in fitted for warning in one.fit.warnings)
+    if args.paired:
+        print_warnings(
+            f"{p.recipe} and {p.base} have no two seeds of one base model in common: not paired"
+            for p in result.pairs
+            if p.common_seeds is None
+        )
     for pair, more in zip(result.pairs, beside, strict=True):
         print_rows([*result.rows(pair), *more.rows()])
         print()
     print(result.priors())
 
 
+def _blocks(recipes: dict[str, list[_Run]]) -> dict[str, list[Hashable]]:
+    """The seed of every run, as its config.json has it, and its base model where there are several.
+
+    Raises:
+        InputError: a run does not say its seed, or two runs of a recipe have the same.
+    """
+    configs = {run.path: run.record.config if run.record else {} for runs in recipes.values() for run in runs}
+    models = {path: as_mapping(config.get("model")).get("path") for path, config in configs.items()}
+    grouped = len(set(models.values())) > 1
+    blocks: dict[str, list[Hashable]] = {}
+    for name, runs in recipes.items():
+        of_recipe = blocks.setdefault(name, [])
+        for run in runs:
+            seed = configs[run.path].get("seed")
+            if isinstance(seed, bool) or not isinstance(seed, int):
+                raise InputError(f"{run.path}: has no seed in a config.json, so --paired finds it no partner")
+            block = (models[run.path], seed) if grouped else seed
+            if block in of_recipe:
+                raise InputError(
+                    f"{run.path}: is the second run of {name} with seed {seed}; --paired needs one"
+                )
+            of_recipe.append(block)
+    return blocks
+
+
 def _read(path: str, args: argparse.Namespace) -> _Run:
     from scalerl.curve import fit
 
-    data = read_data(path, args.x, args.y, args.price)
+    data = read_data(path, args.x, asked_of(args), args.price)
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     return _Run(path, fit(data.points, **start, level=args.level), data.record)
 

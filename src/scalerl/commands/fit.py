@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, read_data, read_siblings
+from scalerl.commands._data import add_data_arguments, asked_of, read_data, read_siblings
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    data = read_data(args.run_or_file, args.x, args.y, args.price)
+    data = read_data(args.run_or_file, args.x, asked_of(args), args.price)
     points = data.points
     if args.paper:
         _paper(args, points)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     }
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
-    siblings = read_siblings(args.prior_from or (), data, args.y, args.price, **start)
+    siblings = read_siblings(args.prior_from or (), data, asked_of(args), args.price, **start)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:

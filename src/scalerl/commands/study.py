@@ -76,11 +76,14 @@ def run(args: argparse.Namespace) -> None:
     cores = _devices() if args.cores is None else args.cores
     if cores < 1:
         raise InputError(f"--cores: a number of 1 or more, found {cores}")
-    print_warnings(plan.warnings)
+    from scalerl.study.estimate import check_models, short_of_steps
+
+    print_warnings([*plan.warnings, *short_of_steps(plan)])
     if args.dry_run:
         _print_cost(plan, folder, args.like, cores)
         return
     args.output = None
+    check_models(plan)
     _run(plan, folder, cores, source)
     _report(folder, args)
 
@@ -136,13 +139,14 @@ def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
     ]
     header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
     said = [", ".join(flat(arm.changes)) or "-" for arm in plan.arms]
+    said += ["decided once they have run"] * (len(rows) - len(said))
     print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
     hint = "" if cost.gpu_hours is not None else "; --like RUN takes it from a run"
     dollars = "-" if cost.dollars is None else f"{cost.dollars:,.2f} dollars"
     print()
     print_rows(
         [
-            ("runs", f"{cost.runs}: {len(plan.arms)} arms, seeds {', '.join(map(str, plan.seeds))}"),
+            ("runs", f"{cost.runs}: {len(cost.arms)} arms, seeds {', '.join(map(str, plan.seeds))}"),
             ("budgets", ", ".join(unit_for(plan.axis, b).show(b) for b in plan.budgets)),
             ("learning rate", rate_in_words(plan)),
             ("compute", unit.show(cost.compute)),

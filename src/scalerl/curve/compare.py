@@ -34,6 +34,7 @@ from scalerl.curve.sides import (
     draw_sides,
     efficiency,
     given_family,
+    mostly_identified,
     quantities,
 )
 from scalerl.errors import InputError
@@ -182,11 +183,11 @@ def _decided_by_the_family(side: Sides) -> str:
 
 
 def _vague(side: Sides) -> str:
-    """Which recipes have a ceiling that most of their runs leave open: one that was cut short is outvoted."""
+    """Which recipes have a ceiling that half of their runs or more leave open."""
     doubts = []
     for name, fits in zip(side.names, side.fits, strict=True):
-        vague = [fit for fit in fits if not fit.identified]
-        if 2 * len(vague) > len(fits):
+        if not mostly_identified(fits):
+            vague = [fit for fit in fits if not fit.identified]
             doubts.append(f"the ceiling of {name} is not identified: {vague[0].why}")
     return "; ".join(doubts)
 

@@ -148,6 +148,11 @@ def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFami
     return _joined(parts)
 
 
+def mostly_identified(fits: Sequence[Fit]) -> bool:
+    """Whether more than half of the runs have told their ceiling: one that was cut short is outvoted."""
+    return 2 * sum(fit.identified for fit in fits) > len(fits)
+
+
 def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
     """Which runs of either side have a partner, in the same order; None where there are too few."""
     base, recipe = (list(blocks[name]) for name in names)

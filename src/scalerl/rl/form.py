@@ -53,7 +53,9 @@ class Form(Generic[T]):
                 if prefix + key in known:
                     hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
                 raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
-            for table in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            if not _may_be_bool(hints[key]) and any(isinstance(one, bool) for one in _entries(value)):
+                raise InputError(f"{source}: {prefix}{key}: is neither true nor false (found {value!r})")
+            for table in _entries(value):
                 if isinstance(table, Mapping):
                     for variant in _fitting(_variants(hints[key]), table):
                         self._check_keys(variant, table, source, f"{prefix}{key}.")
@@ -78,6 +80,16 @@ class Form(Generic[T]):
         message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
         found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
         return f"{key}: {message}{found}" if key else message
+
+
+def _entries(value: Any) -> Sequence[Any]:
+    """Of a list, or the one value that it is."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _may_be_bool(hint: Any) -> bool:
+    """Whether true and false may stand at a place; pydantic takes them for 1 and 0 where numbers do."""
+    return hint in (bool, Any) or any(_may_be_bool(part) for part in get_args(hint))
 
 
 def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:

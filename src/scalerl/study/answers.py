@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalerl.curve.comparison import Claim, Pair
-from scalerl.report.numbers import p_value, unit_for
+from scalerl.report.numbers import p_value, signed, unit_for
+from scalerl.study.best import last_gains
 from scalerl.study.kinds import Kind, is_made, kind_of
 from scalerl.study.table import difference_cell, rate_cell
 from scalerl.study.verdict import ArmSummary, StudyVerdict
@@ -66,7 +67,11 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     pair = verdict.pairs.get(arm.name)
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
-        return Answer(arm.name, "not compared", f"is not compared: {why}.")
+        gain = last_gains(verdict.study).get(arm.name)
+        measured = (
+            f" Its last pass rate was {signed(gain)} from that of the base." if gain is not None else ""
+        )
+        return Answer(arm.name, "not compared", f"is not compared: {why}.{measured}")
     kind = kind_of(pair)
     claims = pair.ceiling, pair.efficiency
     if kind == "noise":

@@ -17,6 +17,7 @@ from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import PASS_RATES, draw_recipe, given_family, quantities
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.report.frozen import REACHED
 from scalerl.report.numbers import as_float, as_mapping
 from scalerl.study.record import StudyRecord, StudyRun
 
@@ -83,13 +84,22 @@ class ArmSummary:
         """Of the runs that have a fit, in the order of `fits`."""
         return [run.run.plan.seed for run in self.runs if run.fit is not None]
 
+    def reached(self, budget: float) -> int:
+        """Runs with a fit that came to this compute; what the others say of it is extrapolated."""
+        return sum(float(fit.points.compute_N[-1]) >= budget * (1 - REACHED) for fit in self.fits)
+
     @property
-    def above(self) -> float | None:
-        """The ceiling known of its runs (`ceiling` in config.json), where the fitted one is above it."""
+    def known_ceiling(self) -> float:
+        """The ceiling known of its runs (`ceiling` in config.json), the highest; NaN where none is."""
         records = [run.run.record for run in self.runs if run.run.record is not None]
         known = [as_float(as_mapping(record.config.get("ceiling")).get("value")) for record in records]
-        highest = max((value for value in known if value == value), default=math.inf)
-        return highest if "A" in self.quantities and self.quantities["A"].interval[0] > highest else None
+        return max((value for value in known if value == value), default=math.nan)
+
+    @property
+    def above(self) -> float | None:
+        """The ceiling known of its runs, where the fitted one is above it."""
+        fitted = "A" in self.quantities and self.quantities["A"].interval[0] > self.known_ceiling
+        return self.known_ceiling if fitted else None
 
     @property
     def why(self) -> str:
@@ -141,11 +151,10 @@ def summarise(
 ) -> tuple[ArmSummary, ...]:
     """Every arm over its seeds; how far seeds are apart is learnt from all arms together.
 
-    Where seeds have base models of their own it is learnt from each arm alone: another arm has the same base
-    models, and is no further evidence of how they scatter.
+    Where the seeds of an arm have base models of their own it is learnt from that arm alone: another one has
+    the same base models, and is no further evidence of how they scatter.
     """
     recipes, _ = fits_of(arms)
-    own_models = len({run.run.plan.model for runs in arms.values() for run in runs}) > 1
     shared = functools.cache(functools.partial(given_family, recipes, SEED_PRIOR))
     summaries = []
     for name, runs in arms.items():
@@ -154,7 +163,8 @@ def summarise(
         draws = None
         if fits:
             alone = functools.partial(given_family, {name: fits}, MODEL_PRIOR)
-            draws = draw_recipe(fits, name, alone if own_models else shared)
+            models = {run.run.plan.model for run in runs}
+            draws = draw_recipe(fits, name, alone if len(models) > 1 else shared)
             asked = quantities(budget, target)
             if any(result.misfit for result in fits):
                 del asked["A"]

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
@@ -26,6 +27,7 @@ from scalerl.rl.recipe import from_dict as recipe_from_dict
 from scalerl.study.design import Resolution, alias_chains, columns, levels
 
 Changes = dict[str, Any]
+Named = tuple[str, Changes]
 
 PARTS = (
     *("schedule", "loss", "fp32_logits", "averaging", "advantage", "zero_variance"),
@@ -48,9 +50,9 @@ class Listed:
     arms: dict[str, Changes]
     kind: Literal["arms"] = "arms"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes."""
-        return {"base": {}, **self.arms}
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes."""
+        return [("base", {}), *self.arms.items()]
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ class LeaveOneOut:
     """Only these."""
     kind: Literal["leave_one_out"] = "leave_one_out"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes.
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes.
 
         Raises:
             InputError: a part is none, or the two recipes do not differ.
         """
-        return {"base": {}, **_differing_parts(base, self.without, self.parts)}
+        return [("base", {}), *_differing_parts(base, self.without, self.parts).items()]
 
 
 @dataclass(frozen=True)
@@ -80,22 +82,22 @@ class Axis:
     values: tuple[Any, ...]
     kind: Literal["axis"] = "axis"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes.
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes.
 
         Raises:
             InputError: a value that is not one for each field.
         """
         if isinstance(self.fields, str):
-            return {f"{self.fields}={value}": _nested({self.fields: value}) for value in self.values}
-        arms = {}
+            return [(f"{self.fields}={value}", _nested({self.fields: value})) for value in self.values]
+        arms = []
         for value in self.values:
             if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(self.fields):
                 raise InputError(
                     f"arms.values: {value!r} is not one value for each of {len(self.fields)} fields"
                 )
             pairs = dict(zip(self.fields, value, strict=True))
-            arms[" ".join(f"{name}={v}" for name, v in pairs.items())] = _nested(pairs)
+            arms.append((" ".join(f"{name}={v}" for name, v in pairs.items()), _nested(pairs)))
         return arms
 
 
@@ -115,15 +117,18 @@ class Sensitivity:
     sweeps: tuple[Sweep, ...]
     kind: Literal["sensitivity"] = "sensitivity"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes."""
-        return {
-            f"{sweep.loss.get('kind', base.loss.kind)} {sweep.bound}={value}": {
-                "loss": {**sweep.loss, sweep.bound: value}
-            }
-            for sweep in self.sweeps
-            for value in sweep.values
-        }
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes."""
+        swept = [(sweep.loss.get("kind", base.loss.kind), sweep.bound) for sweep in self.sweeps]
+        arms = []
+        for sweep, (kind, bound) in zip(self.sweeps, swept, strict=True):
+            # Two sweeps of one bound of one loss differ in what they leave it beside.
+            apart = (
+                {k: v for k, v in sweep.loss.items() if k != "kind"} if swept.count((kind, bound)) > 1 else {}
+            )
+            name = " ".join([str(kind), *(f"{k}={v}" for k, v in apart.items())])
+            arms += [(f"{name} {bound}={v}", {"loss": {**sweep.loss, bound: v}}) for v in sweep.values]
+        return arms
 
 
 @dataclass(frozen=True)
@@ -133,13 +138,14 @@ class Systems:
     recipes: tuple[str, ...]
     kind: Literal["systems"] = "systems"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes: everything that is not shared."""
-        arms = {}
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes: everything that is not shared."""
+        arms = []
         for source in self.recipes:
-            recipe = _recipe(changed(read_toml(source), _shared(base.to_dict())), source)
-            own = {key: value for key, value in recipe.to_dict().items() if key not in SHARED}
-            arms[own.pop("name")] = own
+            values = read_toml(source)
+            recipe = _recipe(changed(values, _shared(base.to_dict())), source)
+            own = {key: value for key, value in recipe.to_dict().items() if key not in (*SHARED, "name")}
+            arms.append((str(values.get("name") or Path(source).stem), own))
         return arms
 
 
@@ -150,12 +156,12 @@ class Grid:
     values: dict[str, tuple[Any, ...]]
     kind: Literal["grid"] = "grid"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes."""
-        arms = {}
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes."""
+        arms = []
         for combination in itertools.product(*self.values.values()):
             pairs = dict(zip(self.values, combination, strict=True))
-            arms[" ".join(f"{name}={value}" for name, value in pairs.items())] = _nested(pairs)
+            arms.append((" ".join(f"{name}={value}" for name, value in pairs.items()), _nested(pairs)))
         return arms
 
 
@@ -176,16 +182,16 @@ class Factorial:
     """4: main effects free of two-way interactions; 5: these free of one another; or "full"."""
     kind: Literal["factorial"] = "factorial"
 
-    def changes(self, base: Recipe) -> dict[str, Changes]:
-        """What each arm changes: all that its switches do.
+    def changes(self, base: Recipe) -> list[Named]:
+        """The arms by name, and what each changes: all that its switches do.
 
         Raises:
             InputError: there are no switches, or two of them change the same.
         """
         switches = self._switches(base)
-        return {
-            name: _merged({switch: switches[switch] for switch in on}) for name, on in self._arms(switches)
-        }
+        return [
+            (name, _merged({switch: switches[switch] for switch in on})) for name, on in self._arms(switches)
+        ]
 
     def design(self, base: Recipe) -> dict[str, Any]:
         """The design, for study.json: its factors, the level of each in every arm, and the chains of aliases.
@@ -248,7 +254,13 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
         raise InputError(f"arms: {len(wanted)} are more than a study tells apart; {MOST_ARMS} at most")
     made: list[Arm] = []
     seen: dict[str, str] = {}
-    for name, changes in wanted.items():
+    for name, changes in wanted:
+        if not name.strip() or not name.isprintable():
+            raise InputError(f"arm {name!r}: no name that can be printed")
+        if name in seen.values():
+            raise InputError(
+                f"arms: two are named {name!r}; give each value once, and recipes names of their own"
+            )
         arm = _arm(base, name, changes)
         recipe = repr(sorted((asdict(arm.recipe) | {"name": ""}).items()))
         if (other := seen.setdefault(recipe, name)) != name:

@@ -1,4 +1,4 @@
-"""Which arms can be stopped early: those whose ceiling is below that of the best arm."""
+"""Which arms are worth more: those whose ceiling may be that of the best arm, and those ahead of the base."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
-from scalerl.curve.sides import Blocks, Recipes, Sides, draw_sides, given_family
+from scalerl.curve.sides import Blocks, Recipes, Sides, draw_sides, given_family, mostly_identified
 from scalerl.study.arm_fits import fit_arms, fits_of
 from scalerl.study.record import StudyRecord
 
@@ -18,14 +18,36 @@ def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
     return dict.fromkeys(arm.name for arm in study.arms) | probability_below_best(recipes, seeds)
 
 
+def last_gains(study: StudyRecord) -> dict[str, float]:
+    """Of every arm with a finished run what it gained on the base: pass rates of the last evaluations.
+
+    The mean over the seeds that both have finished, as measured; an arm without one is left out.
+    """
+    base = str(study.plan["base"])
+    last = {
+        arm.name: {
+            run.plan.seed: run.record.evals[-1].pass_rate
+            for run in study.of_arm(arm.name)
+            if run.record is not None and run.outcome == "finished"
+        }
+        for arm in study.arms
+    }
+    gains = {}
+    for arm, own in last.items():
+        if arm != base and (common := own.keys() & last[base].keys()):
+            gains[arm] = float(np.mean([own[seed] - last[base][seed] for seed in sorted(common)]))
+    return gains
+
+
 def probability_below_best(
     recipes: Recipes, blocks: Blocks, seed_prior: SeedPrior = SEED_PRIOR
 ) -> dict[str, float | None]:
     """For every recipe the posterior probability that its ceiling is below that of the best; 0 for that one.
 
-    The best is the recipe with the highest median A among those whose ceiling is known: identified in half of
-    the runs or more, and no run a misfit. It is told None of the others, and of all if there is no best one.
-    Runs are paired by block throughout, so that no recipe is best by the base models it happens to have.
+    The best is the recipe with the highest median A among those whose ceiling is known: identified in
+    more than half of the runs, and no run a misfit. It is told None of the others, and of all if there is no
+    best one. Runs are paired by block throughout, so that no recipe is best by the base models it happens to
+    have.
 
     The best of many recipes that are alike is the luckiest: of six, the last is below it with probability .95
     about one time in two. To stop it loses nothing but a comparison; a verdict is what `compare` gives.
@@ -54,4 +76,4 @@ def _lead(sides: Sides) -> np.ndarray:
 
 def _is_known(recipes: Recipes, name: str) -> bool:
     fits = recipes[name]
-    return not any(fit.misfit for fit in fits) and 2 * sum(fit.identified for fit in fits) >= len(fits)
+    return not any(fit.misfit for fit in fits) and mostly_identified(fits)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.report.numbers import as_float, as_mapping
+from scalerl.report.numbers import as_float, as_mapping, rate_interval
 from scalerl.study.arm_fits import ArmSummary
 from scalerl.study.record import ArmPlan, StudyRecord
 
@@ -37,8 +38,11 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_few_seeds(arms),
         *_lost(arms),
         *_shared_models(study),
+        *_made_otherwise(study),
+        *_combined(study),
         *_unlike_before(study),
         *_above_known(arms),
+        *_below_known(arms),
         *_inert(study),
         *(text for arm in arms for text in _short(arm, axis)),
     ]
@@ -131,8 +135,49 @@ def _shared_models(study: StudyRecord) -> list[str]:
         return []
     return [
         f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all "
-        f"its seeds, so that as evidence of other base models they count as {len(models)}."
+        f"its seeds, so that as evidence of other base models they count as {len(models)}. Verdicts on arms "
+        "count them so; standard errors of what was measured, and effects of switches, count every seed."
     ]
+
+
+def _made_otherwise(study: StudyRecord) -> list[str]:
+    """What the runs say of where and with what they were made, and do not all say alike."""
+    made: dict[str, Counter[str]] = {}
+    for run in study.runs:
+        config = run.record.config if run.record else {}
+        for key, value in (*as_mapping(config.get("versions")).items(), *_machine(config)):
+            made.setdefault(key, Counter())[str(value)] += 1
+    unlike = [
+        f"{key} ({', '.join(f'{value} in {n}' for value, n in found.items())})"
+        for key, found in made.items()
+        if len(found) > 1
+    ]
+    if not unlike:
+        return []
+    return [
+        f"The runs were not all made with the same {_listed(unlike)}. Runs of one seed then differ by more "
+        "than their arms: time does where devices do, and pass rates where kernels do."
+    ]
+
+
+def _machine(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The devices of a run, whatever they did."""
+    devices = sorted({str(device) for device in as_mapping(config.get("devices")).values()})
+    return [("devices", " and ".join(devices))] if devices else []
+
+
+def _combined(study: StudyRecord) -> list[str]:
+    rows = [row for row in study.decisions if row["decision"] == "combined"]
+    said = [
+        f"{row['arm']} was made of the arms that were ahead of these very runs of {study.plan['base']}: luck "
+        "of those is in its lead. Seeds that were added after it was chosen have none of that."
+        for row in rows
+        if len(row["of"]) > 1
+    ]
+    if rows and not said:
+        ahead = f"{rows[-1]['of'][0]} alone is" if rows[-1]["of"] else "no arm is"
+        said.append(f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end.")
+    return said
 
 
 def _unlike_before(study: StudyRecord) -> list[str]:
@@ -155,8 +200,9 @@ def _unlike_before(study: StudyRecord) -> list[str]:
         return []
     told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
     return [
-        f"Before any training, with the same weights, these differ from {first}: {_listed(told)}. They are "
-        "evaluated otherwise (lengths, temperature or precision), and what is said of them has that in it."
+        f"Before any training, from one base model, these differ from {first}: {_listed(told)}. They are "
+        "evaluated otherwise (lengths, temperature or precision), or the model's files were changed, and "
+        "what is said of them has that in it."
     ]
 
 
@@ -169,6 +215,20 @@ def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
     return [
         f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of the "
         "families, and nothing is claimed of its ceiling."
+    ]
+
+
+def _below_known(arms: Sequence[ArmSummary]) -> list[str]:
+    found = [
+        f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
+        for arm in arms
+        if "A" in arm.quantities and arm.quantities["A"].interval[1] < arm.known_ceiling
+    ]
+    if not found:
+        return []
+    return [
+        f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, or "
+        "creep on as no family of curves does, which only longer runs can tell."
     ]
 
 

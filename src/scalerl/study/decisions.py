@@ -16,19 +16,25 @@ import numpy as np
 
 from scalerl.curve.freeze import freeze
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.jsonl import read_rows
 from scalerl.record import RunRecord
 from scalerl.run_writer import append_row
 from scalerl.study.arms import combine
-from scalerl.study.best import below_best
+from scalerl.study.best import below_best, last_gains
 from scalerl.study.plan import Plan
-from scalerl.study.record import DECISIONS, FORECASTS, PlannedRun, StudyRecord, cut
-from scalerl.study.verdict import judge_study
+from scalerl.study.record import (
+    DECISIONS,
+    FORECASTS,
+    PlannedRun,
+    StudyRecord,
+    cut,
+    read_decisions,
+    read_forecasts,
+)
 
 
 def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
     """Put on record what is forecast for the later budgets, of `runs`, which have come to this one."""
-    known = {(row["run"], row["at"], row["target_compute"]) for row in read_rows(folder / FORECASTS, [])}
+    known = {(row["run"], row.get("at"), row["target_compute"]) for row in read_forecasts(folder, [])}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
         for target in later:
@@ -45,7 +51,7 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
 
 def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
     """The arms that go no further, from this budget or from one before."""
-    decided = read_rows(folder / DECISIONS, [])
+    decided = read_decisions(folder, [])
     out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
     weighed = {row["arm"] for row in decided if row.get("budget") == budget}
     left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
@@ -58,7 +64,7 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
                 saved = (plan.budgets[-1] - budget) * len(plan.seeds)
                 row |= {"decision": "stopped", "saved": saved}
             append_row(folder / DECISIONS, row)
-    return {row["arm"] for row in read_rows(folder / DECISIONS, []) if row["decision"] == "stopped"}
+    return {row["arm"] for row in read_decisions(folder, []) if row["decision"] == "stopped"}
 
 
 def _below(plan: Plan, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
@@ -104,18 +110,18 @@ def _late_rate(run: Path) -> float:
 def decide_combination(plan: Plan, folder: Path) -> bool:
     """Choose the arms to combine, where the study asks for it and has not done so; whether it did now.
 
-    Those with the highest pass rate at the budget, above that of the base, told or not: it is run to be told.
+    Those whose pass rate was measured to be highest at the budget, above the base's over the seeds that both
+    have, told or not: it is run to be told. Where there was nothing to combine it is decided again once the
+    study has grown.
     """
-    if not plan.combine or _of(folder, "combined"):
+    decided = _of(folder, "combined")
+    if not plan.combine or any(len(row["of"]) > 1 or row.get("runs") == len(plan.runs) for row in decided):
         return False
-    verdict = judge_study(StudyRecord.read(folder))
-    finished = {arm.name for arm in verdict.arms if arm.stability.outcomes.get("finished")}
-    pairs = {arm: pair for arm, pair in verdict.pairs.items() if arm in finished}
-    gains = {arm: pair.differences["pass_rate"].median for arm, pair in pairs.items()}
+    gains = last_gains(StudyRecord.read(folder))
     better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
     chosen = _compatible(plan, better)
     row = {"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}
-    append_row(folder / DECISIONS, row)
+    append_row(folder / DECISIONS, row | {"runs": len(plan.runs)})
     return True
 
 
@@ -140,4 +146,4 @@ def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 def _of(folder: Path, decision: str) -> list[dict[str, Any]]:
-    return [row for row in read_rows(folder / DECISIONS, []) if row["decision"] == decision]
+    return [row for row in read_decisions(folder, []) if row["decision"] == decision]

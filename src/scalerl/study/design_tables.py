@@ -26,8 +26,9 @@ def effects_table(effects: Effects) -> Table:
     rows = [_effect_row(on, effect) for on in effects.on for effect in on.effects]
     note = (
         "An effect is the mean over the settings of all other switches; a x b is half of what a does with b "
-        "on less what it does with b off. What is joined by + cannot be told apart. C_mid is a ratio. "
-        + " ".join(f"{text[0].upper()}{text[1:]}." for text in effects.cautions)
+        "on less what it does with b off. What is joined by + cannot be told apart. C_mid is a ratio. p is "
+        "corrected (Holm) over all effects, apart from the verdicts on arms, which are corrected among "
+        "themselves. " + " ".join(f"{text[0].upper()}{text[1:]}." for text in effects.cautions)
     )
     return Table("effects", "Effects of the switches", columns, tuple(rows), note.strip())
 

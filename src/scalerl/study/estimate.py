@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.rl.base import model_shape
+from scalerl.rl.model import FlopCount
 from scalerl.rl.model_check import cache_bytes
 from scalerl.rl.recipe import Evaluation, Recipe
 from scalerl.study.arms import Arm
-from scalerl.study.plan import Plan
+from scalerl.study.plan import LEAST_EVALUATIONS, Plan
 
 _MASTER_BYTES = 16
 """Of the trainer for each parameter: float32 weights, gradients and the two moments of AdamW."""
@@ -109,7 +110,10 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     shown = [_Pace.of(RunRecord.read(path), plan.axis) for path in like]
     own = {arm.name: _paces(plan, folder, arm.name) for arm in plan.arms}
     general = shown or [pace for paces in own.values() for pace in paces]
-    total = StudyCost(tuple(_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms), None, None)
+    arms = [_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms]
+    if plan.combine:
+        arms.append(_of_combination(plan, arms))
+    total = StudyCost(tuple(arms), None, None)
     if total.gpu_hours is None or total.evaluation_hours is None:
         return total
     hours = total.gpu_hours + total.evaluation_hours
@@ -132,7 +136,66 @@ def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
             seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
             for pace in paces
         )
-    return ArmCost(arm.name, seeds + tried, compute, hours, evaluation, _memory(arm.recipe))
+    model = plan.run(arm, plan.seeds[0]).model
+    return ArmCost(
+        arm.name, seeds + tried, compute, hours, evaluation, _memory(replace(arm.recipe, model=model))
+    )
+
+
+def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
+    """Of the arm that is made of the best ones: as the mean of these; which it will be is open."""
+    n = len(arms)
+    hours = _sum([arm.gpu_hours for arm in arms])
+    evaluation = _sum([arm.evaluation_hours for arm in arms])
+    memory = [arm.memory_bytes for arm in arms]
+    return ArmCost(
+        f"the best {plan.combine} combined",
+        arms[0].runs,
+        arms[0].compute,
+        None if hours is None else hours / n,
+        None if evaluation is None else evaluation / n,
+        None if None in memory else max(size for size in memory if size is not None),
+    )
+
+
+def check_models(plan: Plan) -> None:
+    """Look at the configuration of every base model, before anything is spent on runs that cannot begin.
+
+    Raises:
+        InputError: one of them cannot be found.
+    """
+    seen = set()
+    for run in plan.runs:
+        if run.model not in seen:
+            seen.add(run.model)
+            arm = next(arm for arm in plan.arms if arm.name == run.arm)
+            model_shape(plan.recipe(run, arm))
+
+
+def short_of_steps(plan: Plan) -> Iterator[str]:
+    """A warning of every arm that comes to its first budget in so few steps that no curve is seen."""
+    if plan.axis != "flops":
+        return
+    for arm in plan.arms:
+        steps = plan.budgets[0] / _flops_of_step(
+            replace(arm.recipe, model=plan.run(arm, plan.seeds[0]).model)
+        )
+        if steps < LEAST_EVALUATIONS:
+            yield (
+                f"{arm.name}: about {max(steps, 0.1):.2g} steps up to {plan.budgets[0]:g} flops; evaluations "
+                f"are made between steps, and a curve needs {LEAST_EVALUATIONS} at the least"
+            )
+
+
+def _flops_of_step(recipe: Recipe) -> float:
+    """Sampling and training of one batch whose completions take half of their budget; NaN without a model."""
+    try:
+        cost = FlopCount.of(model_shape(recipe))
+    except InputError:
+        return math.nan
+    length = recipe.context.prompt + recipe.context.sampled / 2
+    tokens = recipe.batch.prompts * recipe.batch.samples * length
+    return 4 * cost.forward(tokens, tokens * length / 2)
 
 
 def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:

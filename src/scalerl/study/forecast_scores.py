@@ -44,6 +44,9 @@ class ForecastScore:
 
     share: float
     forecasts: int
+    """That could be judged; the scores are theirs, and NaN without any."""
+    open: int
+    """That could not: their runs failed, were stopped, or have not come to the target yet."""
     coverage: float
     width: float
     score: float
@@ -105,9 +108,9 @@ def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, Poin
 
 def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ...]:
     """Scores of what has been measured since, by share of the target compute."""
-    known = [one for one in judged if one.outcome.inside is not None and math.isfinite(one.forecast.mean)]
     groups: list[list[JudgedForecast]] = []
-    for one in sorted(known, key=lambda one: one.forecast.share):
+    placed = [one for one in judged if math.isfinite(one.forecast.share)]
+    for one in sorted(placed, key=lambda one: one.forecast.share):
         if groups and one.forecast.share - groups[-1][0].forecast.share <= ALIKE:
             groups[-1].append(one)
         else:
@@ -115,7 +118,8 @@ def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ..
     return tuple(_score(group) for group in groups)
 
 
-def _score(group: Sequence[JudgedForecast]) -> ForecastScore:
+def _score(made: Sequence[JudgedForecast]) -> ForecastScore:
+    group = [one for one in made if one.outcome.inside is not None and math.isfinite(one.forecast.mean)]
     measured = np.array([_measured(one) for one in group])
     error = np.array([one.forecast.mean for one in group]) - measured
     rivals: dict[str, list[float]] = {}
@@ -123,13 +127,14 @@ def _score(group: Sequence[JudgedForecast]) -> ForecastScore:
         for name, point in one.rivals.items():
             rivals.setdefault(name, []).append(point - _measured(one))
     return ForecastScore(
-        share=round(float(np.median([one.forecast.share for one in group])), 2),
+        share=round(float(np.median([one.forecast.share for one in made])), 2),
         forecasts=len(group),
-        coverage=float(np.mean([bool(one.outcome.inside) for one in group])),
-        width=float(np.mean([one.forecast.width for one in group])),
-        score=float(np.mean([_interval_score(one) for one in group])),
+        open=len(made) - len(group),
+        coverage=_mean([bool(one.outcome.inside) for one in group]),
+        width=_mean([one.forecast.width for one in group]),
+        score=_mean([_interval_score(one) for one in group]),
         rms=_rms(error),
-        bias=float(error.mean()),
+        bias=_mean(error),
         rivals_rms={name: _rms(np.array(rivals[name])) for name in RIVALS if name in rivals},
     )
 
@@ -146,4 +151,8 @@ def _interval_score(one: JudgedForecast) -> float:
 
 
 def _rms(error: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(error**2)))
+    return math.sqrt(_mean(error**2))
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

@@ -6,8 +6,11 @@ the same held-out prompts, draw their prompts in one order, and have one budget 
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,15 @@ from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, plain
 from scalerl.rl.base import CHAIN_BASE
 from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
-from scalerl.study.arms import Arm, expand
+from scalerl.study.arms import Arm, combine, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
-from scalerl.study.spec import LearningRate, Stop, Study
+from scalerl.study.spec import MOST_SEED, LearningRate, Stop, Study
 
 LEAST_EVALUATIONS = 6
 """Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
-_TRIAL_SEED = 1_000_000
+_TRIAL_SEED = MOST_SEED + 1
 """The first seed of trials, which no study reaches."""
+_LONGEST_NAME_BYTES = 100
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
 _UNTRAINED = ("checkpoint", "health", "activation_checkpointing")
 
@@ -120,6 +124,10 @@ def make_plan(study: Study) -> Plan:
     _check_budgets(base, budgets, study.learning_rate)
     for arm in arms:
         _check_arm(arm, base)
+    if study.learning_rate and (own := [a.name for a in arms if a.recipe.optimiser.lr != base.optimiser.lr]):
+        raise InputError(f"arm {own[0]}: changes optimiser.lr, which [learning_rate] chooses for every arm")
+    if study.combine:
+        _check_combination(base, arms, study.combine)
     if study.models and (own := [arm.name for arm in arms if arm.recipe.model != base.model]):
         raise InputError(f"models: the model of arm {own[0]} is its own; give one or the other")
     by_folder: dict[str, str] = {}
@@ -166,7 +174,12 @@ def write_plan(plan: Plan, folder: Path) -> None:
 
 def folder_name(arm: str) -> str:
     """A name of an arm that every file system takes; `make_plan` sees to it that no two arms share one."""
-    return re.sub(r"[^\w.=+-]+", "_", arm).strip("._")[:100] or "_"
+    name = re.sub(r"[^\w.=+-]+", "_", arm).strip("._") or "_"
+    if len(name.encode()) <= _LONGEST_NAME_BYTES:
+        return name
+    # What is cut off may be all that tells two arms apart.
+    start = name.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
+    return f"{start}_{hashlib.blake2b(arm.encode(), digest_size=4).hexdigest()}"
 
 
 def with_rate(arm: Arm, lr: float) -> Arm:
@@ -176,6 +189,8 @@ def with_rate(arm: Arm, lr: float) -> Arm:
 
 
 def _base(study: Study) -> Recipe:
+    if "seed" in study.set:
+        raise InputError("set.seed: the seeds of a study are those of `seeds`")
     values = changed(read_toml(study.base), study.set)
     base = from_dict(values, study.base)
     if study.budgets:
@@ -222,6 +237,18 @@ def _check_arm(arm: Arm, base: Recipe) -> None:
         raise InputError(f"arm {arm.name}: changes nothing that is trained")
     if "task" in different and arm.recipe.task.heldout_hash != base.task.heldout_hash:
         raise InputError(f"arm {arm.name}: its held-out prompts are others, so that nothing compares")
+
+
+def _check_combination(base: Recipe, arms: Sequence[Arm], most: int) -> None:
+    if most > len(arms) - 1:
+        raise InputError(
+            f"combine: {most} arms are to be one, and there are {len(arms) - 1} beside the first"
+        )
+    for pair in itertools.combinations(arms[1:], 2):
+        with suppress(InputError):
+            combine(base, pair)
+            return
+    raise InputError("combine: any two of these arms change the same, so that none can be combined")
 
 
 def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A study on the disk: what was planned, what became of it. It is read without what trains.
 
     NAME/
-      study.json          the plan: arms, seeds, budgets, runs; written once
+      study.json          the plan: arms, seeds, budgets, runs; it may grow by arms and seeds
       attempts.jsonl      one line whenever the process of a run has ended, and how
       decisions.jsonl     arms that were stopped at a budget, and why; learning rates that were chosen
       forecasts.jsonl     at every budget, of every run the forecast of later ones, frozen when written
@@ -16,8 +16,8 @@ arms [{name, changes, recipe}], runs [{arm, seed, model, folder}].
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,11 +25,14 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.errors import InputError, brief
-from scalerl.jsonl import read_bytes, read_rows
-from scalerl.record import RunRecord, final_folder
+from scalerl.jsonl import read_object, read_rows
+from scalerl.record import AXES, RunRecord, final_folder
 
 SCHEMA = 1
 PLAN, ATTEMPTS, DECISIONS, FORECASTS = "study.json", "attempts.jsonl", "decisions.jsonl", "forecasts.jsonl"
+
+REMOVED = "its folder was removed"
+"""Cause on record of a run that is begun anew, whatever came of it before."""
 
 Outcome = Literal["finished", "failed", "stopped", "under way", "not started"]
 """What became of a run: `failed` after as many attempts as the study allows, `stopped` by its decision."""
@@ -110,18 +113,11 @@ class StudyRecord:
             InputError: it is none, or a file in it cannot be read.
         """
         path = Path(path)
-        try:
-            return cls._read(path)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: no study as this version writes it ({brief(str(error))})") from error
-
-    @classmethod
-    def _read(cls, path: Path) -> StudyRecord:
         plan = read_plan(path)
-        warnings: list[str] = [str(text) for text in plan["warnings"]]
-        attempts = [Attempt(**row) for row in read_rows(path / ATTEMPTS, warnings)]
-        decisions = tuple(read_rows(path / DECISIONS, warnings))
-        forecasts = tuple(row for row in read_rows(path / FORECASTS, warnings) if "why" not in row)
+        warnings: list[str] = list(plan["warnings"])
+        attempts = read_attempts(path, warnings)
+        decisions = tuple(read_decisions(path, warnings))
+        forecasts = tuple(row for row in read_forecasts(path, warnings) if "why" not in row)
         stopped = {row["arm"] for row in decisions if row["decision"] == "stopped"}
         runs = tuple(
             _run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
@@ -146,6 +142,26 @@ def cut(record: RunRecord, axis: str, budget: float) -> RunRecord:
     return replace(record, evals=record.evals[:n], lines=record.lines[:n])
 
 
+_NUMBER, _TEXT = (int, float), (str,)
+_PLAN = {
+    **dict.fromkeys(("name", "kind", "base", "axis"), _TEXT),
+    **dict.fromkeys(("budgets", "warnings", "arms", "runs"), (list,)),
+    **dict.fromkeys(("target", "price"), (*_NUMBER, type(None))),
+    **{"retries": (int,), "design": (dict, type(None))},
+}
+_ARM = {"name": _TEXT, "changes": (dict,), "recipe": (dict,)}
+_RUN = {"arm": _TEXT, "seed": (int,), "model": _TEXT, "folder": _TEXT}
+_DESIGN = {"factors": (list,), "levels": (dict,), "aliases": (list,)}
+_ATTEMPT = {"run": _TEXT, "outcome": _TEXT, "cause": _TEXT, "seconds": _NUMBER, "until": _NUMBER}
+_FORECAST = {"run": _TEXT, "target_compute": _NUMBER}
+_DECISIONS = {
+    "stopped": {"arm": _TEXT, "budget": _NUMBER},
+    "goes on": {"arm": _TEXT, "budget": _NUMBER},
+    "learning rate": {"arm": _TEXT, "value": _NUMBER},
+    "combined": {"arm": _TEXT, "of": (list,)},
+}
+
+
 def read_plan(path: Path) -> dict[str, Any]:
     """The plan in study.json.
 
@@ -155,30 +171,110 @@ def read_plan(path: Path) -> dict[str, Any]:
     file = path / PLAN
     if not file.is_file():
         raise InputError(f"{path}: holds no {PLAN}, so it is no study")
-    try:
-        plan = json.loads(read_bytes(file))
-    except ValueError as error:
-        raise InputError(f"{file}: not JSON ({error})") from error
-    if not isinstance(plan, dict) or plan.get("schema") != SCHEMA:
+    plan = read_object(file)
+    if plan.get("schema") != SCHEMA:
         raise InputError(f"{file}: no plan of schema {SCHEMA}")
+    _check(plan, _PLAN, str(file))
+    for arm in plan["arms"]:
+        _check(arm, _ARM, f"{file}, arms")
+    for run in plan["runs"]:
+        _check(run, _RUN, f"{file}, runs")
+    if plan["design"] is not None:
+        _check(plan["design"], _DESIGN, f"{file}, design")
+    arms = {arm["name"] for arm in plan["arms"]}
+    astray = [run for run in plan["runs"] if run["arm"] not in arms or not _is_within(run["folder"])]
+    budgets = plan["budgets"]
+    if (
+        plan["base"] not in arms
+        or astray
+        or plan["axis"] not in AXES
+        or not (budgets and all(_is(budget, _NUMBER) and 0 < budget < math.inf for budget in budgets))
+        or not all(isinstance(text, str) for text in plan["warnings"])
+    ):
+        what = f"run {brief(astray[0])}" if astray else "base, axis, budgets or warnings"
+        raise InputError(f"{file}: no study as this version writes it ({what})")
     return plan
+
+
+def read_attempts(path: Path, warnings: list[str]) -> list[Attempt]:
+    """How the processes of runs have ended, in that order.
+
+    Raises:
+        InputError: a line is none.
+    """
+    return [Attempt(**row) for row in _rows(path / ATTEMPTS, lambda row: _ATTEMPT, warnings)]
+
+
+def read_decisions(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
+    """What was decided while the study ran.
+
+    Raises:
+        InputError: a line is none.
+    """
+    return _rows(path / DECISIONS, lambda row: _DECISIONS.get(str(row.get("decision"))), warnings)
+
+
+def read_forecasts(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
+    """The forecasts frozen at budgets; one that could not be made says `why`.
+
+    Raises:
+        InputError: a line is none.
+    """
+    return _rows(path / FORECASTS, lambda row: _FORECAST, warnings)
+
+
+def _rows(path: Path, form: Callable[[Mapping[str, Any]], Any], warnings: list[str]) -> list[dict[str, Any]]:
+    rows = read_rows(path, warnings)
+    for n, row in enumerate(rows, start=1):
+        needed = form(row)
+        if needed is None:
+            raise InputError(f"{path}, row {n}: no line as this version writes it")
+        _check(row, needed, f"{path}, row {n}")
+        if needed is _ATTEMPT and (more := row.keys() - needed):
+            raise InputError(f"{path}, row {n}: unknown '{min(more)}'")
+    return rows
+
+
+def _check(values: Any, needed: Mapping[str, tuple[type, ...]], where: str) -> None:
+    """Complain of the first key that is missing or has another type."""
+    for key, types in needed.items():
+        if not isinstance(values, dict) or not _is(values.get(key), types):
+            found = brief(values.get(key)) if isinstance(values, dict) else brief(values)
+            raise InputError(f"{where}: no study as this version writes it ('{key}': {found})")
+
+
+def _is(value: Any, types: tuple[type, ...]) -> bool:
+    return isinstance(value, types) and not isinstance(value, bool)
+
+
+def _is_within(folder: str) -> bool:
+    """Whether a path stays in the folder of the study."""
+    return not Path(folder).is_absolute() and ".." not in Path(folder).parts
 
 
 def _run(path: Path, plan: PlannedRun, attempts: list[Attempt], stopped: set[str], retries: int) -> StudyRun:
     folder = path / plan.folder
-    mine = tuple(attempt for attempt in attempts if attempt.run == plan.key)
+    mine = attempts_of(plan.key, attempts)
     record = RunRecord.read(folder) if (folder / "evals.jsonl").is_file() else None
     return StudyRun(plan, _outcome(folder, plan.arm in stopped, mine, retries), record, mine)
 
 
 def _outcome(folder: Path, stopped: bool, attempts: tuple[Attempt, ...], retries: int) -> Outcome:
-    if final_folder(folder).is_dir():
+    there = (folder / "evals.jsonl").is_file()
+    if there and final_folder(folder).is_dir():
         return "finished"
     if has_failed(attempts, retries):
         return "failed"
-    if stopped:
+    if stopped and there:
         return "stopped"
-    return "under way" if attempts or folder.exists() else "not started"
+    return "under way" if folder.exists() else "not started"
+
+
+def attempts_of(run: str, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
+    """Those of one run, since its folder was removed if it was."""
+    mine = [attempt for attempt in attempts if attempt.run == run]
+    removed = max((n for n, attempt in enumerate(mine) if attempt.cause == REMOVED), default=-1)
+    return tuple(mine[removed + 1 :])
 
 
 def has_failed(attempts: tuple[Attempt, ...], retries: int) -> bool:

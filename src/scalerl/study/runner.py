@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from scalerl.errors import WriteError
+from scalerl.errors import InputError, ScalerlError, WriteError
 from scalerl.files import lock
-from scalerl.jsonl import read_rows
 from scalerl.record import final_folder
 from scalerl.rl.base import find_model, is_to_be_built
 from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.model import compute_device
+from scalerl.rl.process import deaf_to_interrupts
 from scalerl.rl.recipe import Recipe
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
@@ -46,10 +48,13 @@ from scalerl.study.record import (
     ATTEMPTS,
     DECISIONS,
     FORECASTS,
+    REMOVED,
     Attempt,
     PlannedRun,
     StudyRecord,
+    attempts_of,
     has_failed,
+    read_attempts,
 )
 
 _POLL_SECONDS = 0.1
@@ -89,14 +94,17 @@ def run_study(
         WriteError: the disk does not take what is written; what was written before is kept.
         KeyboardInterrupt: it was stopped.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = lock(folder, "another process is running this study")
     try:
-        plan = with_combined(plan, folder)
-        write_plan(plan, folder)
-        _Runner(plan, folder, cores, watch, stop or threading.Event()).run()
-    finally:
-        os.close(handle)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = lock(folder, "another process is running this study")
+        try:
+            plan = with_combined(plan, folder)
+            write_plan(plan, folder)
+            _Runner(plan, folder, cores, watch, stop or threading.Event()).run()
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
     return StudyRecord.read(folder)
 
 
@@ -106,7 +114,7 @@ class _Runner:
         self.on_gpus = compute_device().type == "cuda"
         for name in (ATTEMPTS, DECISIONS, FORECASTS):
             _drop_torn_line(folder / name)
-        self.attempts = [Attempt(**row) for row in read_rows(folder / ATTEMPTS, [])]
+        self.attempts = read_attempts(folder, [])
 
     def run(self) -> None:
         self._rounds()
@@ -133,6 +141,11 @@ class _Runner:
 
     def _round(self, tasks: Sequence[Task]) -> None:
         """Every run to its part of the budget, or to where it fails for good."""
+        for task in tasks:
+            self._tidy(task.run)  # which a kill may have kept it from
+            had_one = any(a.outcome in ("done", "diverged", "paused") for a in self._of(task.run))
+            if had_one and not (self.folder / task.run.folder).exists():
+                self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
         waiting = deque(task for task in tasks if not self._ended(task))
         done, running = len(tasks) - len(waiting), list[Job]()
         try:
@@ -157,18 +170,28 @@ class _Runner:
             raise
 
     def _ended(self, task: Task) -> bool:
-        """Whether it has come to its part of the budget, or failed for good."""
-        return (
-            final_folder(self.folder / task.run.folder).is_dir()
-            or any(a.outcome == "done" and a.until >= task.until for a in self._of(task.run))
-            or self._has_failed(task.run)
+        """Whether it has come to its part of the budget, or failed for good.
+
+        Raises:
+            InputError: it had come there, and its evaluations are gone since.
+        """
+        if self._has_failed(task.run):
+            return True
+        folder = self.folder / task.run.folder
+        came = final_folder(folder).is_dir() or any(
+            attempt.outcome == "done" and attempt.until >= task.until for attempt in self._of(task.run)
         )
+        if came and not (folder / "evals.jsonl").is_file():
+            raise InputError(
+                f"{folder}: its evals.jsonl is gone; put it back, or remove the folder to run it again"
+            )
+        return came
 
     def _has_failed(self, run: PlannedRun) -> bool:
         return has_failed(self._of(run), self.plan.retries)
 
     def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
-        return tuple(attempt for attempt in self.attempts if attempt.run == run.key)
+        return attempts_of(run.key, self.attempts)
 
     def _place(self, task: Task, running: Sequence[Job]) -> tuple[int, ...]:
         """The cores or GPUs that a task gets, by number; none while there are too few."""
@@ -178,18 +201,24 @@ class _Runner:
 
     def _note(self, job: Job, outcome: str, cause: str) -> str:
         """Put the end of an attempt on record, and say it."""
-        if outcome == "disk":
-            raise WriteError(cause)
+        self._keep(job, outcome, cause)
         task = job.task
-        attempt = Attempt(task.run.key, outcome, cause, job.seconds, task.until)  # pyright: ignore
-        self.attempts.append(attempt)
-        append_row(self.folder / ATTEMPTS, vars(attempt))
         text = f"{task.run.key}: {outcome}"
         if outcome == "done":
             self._tidy(task.run)
             return f"{text} in {job.seconds:.0f} s, pass rate {job.pass_rate:.3f}"
         again = "" if self._ended(task) else "; it is tried again"
         return f"{text} ({cause}){again}"
+
+    def _keep(self, job: Job, outcome: str, cause: str) -> None:
+        if outcome == "disk":
+            raise WriteError(cause)
+        task = job.task
+        self._record(Attempt(task.run.key, outcome, cause, job.seconds, task.until))  # pyright: ignore
+
+    def _record(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        append_row(self.folder / ATTEMPTS, vars(attempt))
 
     def _tidy(self, run: PlannedRun) -> None:
         """A run that has reached its end keeps its final weights, and nothing to resume from."""
@@ -207,12 +236,16 @@ class _Runner:
         for job in running:
             job.stop()
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while any(job.poll() is None for job in running) and time.monotonic() < deadline:
-            with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):  # again: then they end at once, and resume from what they have
+            while any(job.poll() is None for job in running) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         for job in running:
-            if job.poll() is None:
+            ended = job.poll()
+            if ended is None:
                 job.kill()
+                ended = "cut", "killed before it had made a checkpoint"
+            with suppress(WriteError):  # which may be what everything ends for
+                self._keep(job, *ended)
 
     # -- between rounds ------------------------------------------------------------------------------------
 
@@ -225,9 +258,25 @@ class _Runner:
         }
         if not built:
             return
-        with ProcessPoolExecutor(min(self.cores, len(built)), get_context("spawn")) as pool:
-            for _ in pool.map(_build, built.values()):
-                pass
+        text = (
+            f"{len(built)} base models are built first" if len(built) > 1 else "the base model is built first"
+        )
+        self.watch(StudyProgress(0, len(self.plan.runs), (), text))
+        waiting, running = deque(built.values()), list[BaseProcess]()
+        try:
+            while waiting or running:
+                if self.stop.is_set():
+                    raise KeyboardInterrupt
+                while waiting and len(running) < self.cores:
+                    with deaf_to_interrupts():
+                        running.append(get_context("spawn").Process(target=_build, args=[waiting.popleft()]))
+                        running[-1].start()
+                time.sleep(_POLL_SECONDS)
+                running = [process for process in running if process.is_alive()]
+        finally:
+            for process in running:
+                process.terminate()
+                process.join()
 
     def _tuned(self) -> dict[str, Arm]:
         """The arms, each with the learning rate that the rule of the study chooses."""
@@ -242,7 +291,9 @@ class _Runner:
 
 
 def _build(recipe: Recipe) -> None:
-    find_model(recipe)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that it tidies up
+    with suppress(ScalerlError):  # the run that needs the model will say it
+        find_model(recipe)
 
 
 def _drop_torn_line(path: Path) -> None:

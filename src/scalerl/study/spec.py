@@ -27,6 +27,9 @@ from scalerl.rl.form import Form
 from scalerl.rl.recipe import parse_toml
 from scalerl.study.arms import AnyArms, Changes, Listed
 
+MOST_SEEDS, MOST_SEED = 1000, 999_999
+"""How many a study may have, and the largest of them; the trials of learning rates have those beyond."""
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -97,8 +100,11 @@ class Study:
     learning_rate: LearningRate | None = None
 
     def __post_init__(self) -> None:
-        if not self.seed_list or min(self.seed_list) < 0:
-            raise ValueError("seeds must be a number of 1 or more, or a list of whole numbers from 0 on")
+        n = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
+        if not 1 <= n <= MOST_SEEDS or not 0 <= min(self.seed_list) <= max(self.seed_list) <= MOST_SEED:
+            raise ValueError(
+                f"seeds must be a number from 1 to {MOST_SEEDS}, or a list of whole numbers up to {MOST_SEED}"
+            )
         if len(set(self.seed_list)) < len(self.seed_list):
             raise ValueError("seeds: one is given twice")
         if list(self.budgets) != sorted({b for b in self.budgets if 0 < b < math.inf}):
@@ -109,7 +115,7 @@ class Study:
             raise ValueError("price must be above 0")
         if "base" in self.arm:
             raise ValueError("arm.base: the base is an arm of its own already; name this one otherwise")
-        if not self.name.strip(". /") or "/" in self.name:
+        if not self.name.strip(". /") or "/" in self.name or not self.name.isprintable():
             raise ValueError(f"name must be that of a folder, found {self.name!r}")
         if self.stop and len(self.budgets) < 2:
             raise ValueError("stop: there is no budget to stop at, give two or more")

@@ -68,7 +68,7 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         Column("A, against base", spread_keys("A_difference")),
         Column("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
         Column("ceiling A", (*spread_keys("A"), "fitted", "identified")),
-        Column(f"pass rate at {budget_text(verdict)}", spread_keys("pass_rate_at_budget")),
+        Column(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
         Column("exponent B", spread_keys("B")),
         Column(f"C_mid ({unit.name})", spread_keys("C_mid")),
     ]
@@ -97,7 +97,7 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
         difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
         difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
         _ceiling_cell(arm, withheld),
-        rate_cell(found.get("pass_rate")),
+        _pass_rate_cell(verdict, arm),
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), unit),
     ]
@@ -113,10 +113,19 @@ def _mark(pair: Pair | None) -> Mark:
 
 def _ceiling_cell(arm: ArmSummary, withheld: str) -> Cell:
     fitted, cell = len(arm.fits), rate_cell(arm.quantities.get("A"), withheld)
-    beside = cell.beside
-    if arm.identified < fitted:
-        beside = f"{beside}\n{arm.identified} of {fitted} identified".lstrip()
+    beside = _beside(cell, arm.identified, fitted, "identified")
     return Cell(cell.text, (*cell.raw, fitted, arm.identified), beside)
+
+
+def _pass_rate_cell(verdict: StudyVerdict, arm: ArmSummary) -> Cell:
+    """At the budget; where not all runs came to it, it is extrapolated."""
+    reached, cell = arm.reached(verdict.budget), rate_cell(arm.quantities.get("pass_rate"))
+    return Cell(cell.text, (*cell.raw, reached), _beside(cell, reached, len(arm.fits), "there"))
+
+
+def _beside(cell: Cell, runs: int, fitted: int, what: str) -> str:
+    """What stands beside a cell already, and of how many runs it holds where those are not all."""
+    return f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
 
 
 def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, base: bool) -> Cell:
@@ -175,7 +184,8 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
     rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
     columns = (
         Column("made at", ("share",)),
-        Column("forecasts", ("forecasts",)),
+        Column("judged", ("forecasts",)),
+        Column("open", ("open",)),
         Column("coverage", ("coverage",)),
         Column("mean width", ("width",)),
         Column("interval score", ("score",)),
@@ -188,6 +198,7 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
             (
                 share(score.share, percent(score.share)),
                 count(score.forecasts),
+                count(score.open),
                 share(score.coverage, percent(score.coverage)),
                 share(score.width, _fine(score.width)),
                 share(score.score, _fine(score.score)),
@@ -199,9 +210,10 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
         for score in scores
     )
     note = (
-        "Every forecast was on the disk before its outcome. Coverage: share of intervals that held what was "
-        "measured. Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was "
-        "missed; lower is better. The rivals saw the same evaluations, and are pooled where they answered."
+        "Every forecast was on the disk before its outcome. Open: forecasts without one, as their runs "
+        "failed, were stopped or are under way. Coverage: share of intervals that held what was measured. "
+        "Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; lower "
+        "is better. The rivals saw the same evaluations, and are pooled where they answered."
     )
     return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, rows, note)
 

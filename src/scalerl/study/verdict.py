@@ -75,7 +75,7 @@ class StudyVerdict:
                 "budget": self.budget,
                 "target": self.target,
                 "level": self.level,
-                "arms": [_arm_json(arm, pairs.get(arm.name)) for arm in self.arms],
+                "arms": [_arm_json(arm, pairs.get(arm.name), self.budget) for arm in self.arms],
                 "comparison": self.comparison and self.comparison.to_json(),
                 "not_compared": [{"arm": arm, "why": why} for arm, why in self.not_compared.items()],
                 "forecasts": [_forecast_json(one) for one in self.forecasts],
@@ -178,7 +178,7 @@ def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
     return without
 
 
-def _arm_json(arm: ArmSummary, pair: Pair | None) -> dict[str, Any]:
+def _arm_json(arm: ArmSummary, pair: Pair | None, budget: float) -> dict[str, Any]:
     stability = asdict(arm.stability)
     stability["alarms"] = [{"metric": m, "runs": n} for m, n in arm.stability.alarms.items()]
     stability["outcomes"] = [{"outcome": o, "runs": n} for o, n in arm.stability.outcomes.items()]
@@ -187,6 +187,7 @@ def _arm_json(arm: ArmSummary, pair: Pair | None) -> dict[str, Any]:
         "verdict": pair and WORDS[kind_of(pair)],
         "quantities": {name: asdict(estimate) for name, estimate in arm.quantities.items()},
         "identified": arm.identified,
+        "reached": arm.reached(budget),
         "stability": stability,
         "runs": [_run_json(run) for run in arm.runs],
     }

@@ -37,11 +37,15 @@ def work(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
     threading.Thread(target=_follow_the_parent, daemon=True).start()
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    speaker = _Speaker(parent)
+    try:
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        speaker.say(outcome="disk", cause=f"{log}: {error.strerror}")
+        return
     for stream in (1, 2):
         os.dup2(handle, stream)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    speaker = _Speaker(parent)
     outcome, cause = "done", ""
     try:
         with stopped_by_signals() as stop:

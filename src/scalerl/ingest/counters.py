@@ -1,0 +1,190 @@
+"""The compute behind every step of a foreign log, and in words how it was come by.
+
+What trainers log differs: seconds of a step, or only the time of day; tokens of a step or since the start;
+devices, or nothing of them. Shapes: N steps of a series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.ingest.flops import ModelCost
+from scalerl.ingest.log import Log, Series
+from scalerl.ingest.vocabulary import Vocabulary
+
+GAP_TIMES, GAP_SECONDS = 10.0, 60.0
+"""Between two rows a run stood still if that took so many times the usual pace, and so many seconds more."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A cumulative quantity over steps, 0 before the first; `how` says what it was made of."""
+
+    step_N: np.ndarray
+    total_N: np.ndarray
+    how: str
+
+    def at(self, step: float) -> float:
+        """The total once `step` was done: it rises evenly between logged steps, and beyond as before."""
+        step_N, total_N = self.step_N, self.total_N
+        if step > step_N[-1] and len(step_N) > 1:
+            pace = (total_N[-1] - total_N[-2]) / (step_N[-1] - step_N[-2])
+            return float(total_N[-1] + pace * (step - step_N[-1]))
+        return float(np.interp(step, step_N, total_N))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Those that could be made; the others are None."""
+
+    device_seconds: Counter | None
+    tokens: Counter | None
+    samples: Counter | None
+    flops: Counter | None
+    warnings: tuple[str, ...] = ()
+
+
+def counters(
+    log: Log, vocabulary: Vocabulary, devices: float | None = None, model: ModelCost | None = None
+) -> Counters:
+    """All counters of a log.
+
+    Args:
+        log: of one run.
+        vocabulary: of its trainer.
+        devices: how many it ran on; by default as the log has it, and one, with a warning, where it has not.
+        model: what a token costs.
+    """
+    warnings: list[str] = []
+    seconds = _seconds(log, vocabulary)
+    if seconds is not None:
+        if seconds.step_N[0] > 0:
+            warnings.append(
+                f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it"
+            )
+        seconds = _on_devices(seconds, log, vocabulary, devices, warnings)
+    tokens = _counted(log, vocabulary, "tokens", "tokens_so_far")
+    samples = _counted(log, vocabulary, "samples", "samples_so_far") or _by_config(log, vocabulary)
+    flops = None
+    if model is not None and tokens is not None:
+        length = _usual(log, vocabulary, "mean_length")
+        each = model.forward(1.0, length if math.isfinite(length) else 0.0)
+        how = f"4 forward passes of {model.model} ({model.matrix_weights:,} weights) a token of {tokens.how}"
+        flops = Counter(tokens.step_N, 4 * each * tokens.total_N, how)
+        if math.isnan(length):
+            warnings.append("the length of completions is not logged: attention is left out of the FLOPs")
+    elif model is not None:
+        warnings.append("no tokens are logged, so that a model's FLOPs cannot be counted")
+    return Counters(seconds, tokens, samples, flops, tuple(warnings))
+
+
+def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
+    """Wall-clock seconds of training, by the seconds of steps, else by the time of day."""
+    for name in vocabulary.matches("step_seconds", log.metrics):
+        series = log.metrics[name]
+        window_N = _window(series.step_N)
+        spent_N = series.value_N * window_N
+        how = name
+        for evaluation in vocabulary.matches("evaluation_seconds", log.metrics)[:1]:
+            aside = log.metrics[evaluation]
+            at = np.searchsorted(series.step_N, aside.step_N)
+            inside = (at < len(series)) & (aside.step_N > series.step_N[0] - window_N[0])
+            np.subtract.at(spent_N, at[inside], aside.value_N[inside])
+            how += f" less {evaluation}"
+        return _added_up(series.step_N, np.maximum(spent_N, 0.0), how)
+    times = log.time_series()
+    return _by_the_clock(times) if len(times) > 1 else None
+
+
+def _window(step_N: np.ndarray) -> np.ndarray:
+    """Steps that a row speaks for: a trainer that logs every tenth step logs the mean of ten."""
+    gap_N = np.diff(step_N)
+    usual = float(np.median(gap_N)) if len(gap_N) else 1.0
+    return np.concatenate([[min(step_N[0], usual)], gap_N])
+
+
+def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
+    """What was spent in the window of every row, added up from where the first one begins."""
+    start = step_N[0] - _window(step_N)[0]
+    if start == step_N[0]:  # the first row is that of step 0
+        return Counter(step_N, np.cumsum(spent_N) - spent_N[0], how)
+    return Counter(np.insert(step_N, 0, start), np.insert(np.cumsum(spent_N), 0, 0.0), how)
+
+
+def _by_the_clock(times: Series) -> Counter:
+    """Seconds between rows, those in which the run stood still or was begun again left out."""
+    step_N, time_N = times.step_N, times.value_N
+    gap_N, passed_N = np.diff(step_N), np.diff(time_N)
+    pace = float(np.median(passed_N / gap_N))
+    usual_N = pace * gap_N
+    stood_N = (passed_N < 0) | ((passed_N > GAP_TIMES * usual_N) & (passed_N > usual_N + GAP_SECONDS))
+    how = "the time of day of its rows, evaluations included"
+    if stood_N.any():
+        lost = float(np.sum((passed_N - usual_N)[stood_N])) / 3600
+        how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
+    spent_N = np.where(stood_N, usual_N, passed_N)
+    return _added_up(step_N, np.insert(spent_N, 0, pace * _window(step_N)[0]), how)
+
+
+def _on_devices(
+    seconds: Counter, log: Log, vocabulary: Vocabulary, devices: float | None, warnings: list[str]
+) -> Counter:
+    number, why = float(devices or 0), "as given"
+    if not number:
+        number, why = _devices(log, vocabulary)
+    if not number:
+        warnings.append("the number of devices is not logged: compute is that of one (--devices N)")
+        return seconds
+    text = f"{seconds.how}, x {number:g} devices ({why})"
+    return Counter(seconds.step_N, seconds.total_N * number, text)
+
+
+def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
+    """Their number and where it stands; 0 where it does not."""
+    for name in vocabulary.matches("devices", log.metrics):
+        return float(np.median(log.metrics[name].value_N)), name
+    return _product(log, vocabulary.device_keys)
+
+
+def _product(log: Log, keys: Sequence[tuple[str, ...]]) -> tuple[float, str]:
+    """The product of the first keys of the config that are all there, and their names; 0 without any."""
+    for together in keys:
+        values = [log.config.get(key) for key in together]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+        if len(numbers) == len(together):
+            return float(math.prod(numbers)), " x ".join(together)
+    return 0.0, ""
+
+
+def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str) -> Counter | None:
+    """A counter that is logged since the start, or step by step."""
+    for name in vocabulary.matches(so_far, log.metrics):
+        series = log.metrics[name]
+        step_N, total_N = series.step_N, np.maximum.accumulate(series.value_N)
+        if step_N[0] > 0:
+            step_N, total_N = np.insert(step_N, 0, 0.0), np.insert(total_N, 0, 0.0)
+        return Counter(step_N, total_N, name)
+    for name in vocabulary.matches(each, log.metrics):
+        series = log.metrics[name]
+        spent_N = series.value_N * _window(series.step_N)
+        return _added_up(series.step_N, spent_N, f"{name}, added up")
+    return None
+
+
+def _by_config(log: Log, vocabulary: Vocabulary) -> Counter | None:
+    number, how = _product(log, vocabulary.sample_keys)
+    last = max((float(series.step_N[-1]) for series in log.metrics.values() if len(series)), default=0.0)
+    if not (number and last):
+        return None
+    step_N = np.array([0.0, last])
+    return Counter(step_N, number * step_N, f"{how} in every step")
+
+
+def _usual(log: Log, vocabulary: Vocabulary, role: str) -> float:
+    for name in vocabulary.matches(role, log.metrics):
+        return float(np.mean(log.metrics[name].value_N))
+    return math.nan

@@ -1,0 +1,94 @@
+"""Floating-point operations of a causal LM, from the config.json of its Hugging Face folder alone.
+
+The definition is that of a run's own counters (docs/definitions.md): a forward pass costs 2 per weight of a
+matrix product and token, and 4 D L per token and position that it attends to; a backward pass twice that.
+Embedding look-ups are free, the head is not; of experts those count that a token meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.jsonl import read_object
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """What a token costs in one forward pass."""
+
+    matrix_weights: int
+    attention_per_position: int
+    model: str
+
+    def forward(self, tokens: float, mean_length: float) -> float:
+        """FLOPs of `tokens` tokens, each of which attends to half of a sequence of `mean_length`."""
+        return tokens * (2.0 * self.matrix_weights + self.attention_per_position * (mean_length + 1) / 2)
+
+
+def model_cost(path: str | Path) -> ModelCost:
+    """The cost of the model whose config.json is `path`, or in the folder `path`.
+
+    Raises:
+        InputError: there is no such file, or it lacks what the cost depends on.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    config = read_object(file)
+    text = config.get("text_config")  # of models that see as well
+    return _cost({**config, **text} if isinstance(text, Mapping) else config, file)
+
+
+def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
+    def whole(*names: str, default: int | None = None) -> int:
+        for name in names:
+            value = config.get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+        if default is None:
+            raise InputError(f"{file}: no '{names[0]}': expected the config.json of a model")
+        return default
+
+    hidden, layers = whole("hidden_size", "n_embd", "d_model"), whole("num_hidden_layers", "n_layer")
+    heads = whole("num_attention_heads", "n_head")
+    head_dim = whole("head_dim", default=hidden // heads)
+    kv_heads = whole("num_key_value_heads", default=heads)
+    if config.get("kv_lora_rank"):
+        raise InputError(f"{file}: latent attention is not counted yet; tokens and GPU-hours are")
+    attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
+    dense = whole("intermediate_size", "n_inner", default=4 * hidden)
+    gated = 2 if config.get("n_inner") or config.get("model_type") in ("gpt2", "gpt_neox", "opt") else 3
+    experts = whole("num_experts", "num_local_experts", "n_routed_experts", default=0)
+    mlp_per_layer = gated * hidden * dense
+    dense_layers = layers
+    sparse_per_layer = 0
+    if experts:
+        width = whole("moe_intermediate_size", default=dense)
+        met = whole("num_experts_per_tok", "moe_topk")
+        shared = config.get("shared_expert_intermediate_size") or 0
+        shared += width * (config.get("n_shared_experts") or 0)
+        router = hidden * experts
+        sparse_per_layer = (
+            3 * hidden * (met * width + shared)
+            + router
+            + (hidden if shared and not config.get("n_shared_experts") else 0)
+        )
+        dense_layers = _dense_layers(config, layers)
+    weights = layers * attention + dense_layers * mlp_per_layer + (layers - dense_layers) * sparse_per_layer
+    weights += hidden * whole("vocab_size")
+    name = str(config.get("_name_or_path") or config.get("model_type") or file.parent.name)
+    return ModelCost(weights, 4 * layers * heads * head_dim, name)
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Layers of a mixture-of-experts model that have one feed-forward part for all tokens."""
+    if config.get("first_k_dense_replace"):
+        return min(int(config["first_k_dense_replace"]), layers)
+    only = config.get("mlp_only_layers")
+    step = config.get("decoder_sparse_step") or 1
+    dense = {layer for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
+    dense |= {layer for layer in range(layers) if (layer + 1) % step}
+    return len({layer for layer in dense if 0 <= layer < layers})

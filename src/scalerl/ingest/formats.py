@@ -1,0 +1,63 @@
+"""What a reader of one kind of file provides; every such file of this folder has one as `FORMAT`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.errors import InputError
+
+if TYPE_CHECKING:
+    from scalerl.ingest.log import Log
+
+Wanted = Callable[[str], bool]
+"""Whether a metric of this name is to be kept."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file or folder that trainers or trackers write."""
+
+    name: str
+    """As `--format` takes it."""
+    what: str
+    """In a few words, for help and messages."""
+    recognises: Callable[[Path], bool]
+    """Whether a path is one of these, by its names and first bytes. It raises OSError and nothing else."""
+    read: Callable[[Path, Wanted], Sequence[Log]]
+    """All runs in it, the metrics that are wanted of each. It raises InputError, which names what is wrong,
+    or OSError; and it holds no more in memory than what is wanted, however large the file is."""
+
+
+_MODULES = (
+    *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "trackio_db"),
+    *("verl_log", "parquet", "metrics_jsonl"),
+)
+"""Of the formats, those first that are told by the name or the first bytes of a file."""
+
+
+def formats() -> Iterator[Format]:
+    """All formats, each loaded when it is its turn."""
+    for name in _MODULES:
+        yield importlib.import_module(f"scalerl.ingest.{name}").FORMAT
+
+
+def recognise(path: Path, named: str | None = None) -> Format | None:
+    """The format of a file or folder; None where it is none of these.
+
+    Raises:
+        InputError: there is no such path, it may not be read, or there is no format of the name given.
+    """
+    if named is not None:
+        for one in formats():
+            if one.name == named:
+                return one
+        raise InputError(f"no format {named!r}; there are {', '.join(one.name for one in formats())}")
+    try:
+        path.stat()
+        return next((one for one in formats() if one.recognises(path)), None)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error

@@ -1,0 +1,258 @@
+"""A foreign log as a run: which metric is the pass rate, what compute it is set against, what was assumed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.ingest.counters import Counter, Counters, counters
+from scalerl.ingest.flops import ModelCost
+from scalerl.ingest.log import Log, Series, finite, listed
+from scalerl.ingest.vocabulary import Vocabulary, is_like
+from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+
+OF_STEP = {
+    **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},
+    **{"mean_length": "mean_length", "ratio_clipped": "ratio_clipped", "age_mean": "age_mean"},
+    **{"grad_norm": "grad_norm", "loss": "loss", "lr": "lr"},
+}
+"""Roles of metrics, by the fields of steps.jsonl that they become."""
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of a log; None is as the log has it."""
+
+    pass_rate: str | None = None
+    """The metric that is the pass rate."""
+    devices: float | None = None
+    model: ModelCost | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was read from a foreign log."""
+
+    record: RunRecord
+    steps: tuple[dict[str, Any], ...]
+    """Lines of steps.jsonl."""
+    taken: tuple[tuple[str, str], ...]
+    """What was taken for what, as (what, text)."""
+    warnings: tuple[str, ...]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """For config.json."""
+        return self.record.config
+
+
+def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
+    """The run that a log is of.
+
+    Raises:
+        InputError: nothing in it can be taken for a pass rate, or what is named cannot.
+    """
+    warnings = list(log.notes)
+    name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
+    series = log.metrics[name]
+    rate_N, how = as_pass_rate(_unscaled(series.value_N, name, log, vocabulary, warnings), name, log.source)
+    if how:
+        warnings.append(how)
+    made = counters(log, vocabulary, asked.devices, asked.model)
+    warnings += made.warnings
+    taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made)]
+    if others:
+        taken.insert(1, ("other held-out metrics", f"{listed(others)} (--y NAME)"))
+    rows = _rows(log, vocabulary, taken, warnings)
+    points = tuple(
+        _point(step, rate, time, n_samples(name), made, rows)
+        for step, rate, time in zip(
+            series.step_N.tolist(), rate_N.tolist(), series.time_N.tolist(), strict=True
+        )
+    )
+    config = {
+        "name": log.name,
+        "source": {"path": log.source, "format": log.format, "trainer": vocabulary.trainer},
+        "taken": dict(taken),
+        "assumed": list(warnings),
+        "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
+    }
+    record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
+    return Imported(record, tuple(_step_rows(rows)), tuple(taken), tuple(warnings))
+
+
+def _pass_rate_metric(
+    log: Log, vocabulary: Vocabulary, asked: Asked, warnings: list[str]
+) -> tuple[str, list[str]]:
+    """The metric of the pass rate, and others that are held out too."""
+    if asked.pass_rate is not None:
+        if asked.pass_rate in log.metrics:
+            return asked.pass_rate, []
+        raise InputError(
+            f"{log.source}: no metric '{asked.pass_rate}' with numbers; "
+            f"there are {listed(_likely(log.names))}"
+        )
+    held_out = vocabulary.matches("held_out", log.metrics)
+    if held_out:
+        most = max(len(log.metrics[name]) for name in held_out)
+        first = next(name for name in held_out if len(log.metrics[name]) == most)
+        return first, [name for name in held_out if name != first]
+    for name in vocabulary.matches("train_reward", log.metrics):
+        warnings.append(
+            f"nothing is held out: '{name}' is the reward of training, on prompts that are trained on, "
+            "sampled by weights of several versions; its curve may differ from that of a held-out pass rate"
+        )
+        return name, []
+    raise InputError(
+        f"{log.source}: nothing here is known as a pass rate or a reward; name one with --y: "
+        f"{listed(_likely(log.names)) or 'there are no metrics with numbers'}"
+    )
+
+
+def _unscaled(
+    value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, warnings: list[str]
+) -> np.ndarray:
+    """Rewards as shares of what a right answer earns, where a trainer scales them."""
+    for pattern, key, usual in vocabulary.scaled:
+        if is_like(name, pattern):
+            said = finite(log.config.get(key))
+            earned = said if said > 0 else usual
+            warnings.append(
+                f"'{name}' is in units of {key}: divided by {earned:g}"
+                + ("" if said > 0 else ", its usual value, as the log does not say it")
+            )
+            return value_N / earned
+    return value_N
+
+
+def _likely(names: Sequence[str]) -> list[str]:
+    """Names, those first that sound like a pass rate."""
+    sound = re.compile(r"acc|pass|reward|score|success|correct|mean@|avg@", re.IGNORECASE)
+    return sorted(names, key=lambda name: (not sound.search(name), name))
+
+
+def as_pass_rate(value_N: np.ndarray, name: str, source: str) -> tuple[np.ndarray, str]:
+    """Values as shares in [0, 1], and in words what was done to them; empty where nothing was.
+
+    Raises:
+        InputError: they are neither shares, nor percentages, nor rewards of -1 and 1.
+    """
+    low, high = float(value_N.min()), float(value_N.max())
+    if low >= -_SLACK and high <= 1 + _SLACK:
+        return np.clip(value_N, 0.0, 1.0), ""
+    if low >= -1 - _SLACK and high <= 1 + _SLACK:
+        return np.clip((value_N + 1) / 2, 0.0, 1.0), (
+            f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
+            "(1 + reward) / 2"
+        )
+    if low >= -_SLACK and high <= 100 + _SLACK:
+        return np.clip(
+            value_N / 100, 0.0, 1.0
+        ), f"'{name}' goes up to {high:.3g}: it is taken for percentages"
+    raise InputError(
+        f"{source}: '{name}' lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage and "
+        "no mean of rewards of -1 and 1; name another metric with --y"
+    )
+
+
+def n_samples(name: str) -> int:
+    """Completions per prompt, where the name of a metric says it (mean@16, avg@8); else 0."""
+    found = re.search(r"(?:mean|avg)@(\d+)", name)
+    return int(found[1]) if found and len(found[1]) < 7 else 0
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A metric as a field of steps.jsonl."""
+
+    field: str
+    series: Series
+
+
+def _rows(
+    log: Log, vocabulary: Vocabulary, taken: list[tuple[str, str]], warnings: list[str]
+) -> list[_Column]:
+    columns = []
+    for role, field in OF_STEP.items():
+        for name in vocabulary.matches(role, log.metrics)[:1]:
+            columns.append(_Column(field, log.metrics[name]))
+            taken.append((field.replace("_", " "), name))
+    if not any(column.field == "truncated" for column in columns):
+        for name in vocabulary.matches("finished", log.metrics)[:1]:
+            series = log.metrics[name]
+            columns.append(_Column("truncated", Series(series.step_N, 1 - series.value_N, series.time_N)))
+            taken.append(("truncated", f"1 - {name}"))
+    for column in columns:
+        if column.field == "truncated":
+            _check_truncated(column.series, warnings)
+    return columns
+
+
+def _check_truncated(series: Series, warnings: list[str]) -> None:
+    low, high = float(series.value_N.min()), float(series.value_N.max())
+    if low < -_SLACK or high > 1 + _SLACK:
+        warnings.append(f"the share of truncated completions lies between {low:.3g} and {high:.3g}: no share")
+    elif len(series) >= 10 and low == high and low > 0:
+        warnings.append(
+            f"the share of truncated completions is {low:.3g} in all {len(series)} rows: is it measured?"
+        )
+
+
+def _point(
+    step: float, rate: float, time: float, samples: int, made: Counters, columns: Sequence[_Column]
+) -> EvalPoint:
+    def total(counter: Counter | None) -> float:
+        return counter.at(step) if counter is not None else math.nan
+
+    health = {column.field: column.series.at(step) for column in columns}
+    tokens, flops = total(made.tokens), total(made.flops)
+    return EvalPoint(
+        step=int(step),
+        pass_rate=rate,
+        time=time,
+        # Which device did what is not told: all of it is called training.
+        device_seconds=DeviceSeconds(0.0, total(made.device_seconds), math.nan, 0.0),
+        # A token that is sampled is trained on once; of the FLOPs a quarter is the sampling.
+        tokens=Tokens(tokens, tokens),
+        flops=Flops(flops / 4, 3 * flops / 4),
+        samples=total(made.samples),
+        n_samples=samples,
+        truncated=health.get("truncated", math.nan),
+        mean_length=health.get("mean_length", math.nan),
+        entropy=health.get("entropy", math.nan),
+    )
+
+
+def _taken_counters(made: Counters) -> list[tuple[str, str]]:
+    named = {
+        "GPU-hours": made.device_seconds,
+        "FLOPs": made.flops,
+        "tokens": made.tokens,
+        "samples": made.samples,
+    }
+    return [(what, counter.how) for what, counter in named.items() if counter is not None]
+
+
+def _step_rows(columns: Sequence[_Column]) -> list[dict[str, Any]]:
+    """One row for every step at which anything was logged."""
+    rows: dict[float, dict[str, Any]] = {}
+    for column in columns:
+        series = column.series
+        for step, value, time in zip(
+            series.step_N.tolist(), series.value_N.tolist(), series.time_N.tolist(), strict=True
+        ):
+            row = rows.setdefault(step, {"step": int(step), "time": time})
+            row[column.field] = value
+    return [rows[step] for step in sorted(rows)]
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)

@@ -1,0 +1,167 @@
+"""Files line by line, and folders file by file, in bounded memory: what readers of formats share."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.jsonl import check_not_utf16
+
+HEAD = 2**20
+"""Bytes by which a file is recognised."""
+LONGEST = 2**26
+"""Bytes of one line that are held in memory."""
+_DEEPEST = 8
+_MOST_FILES = 200_000
+
+
+def head(path: Path, size: int = HEAD) -> bytes:
+    """The first bytes of a file, without the mark of UTF-8; none of what is no file or no text in UTF-8.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if not path.is_file():  # a pipe, above all: what is read of it once is gone
+        return b""
+    with path.open("rb") as file:
+        data = file.read(size)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data:
+        return b""
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
+def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
+    """The first JSON objects of a JSONL file; none where its first lines are something else.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    data = head(path)
+    if not data.lstrip().startswith(b"{"):
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in [line for line in data.split(b"\n") if line.strip()][:most]:
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
+    return rows
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """The lines of a text with their numbers, and whether they have an end; the end is not part of them.
+
+    Of a line of more than `LONGEST` bytes only those are given, as a line without an end.
+
+    Raises:
+        InputError: the file is in UTF-16, or binary.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        number, inside = 1, False
+        while line := file.readline(LONGEST):
+            ended = line.endswith(b"\n")
+            if inside:  # the rest of a line that is too long
+                number, inside = number + ended, not ended
+                continue
+            if number == 1:
+                check_not_utf16(line, str(path))
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if b"\0" in line:
+                raise InputError(f"{path}, line {number}: a binary file; expected a text in UTF-8")
+            yield number, line.rstrip(b"\r\n"), ended
+            number, inside = number + ended, not ended
+
+
+def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with the numbers of their lines; an unfinished last line is noted.
+
+    Raises:
+        InputError: a line that is not the last is no JSON object, or longer than `LONGEST`.
+        OSError: the file cannot be read.
+    """
+    for number, line, ended in lines(path):
+        if not line.strip():
+            continue
+        if len(line) >= LONGEST:
+            raise InputError(
+                f"{path}, line {number}: longer than {LONGEST >> 20} MiB; expected one row per line"
+            )
+        try:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
+            if not ended:
+                notes.append(f"{path}: the last line is unfinished (a crash while writing); left out")
+                return
+            raise InputError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise InputError(f"{path}, line {number}: expected one JSON object, a row of metrics")
+        yield number, row
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, by name, without those that are hidden or symbolic links.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+        ]
+    return [folder / name for name in sorted(names)]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files in a folder, by name, without symbolic links and pipes.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    return [folder / name for name in sorted(names)]
+
+
+def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
+    """A folder and all below it, the higher ones first, each with its files.
+
+    Symbolic links are not followed, so that it neither leaves the folder nor goes round in a circle; hidden
+    folders and those that may not be read are passed over, and the search ends where it has become too large.
+
+    Raises:
+        OSError: the folder itself cannot be read.
+    """
+    waiting = [folder]
+    seen = 0
+    for _ in range(_DEEPEST):
+        deeper: list[Path] = []
+        for one in waiting:
+            try:
+                files = files_in(one)
+                deeper += subfolders(one)
+            except OSError:
+                if one == folder:
+                    raise
+                continue
+            yield one, files
+            seen += len(files) + 1
+            if seen > _MOST_FILES:
+                return
+        waiting = deeper
+
+
+def name_of(path: Path) -> str:
+    """What a run in a file or folder is called: the name of that, without the ends that tell its format."""
+    name = path.absolute().name
+    return (path.absolute().stem if path.is_file() else name) or name or str(path)

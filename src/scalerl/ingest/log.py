@@ -1,0 +1,166 @@
+"""What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
+
+Formats (`scalerl.ingest.sources`) make it; what the names mean is told by `scalerl.ingest.vocabulary`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+MOST_NAMES = 5000
+"""Names of metrics that are kept, to be shown where a wanted one is missing."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric: its values in the order of their steps, each step once."""
+
+    step_N: np.ndarray
+    """Whole numbers, rising, as floats."""
+    value_N: np.ndarray
+    time_N: np.ndarray
+    """Unix seconds; NaN where they were not logged."""
+
+    def __len__(self) -> int:
+        return len(self.step_N)
+
+    def at(self, step: float) -> float:
+        """The last value at or before a step; NaN where there is none."""
+        n = int(np.searchsorted(self.step_N, step, side="right"))
+        return float(self.value_N[n - 1]) if n else math.nan
+
+
+@dataclass(frozen=True)
+class Log:
+    """One run as it was logged."""
+
+    source: str
+    """The file or folder, for messages."""
+    format: str
+    name: str
+    metrics: Mapping[str, Series]
+    """Those that were wanted."""
+    names: tuple[str, ...]
+    """All metrics that have numbers, up to `MOST_NAMES`."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What the trainer says of itself, keys joined by dots."""
+    notes: tuple[str, ...] = ()
+    """What had to be passed over or mended, in sentences."""
+
+    def time_series(self) -> Series:
+        """Every step that has a time, of any metric: the value is the time."""
+        times: dict[float, float] = {}
+        for series in self.metrics.values():
+            for step, time in zip(series.step_N.tolist(), series.time_N.tolist(), strict=True):
+                if not math.isnan(time):
+                    times[step] = min(time, times.get(step, math.inf))
+        step_N = np.array(sorted(times))
+        time_N = np.array([times[step] for step in step_N.tolist()])
+        return Series(step_N, time_N, time_N)
+
+
+class LogBuilder:
+    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory."""
+
+    def __init__(self, source: str, format: str, name: str, wanted: Callable[[str], bool]) -> None:
+        self._source, self._format, self._name, self._wanted = source, format, name, wanted
+        self._names: dict[str, bool] = {}
+        self._columns: dict[str, tuple[list[float], list[float], list[float]]] = {}
+        self._replaced = 0
+        self.config: dict[str, Any] = {}
+        self.notes: list[str] = []
+
+    def add(self, step: float, time: float, values: Mapping[str, Any]) -> None:
+        """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
+
+        What is no finite number is passed over. A metric that comes again at a step it had been beyond was
+        logged by a run that was restarted: the later one wins, and what it goes over is forgotten.
+        """
+        for name, value in values.items():
+            number = finite(value)
+            if math.isnan(number) or not self._is_wanted(name):
+                continue
+            if name not in self._columns:
+                self._columns[name] = ([], [], [])
+            steps, times, numbers = self._columns[name]
+            while steps and steps[-1] >= step:
+                self._replaced += steps[-1] > step
+                for column in (steps, times, numbers):
+                    column.pop()
+            steps.append(step)
+            times.append(time)
+            numbers.append(number)
+
+    def extend(self, name: str, step_N: np.ndarray, time_N: np.ndarray, value_N: np.ndarray) -> None:
+        """Many rows of one metric: what `add` does of each, and faster where the steps rise."""
+        before = self._columns.get(name, ([-math.inf], [], []))[0][-1] if len(step_N) else 0.0
+        if np.isfinite(value_N).all() and (np.diff(step_N, prepend=before) > 0).all():
+            if len(step_N) and self._is_wanted(name):
+                columns = self._columns.setdefault(name, ([], [], []))
+                for column, added_N in zip(columns, (step_N, time_N, value_N), strict=True):
+                    column += added_N.tolist()
+            return
+        for step, time, value in zip(step_N.tolist(), time_N.tolist(), value_N.tolist(), strict=True):
+            self.add(step, time, {name: value})
+
+    def build(self) -> Log:
+        """The log of all rows so far."""
+        metrics = {
+            name: Series(np.array(steps, dtype=float), np.array(numbers), np.array(times))
+            for name, (steps, times, numbers) in self._columns.items()
+        }
+        notes = list(self.notes)
+        if self._replaced:
+            notes.append(
+                f"the run was restarted from an earlier step: of steps that come twice the later ones count "
+                f"({self._replaced} values were replaced)"
+            )
+        return Log(
+            self._source, self._format, self._name, metrics, tuple(self._names), self.config, tuple(notes)
+        )
+
+    def _is_wanted(self, name: str) -> bool:
+        known = self._names.get(name)
+        if known is None:
+            known = self._wanted(name)
+            if known or len(self._names) < MOST_NAMES:
+                self._names[name] = known
+        return known
+
+
+def finite(value: Any) -> float:
+    """A number as a float; NaN for everything else, infinities and numbers as text included."""
+    if type(value) is float:  # most are
+        return value if math.isfinite(value) else math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """Nested tables as one, their keys joined."""
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, Mapping[str, Any]]] = [(prefix, values)]
+    while waiting:
+        before, table = waiting.pop()
+        for key, value in table.items():
+            if isinstance(value, Mapping):
+                waiting.append((f"{before}{key}{separator}", value))
+            else:
+                found[f"{before}{key}"] = value
+    return found
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """Names for a message: the first ones, and how many more there are."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

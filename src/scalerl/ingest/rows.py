@@ -1,0 +1,89 @@
+"""Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from scalerl.ingest.formats import Wanted
+from scalerl.ingest.log import Log, LogBuilder, finite, flat
+
+STEPS = ("step", "global_step", "train/global_step", "training_step", "iteration", "_step")
+"""Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
+TIMES = ("time", "_timestamp", "timestamp", "wall_time")
+RUNS = ("run_id", "run_name")
+"""Names of the run, in tables that hold several."""
+_MOST_RUNS = 10_000
+
+
+class RowReader:
+    """Takes rows to the logs of their runs."""
+
+    def __init__(self, source: str, format: str, name: str, wanted: Wanted) -> None:
+        self._make = lambda run: LogBuilder(source, format, run or name, wanted)
+        self._builders: dict[str, LogBuilder] = {}
+        self._step: str | None = None
+        self._passed = 0
+        self.notes: list[str] = []
+        self.config: dict[str, Any] = {}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One row, nested or flat; one without a step is passed over."""
+        row = flat(row, separator="/")
+        if self._step is None:  # of the first row that has one: two counters in one log do not go together
+            self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
+        step = finite(row.pop(self._step, None)) if self._step else math.nan
+        if math.isnan(step):
+            self._passed += 1
+            return
+        time = math.nan
+        for name in TIMES:
+            time = unix_seconds(row.get(name))
+            if not math.isnan(time):
+                del row[name]
+                break
+        run = next((row[name] for name in RUNS if isinstance(row.get(name), str)), "")
+        builder = self._builders.get(run)
+        if builder is None:
+            if len(self._builders) >= _MOST_RUNS:
+                self._passed += 1
+                return
+            title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
+            builder = self._builders[run] = self._make(title)
+        builder.add(step, time, row)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any row had a step."""
+        return self._step is not None
+
+    def build(self) -> Sequence[Log]:
+        """The logs of all runs, in the order in which they come."""
+        for builder in self._builders.values():
+            builder.notes += self.notes
+            builder.config.update(self.config)
+            if self._passed:
+                builder.notes.append(f"{self._passed} rows have no '{self._step}' and were passed over")
+        return [builder.build() for builder in self._builders.values()]
+
+
+def unix_seconds(value: Any) -> float:
+    """A time as trackers write it: Unix seconds, also in thousandths or smaller parts, or ISO 8601.
+
+    NaN where it is none of these; a small number too, which is a duration or the time since a start.
+    """
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return math.nan
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    number = finite(value)
+    if not 1e9 <= number < 1e20:  # from 2001 on
+        return math.nan
+    while number >= 1e11:
+        number /= 1e3
+    return number

@@ -1,0 +1,58 @@
+"""Any trainer's log as runs: what kind of file it is, whose it is, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.ingest.formats import Format, formats, recognise
+from scalerl.ingest.imported import Asked, Imported, as_run
+from scalerl.ingest.log import Log
+from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
+
+
+def read_source(
+    path: str | Path,
+    asked: Asked | None = None,
+    *,
+    format: str | Format | None = None,
+    trainer: str | None = None,
+) -> list[Imported]:
+    """All runs in a file or folder.
+
+    Args:
+        path: what a trainer or a tracker has written.
+        asked: what is said of it, and not to be guessed.
+        format: its format, or the name of that; by default it is recognised.
+        trainer: name of the trainer whose names its metrics have; by default it is recognised.
+
+    Raises:
+        InputError: it is of no known format, cannot be read, or has nothing that could be a pass rate.
+    """
+    path, asked = Path(path), asked or Asked()
+    found = format if isinstance(format, Format) else recognise(path, format)
+    if found is None:
+        raise InputError(
+            f"{path}: of no known format; there are {', '.join(one.name for one in formats())} (--format)"
+        )
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    extra = [asked.pass_rate] if asked.pass_rate else []
+    wanted = known_names(VOCABULARIES, *extra).fullmatch
+    try:
+        logs = found.read(path, lambda name: wanted(name) is not None)
+    except OSError as error:
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
+    if not logs:
+        raise InputError(f"{path}: there are no runs in it ({found.what})")
+    return [as_run(log, _vocabulary(log, VOCABULARIES, trainer), asked) for log in logs]
+
+
+def _vocabulary(log: Log, known: Sequence[Vocabulary], named: str | None) -> Vocabulary:
+    if named is not None:
+        for one in known:
+            if one.trainer == named:
+                return one
+        raise InputError(f"no trainer {named!r}; there are {', '.join(one.trainer for one in known)}")
+    return tell(known, log.names) or known[-1]

@@ -1,0 +1,135 @@
+"""trackio's local store: a SQLite file per project."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.lines import files_in
+from scalerl.ingest.log import Log, LogBuilder, finite, flat
+from scalerl.ingest.rows import unix_seconds
+
+_MAGIC = b"SQLite format 3\0"
+_COLUMNS = frozenset(("run_name", "step", "timestamp", "metrics"))
+_LARGEST = 2**26
+"""Bytes of one row."""
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is such a file, or a folder with some."""
+    if path.is_dir():
+        return any(map(_is_store, _stores(path)))
+    return _is_store(path)
+
+
+def read(path: Path, wanted: Wanted) -> list[Log]:
+    """All runs of a project; of a folder, of all projects in it."""
+    if not path.is_dir():
+        if not _is_database(path):
+            raise InputError(f"{path}: no SQLite file; expected trackio's, PROJECT.db")
+        return _read_project(path, "", wanted)
+    stores = [one for one in _stores(path) if _is_store(one)]
+    if not stores:
+        raise InputError(f"{path}: no trackio projects in it, PROJECT.db (symbolic links are left out)")
+    return [log for one in stores for log in _read_project(one, f"{one.stem}/" * (len(stores) > 1), wanted)]
+
+
+FORMAT = Format("trackio", "trackio's local store, PROJECT.db or the folder of it", recognises, read)
+
+
+def _stores(folder: Path) -> Iterator[Path]:
+    return (file for file in files_in(folder) if file.suffix == ".db")
+
+
+def _is_database(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _is_store(path: Path) -> bool:
+    if not _is_database(path):
+        return False
+    try:
+        with _opened(path) as database:
+            return _columns(database, "metrics") >= _COLUMNS
+    except InputError:
+        return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write.
+
+    What a run that goes on, or was killed, has not yet moved into the file itself is in another beside it,
+    which SQLite reads only if it may take note of that there; without one the file is opened as one that
+    nobody changes, which leaves no trace.
+
+    Raises:
+        InputError: SQLite cannot read the file.
+    """
+    ahead = path.with_name(f"{path.name}-wal")
+    live = ahead.is_file() and ahead.stat().st_size > 0
+    uri = f"{path.absolute().as_uri()}?mode=ro{'' if live else '&immutable=1'}"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=10)) as database:
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LARGEST)
+            database.execute("PRAGMA trusted_schema = OFF")
+            yield database
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter in its messages on a damaged file
+        raise InputError(f"{path}: SQLite cannot read it ({error}); expected trackio's PROJECT.db") from error
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    """The columns of a table; none where it is missing, or a view, which may take forever."""
+    kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    if kind != ("table",):
+        return set()
+    return {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+
+
+def _read_project(path: Path, prefix: str, wanted: Wanted) -> list[Log]:
+    builders: dict[str, LogBuilder] = {}
+    with _opened(path) as database:
+        columns = _columns(database, "metrics")
+        if not columns >= _COLUMNS:
+            raise InputError(f"{path}: no table of metrics as trackio has it")
+        run = "run_id" if "run_id" in columns else "run_name"  # before 0.24 a run was its name
+        for key, name, step, time, text in database.execute(
+            f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
+            if "id" in columns
+            else f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics"
+        ):
+            if math.isnan(finite(step)):
+                continue
+            builder = builders.get(str(key))
+            if builder is None:
+                builder = builders[str(key)] = LogBuilder(str(path), "trackio", f"{prefix}{name}", wanted)
+            builder.add(finite(step), unix_seconds(time), flat(_object(text, path), separator="/"))
+        if _columns(database, "configs") >= {run, "config"}:
+            for key, text in database.execute(f"SELECT {run}, config FROM configs"):
+                if str(key) in builders:
+                    config = flat(_object(text, path))
+                    builders[str(key)].config.update(
+                        {name: value for name, value in config.items() if not name.startswith("_")}
+                    )
+    return [builder.build() for builder in builders.values()]
+
+
+def _object(text: Any, path: Path) -> Mapping[str, Any]:
+    """A cell with a JSON object, which some versions store as a text and some as bytes."""
+    try:
+        found = json.loads(text if isinstance(text, str) else bytes(text).decode())
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: a row of trackio's is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: a row of trackio's is no JSON object")
+    return found

@@ -1,0 +1,118 @@
+"""What the metrics of a trainer mean: for every quantity of use here, the names that trainers give it.
+
+A name is a pattern as file names have them: `*` is any text. Trainers that log through a tracker put a word
+before their names (`train/`, `global/`), which is allowed for.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+PREFIXES = ("", "train/", "global/", "rollout/")
+"""What trackers' integrations put before a trainer's own names.
+
+`eval/` is none of them, as the entropy of an evaluation is not that of a step: names of evaluations have it
+themselves.
+"""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The metrics of one trainer, by what they are here; of several names the first that is there counts."""
+
+    trainer: str
+    signs: tuple[str, ...]
+    """Names that tell this trainer's logs from those of others."""
+    held_out: tuple[str, ...] = ()
+    """Pass rate, or mean reward, over held-out prompts."""
+    train_reward: tuple[str, ...] = ()
+    """The same over the prompts of training: what is left where nothing is held out."""
+    entropy: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    """Share of completions that were cut off by their budget of tokens."""
+    finished: tuple[str, ...] = ()
+    """Share of completions that were not: 1 - truncated."""
+    ratio_clipped: tuple[str, ...] = ()
+    age_mean: tuple[str, ...] = ()
+    """Staleness of the trained tokens, in versions."""
+    mean_length: tuple[str, ...] = ()
+    kl: tuple[str, ...] = ()
+    grad_norm: tuple[str, ...] = ()
+    loss: tuple[str, ...] = ()
+    lr: tuple[str, ...] = ()
+    step_seconds: tuple[str, ...] = ()
+    """Wall-clock seconds of one step."""
+    evaluation_seconds: tuple[str, ...] = ()
+    """Of those, the seconds of evaluations that are part of a step's."""
+    devices: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    """Tokens sampled and trained in one step, prompts included where the trainer counts them."""
+    tokens_so_far: tuple[str, ...] = ()
+    """The same since the start."""
+    samples: tuple[str, ...] = ()
+    """Completions of one step."""
+    samples_so_far: tuple[str, ...] = ()
+    device_keys: tuple[tuple[str, ...], ...] = ()
+    """Of the config: the product of these is the number of devices."""
+    sample_keys: tuple[tuple[str, ...], ...] = ()
+    """Of the config: the product of these is the number of completions of one step."""
+    scaled: tuple[tuple[str, str, float], ...] = ()
+    """Rewards in units of what a right answer earns: the name, the key of the config that says how much that
+    is, and its usual value."""
+
+    def patterns(self) -> Iterator[str]:
+        """All names that it knows."""
+        yield from self.signs
+        for role in ROLES:
+            yield from getattr(self, role)
+
+    def matches(self, role: str, names: Iterable[str]) -> list[str]:
+        """The names that stand for a role, the most fitting first."""
+        names = list(names)
+        found: dict[str, None] = {}
+        for pattern in getattr(self, role):
+            found |= dict.fromkeys(sorted(name for name in names if is_like(name, pattern)))
+        return list(found)
+
+
+ROLES = tuple(
+    f.name
+    for f in fields(Vocabulary)
+    if f.name not in ("trainer", "signs", "scaled") and not f.name.endswith("_keys")
+)
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Whether a metric has a name of this pattern, or that after a tracker's prefix."""
+    return _compiled(pattern).fullmatch(name) is not None
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return _any_of([pattern])
+
+
+def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[str]:
+    """One expression for all names of some vocabularies, and `more`, which is exact."""
+    return _any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
+
+
+def _any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
+    prefixes = "|".join(map(re.escape, PREFIXES))
+    bodies = [".*".join(map(re.escape, pattern.split("*"))) for pattern in sorted(set(patterns))]
+    exact = "".join(f"|{re.escape(name)}" for name in more)
+    return re.compile(f"(?:{prefixes})(?:{'|'.join(bodies)}){exact}", re.DOTALL)
+
+
+def tell(vocabularies: Iterable[Vocabulary], names: Iterable[str]) -> Vocabulary | None:
+    """The trainer whose signs are there: the one with the most of them; None without any."""
+    names = list(names)
+    counts = {
+        vocabulary: sum(any(is_like(name, sign) for name in names) for sign in vocabulary.signs)
+        for vocabulary in vocabularies
+    }
+    best = max(counts, key=lambda vocabulary: counts[vocabulary])
+    return best if counts[best] else None

@@ -1,0 +1,184 @@
+"""The CSV that W&B's web page exports of a chart: one column of steps, and of every run its metrics.
+
+"Step","RUN - METRIC","RUN - METRIC__MIN","RUN - METRIC__MAX", ...
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, brief
+from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.lines import head
+from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.ingest.rows import unix_seconds
+from scalerl.jsonl import check_not_utf16
+
+_NAME = "wandb-csv"
+_MIN, _MAX = "__MIN", "__MAX"
+_BETWEEN = " - "
+_SPECIAL = ("_step", "_timestamp")
+_NOT_FINITE = ("nan", "infinity", "-infinity")
+_STEPS = re.compile(
+    r"(?!.*(?:env|environment|agent|time)[/_ ]?step)(?:.*[/_ ])?(?:step|iter|iteration|update)s?", re.I
+)
+_TIMES = re.compile(r"relative time.*|wall time|_timestamp|_runtime|created.*", re.I)
+_EXPECTED = (
+    "expected a chart exported with 'Step', or a trainer's step such as train/global_step, as its x axis"
+)
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file's first line has the columns of such an export."""
+    text = head(path).partition(b"\n")[0]
+    try:
+        names = next(csv.reader([text.decode().rstrip("\r")]), [])
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    if len(names) < 2 or _BETWEEN in names[0] or not all(_BETWEEN in name for name in names[1:]):
+        return False
+    ranges = any(name + _MIN in names and name + _MAX in names for name in names)
+    return ranges or any(pattern.fullmatch(names[0]) for pattern in (_STEPS, _TIMES))
+
+
+def read(path: Path, wanted: Wanted) -> Sequence[Log]:
+    """Every run of the chart.
+
+    Raises:
+        InputError: it is no such file, its x axis is none of steps, or a line is wrong; it names the line.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        check_not_utf16(file.read(2), str(path))
+        file.seek(0)
+        reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        try:
+            return _read(reader, path, wanted)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text in UTF-8; {_EXPECTED}") from error
+        except csv.Error as error:
+            raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognises, read)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One metric of one run."""
+
+    place: int
+    metric: str
+    ranges: tuple[int, ...]
+    """Where its least and its largest value are, if it has them."""
+
+
+class _Run:
+    """The columns of one run, and what they had so far."""
+
+    def __init__(self, path: Path, name: str, wanted: Wanted) -> None:
+        self.builder = LogBuilder(str(path), _NAME, name, wanted)
+        self.columns: list[_Column] = []
+        self.special: dict[str, int] = {}
+        """Where its step and its time are, if it has them, which W&B logs as metrics."""
+        self.averaged = self.rounded = self.no_numbers = 0
+
+    def has(self, metric: str) -> bool:
+        """Whether it has a column of this metric already."""
+        return metric in self.special or any(column.metric == metric for column in self.columns)
+
+    def take(self, cells: Sequence[str], step: float) -> None:
+        """One row of the file; the step is NaN where it is not that of the x axis."""
+        values: dict[str, float] = {}
+        for column in self.columns:
+            if text := cells[column.place]:
+                values[column.metric] = value = _number(text)
+                self.no_numbers += math.isnan(value) and text.lower() not in _NOT_FINITE
+                self.averaged += len({text, *(cells[place] or text for place in column.ranges)}) > 1
+        if math.isnan(step):
+            step = _number(cells[self.special["_step"]])
+        if values and not math.isnan(step):
+            self.rounded += step != round(step)
+            time = unix_seconds(_number(cells[self.special.get("_timestamp", 0)]))
+            self.builder.add(round(step), time, values)
+
+    def build(self, step: str) -> Log:
+        """Its log; `step` says which column that was."""
+        notes = {
+            f"the step is {step}": step != "Step",
+            f"{self.averaged} values are means of several that differ, as charts have them": self.averaged,
+            f"{self.rounded} steps are no whole numbers and were rounded": self.rounded,
+            f"{self.no_numbers} cells that are no numbers were passed over": self.no_numbers,
+        }
+        self.builder.notes += [note for note, applies in notes.items() if applies]
+        return self.builder.build()
+
+
+def _read(reader: Any, path: Path, wanted: Wanted) -> list[Log]:
+    names = [name.strip() for name in next((cells for cells in reader if any(cells)), [])]
+    if not names:
+        raise InputError(f"{path}: the file is empty; {_EXPECTED}")
+    runs = _runs(names, path, wanted)
+    if not runs:
+        raise InputError(f"{path}: no column is called 'RUN - METRIC'; {_EXPECTED}")
+    is_step = _STEPS.fullmatch(names[0]) is not None
+    runs = [run for run in runs if is_step or "_step" in run.special]
+    if not runs:
+        what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
+        raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
+    for cells in reader:
+        if not any(cells):
+            continue
+        where = f"{path}, line {reader.line_num}"
+        if len(cells) > len(names):
+            raise InputError(f"{where}: {len(cells)} cells for {len(names)} columns")
+        step = _number(cells[0]) if is_step else math.nan
+        if is_step and not 0 <= step <= 2**53:
+            raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
+        for run in runs:
+            run.take([*cells, *[""] * (len(names) - len(cells))], step)
+    return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
+
+
+def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_Run]:
+    """The runs with their columns; of two runs of one name, which has its metrics twice, both."""
+    runs: dict[str, _Run] = {}
+    known = set(names)
+    for place, name in enumerate(names):
+        base = name.removesuffix(_MIN) if name.endswith(_MIN) else name.removesuffix(_MAX)
+        if place == 0 or _BETWEEN not in name or (base != name and base in known):
+            continue
+        title, metric = _split(name, wanted)
+        number, key = 1, title
+        while key in runs and runs[key].has(metric):
+            number += 1
+            key = f"{title} ({number})"
+        run = runs.setdefault(key, _Run(path, key, wanted))
+        if metric in _SPECIAL:
+            run.special[metric] = place
+        else:
+            has_range = tuple(names[place + 1 : place + 3]) == (name + _MIN, name + _MAX)
+            run.columns.append(_Column(place, metric, (place + 1, place + 2) if has_range else ()))
+    return [run for run in runs.values() if run.columns]
+
+
+def _split(name: str, wanted: Wanted) -> tuple[str, str]:
+    """Run and metric, which may have the separator too: the last one counts, unless another is wanted."""
+    parts = name.split(_BETWEEN)
+    splits = [(_BETWEEN.join(parts[:n]), _BETWEEN.join(parts[n:])) for n in range(len(parts) - 1, 0, -1)]
+    return next((split for split in splits if wanted(split[1])), splits[0])
+
+
+def _number(text: str) -> float:
+    """A finite number; NaN for everything else."""
+    try:
+        return finite(float(text))
+    except ValueError:
+        return math.nan

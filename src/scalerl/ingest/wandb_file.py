@@ -1,0 +1,113 @@
+"""What a `.wandb` file is made of: a log in blocks, as LevelDB's.
+
+file    7 bytes (":W&B", a magic number, a version), then blocks; the first holds these bytes too
+block   32 KiB: chunks, and fewer than 7 bytes of padding
+chunk   CRC-32 of kind and data (4 bytes), length (2), kind (1: a whole record, its first, a middle, its
+        last part), data
+record  one message: fields of a number and a value each
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalerl.errors import InputError, brief
+
+MAGIC = b":W&B\xe1\xbe\x00"
+_BLOCK = 32 * 1024
+_CHUNK = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_SEEDS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
+_MOST_PARTS = 2048  # of a record that is put together, which is 64 MiB; a row has some thousand bytes
+
+
+@dataclass
+class Trouble:
+    """What was wrong with a file that could be read all the same."""
+
+    damaged: int = 0
+    """Places with a wrong checksum, or whose record is not what it should be."""
+    torn: bool = False
+    """Whether the file ends within a record."""
+
+    def notes(self, name: str) -> Iterator[str]:
+        """In sentences."""
+        if self.damaged:
+            places = "1 damaged place was" if self.damaged == 1 else f"{self.damaged} damaged places were"
+            yield f"{name}: {places} passed over; rows are missing there"
+        if self.torn:
+            yield f"{name} ends within a record (the run was killed, or still writes): read up to there"
+
+
+def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
+    """The records of a file whose checksums hold, one at a time; what is amiss goes to `trouble`.
+
+    Raises:
+        InputError: the file is empty or begins as no such file does.
+    """
+    parts: list[bytes] = []
+    for kind, data in _chunks(path, trouble):
+        if parts and kind in (_FULL, _FIRST):  # its end never came
+            trouble.damaged += 1
+            parts.clear()
+        if kind == _FULL:
+            yield data
+        elif kind == _FIRST or (parts and kind in (_MIDDLE, _LAST)):
+            parts.append(data)
+            if kind == _LAST:
+                yield b"".join(parts)
+            if kind == _LAST or len(parts) > _MOST_PARTS:
+                parts.clear()
+        else:
+            parts.clear()
+    trouble.torn |= bool(parts)
+
+
+def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
+    """Kind and data of every chunk; kind 0 where some may be missing."""
+    with path.open("rb") as file:
+        check_header(file.read(len(MAGIC)), path)
+        file.seek(0)
+        start, block = len(MAGIC), file.read(_BLOCK)
+        while len(block) == _BLOCK:
+            yield from _of_block(block, start, trouble)
+            start, block = 0, file.read(_BLOCK)
+        yield from _of_block(block, start, trouble)
+
+
+def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
+    """The chunks of one block. After a bad one its length is tried all the same: the next checksum tells."""
+    is_good, is_last, unpack, crc32 = True, len(block) < _BLOCK, _CHUNK.unpack_from, zlib.crc32
+    while start + _CHUNK.size <= len(block):
+        crc, size, kind = unpack(block, start)
+        start += _CHUNK.size
+        data = block[start : start + size]
+        start += size
+        if kind in _SEEDS and crc32(data, _SEEDS[kind]) == crc and len(data) == size:
+            is_good = True
+            yield kind, data
+            continue
+        if is_last and start > len(block):
+            trouble.torn = True
+        else:
+            trouble.damaged += is_good
+        is_good = False
+        yield 0, b""
+    trouble.torn |= is_last and start < len(block)
+
+
+def check_header(head: bytes, path: Path) -> None:
+    """Raise InputError unless a file begins as those of W&B do."""
+    expected = "expected a run-ID.wandb as W&B writes it"
+    if not head:
+        raise InputError(f"{path}: the file is empty (nothing was logged, or not yet); {expected}")
+    if len(head) < len(MAGIC) and MAGIC.startswith(head):
+        raise InputError(f"{path}: the file ends after {len(head)} bytes; {expected}")
+    if head[:4] != MAGIC[:4]:
+        raise InputError(f"{path}: not a file of W&B, it begins with {brief(head)}; {expected}")
+    if head != MAGIC:
+        raise InputError(f"{path}: of a version that is not known ({brief(head[4:])}); {expected}")

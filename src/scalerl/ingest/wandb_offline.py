@@ -1,0 +1,217 @@
+"""The files that W&B keeps of a run (`wandb/run-*/run-ID.wandb`), of offline runs and of others alike.
+
+Neither W&B's package nor that of protocol buffers is needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.log import Log, LogBuilder, flat
+from scalerl.ingest.wandb_file import MAGIC
+from scalerl.ingest.wandb_rows import Rows, identify
+
+_NAME = "wandb"
+_EXPECTED = "expected a run-ID.wandb, its folder, or the wandb or project folder that holds such folders"
+_FOLDERS = ("", "wandb", ".wandb", "wandb/wandb")
+_PATTERNS = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
+
+# The trainer's own count of its steps, the surest name first; names of one expression are one count.
+_OWN_STEPS = (
+    re.compile(r"(?:.*/)?global_steps?"),
+    re.compile(r"(?:.*/)?training_step"),
+    re.compile(r"(?:.*/)?train(?:er)?_step"),
+    re.compile(r"train(?:er|ing)?/step"),
+    re.compile(r"step"),
+)
+_MOST_LOST = 0.1  # of the values: what would lose more is no count of the trainer's steps
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path is a `.wandb` file, or a folder that has some where W&B puts them."""
+    if path.is_file():
+        if path.suffix == ".wandb":
+            return True
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    return path.is_dir() and bool(_files(path))
+
+
+def read(path: Path, wanted: Wanted) -> Sequence[Log]:
+    """Every run once, in the order of their starts; the files of a run that was resumed are one run.
+
+    Raises:
+        InputError: there is no such file, or none that can be read.
+        OSError: a file cannot be opened.
+    """
+    runs: dict[str, list[_Part]] = {}
+    errors: list[InputError] = []
+    for file in _files(path):
+        try:
+            run_id, start = identify(file)
+        except InputError as error:
+            errors.append(error)
+        else:
+            runs.setdefault(run_id, []).append(_Part(file, run_id, start))
+    if not runs:
+        raise errors[0] if errors else InputError(f"{path}: no file of W&B there; {_EXPECTED}")
+    ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
+    notes = [f"passed over: {error}" for error in errors]  # beside the first run, as they are of none
+    return [_read_run(parts, wanted, [] if n else notes) for n, parts in enumerate(ordered)]
+
+
+FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file of a run."""
+
+    path: Path
+    run_id: str
+    start: float
+
+    def order(self) -> tuple[float, str]:
+        """Those whose start is not known come last, by the names of their folders, which hold a date."""
+        return (math.inf if math.isnan(self.start) else self.start, str(self.path))
+
+
+def _files(path: Path) -> list[Path]:
+    """Each file once, whatever links lead to it."""
+    if path.is_file():
+        return [path]
+    found: dict[str, Path] = {}
+    for folder in _FOLDERS:
+        for pattern in _PATTERNS:
+            for file in sorted((path / folder).glob(pattern)):
+                if file.is_file():
+                    found.setdefault(os.path.realpath(file), file)
+    return list(found.values())
+
+
+def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str]) -> Log:
+    """One run, whose files are given in the order of time."""
+    config: dict[str, Any] = {}
+    names: dict[str, None] = {}
+    segments = []
+    for part in parts:
+        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, names, part.start)
+        rows.read(part.path, notes)
+        segments.append(_Segment(rows, wanted))
+    name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].run_id)
+    builder = LogBuilder(str(parts[-1].path), _NAME, name, wanted)
+    builder.config = flat({key: value for key, value in config.items() if key != "_wandb"})
+    for known in dict.fromkeys([*names, *(name for segment in segments for name in segment.columns)]):
+        if not wanted(known):  # but it is named
+            builder.add(0, math.nan, {known: 0.0})
+    for segment, step_N in zip(segments, _own_steps(segments, notes) or _calls(segments, notes), strict=True):
+        segment.give(builder, step_N)
+    if not names and not any(segment.columns for segment in segments):
+        notes.append("no numbers were logged")
+    builder.notes += notes
+    return builder.build()
+
+
+class _Segment:
+    """What one file has of a run."""
+
+    def __init__(self, rows: Rows, wanted: Wanted) -> None:
+        self.rows = rows
+        self.columns = {
+            name: (np.array(key.rows, dtype=np.int64), np.array(key.values))
+            for name, key in rows.columns().items()
+        }
+        self.step_N, self.time_N = np.array(rows.step, dtype=float), np.array(rows.time, dtype=float)
+        self.wanted_names = [name for name in self.columns if wanted(name)]
+
+    def give(self, builder: LogBuilder, step_N: np.ndarray) -> None:
+        """All that is wanted, its rows at the steps given."""
+        for name in self.wanted_names:
+            row_M, value_M = self.columns[name]
+            builder.extend(name, step_N[row_M], self.time_N[row_M], value_M)
+
+    def own_step(self, names: Sequence[str]) -> np.ndarray:
+        """The trainer's count in every row; NaN where a row does not have it."""
+        own_N = np.full(len(self.step_N), np.nan)
+        for name in names:
+            row_M, value_M = self.columns.get(name, (np.zeros(0, dtype=np.int64), np.zeros(0)))
+            good_M = (value_M >= 0) & (value_M <= 2**53) & (value_M % 1 == 0) & np.isnan(own_N[row_M])
+            own_N[row_M[good_M]] = value_M[good_M]
+        return own_N
+
+    def lost(self, step_N: np.ndarray, has_own_N: np.ndarray) -> int:
+        """Wanted values that would go under: before one that is later, or at the step of another by guess."""
+        lost = 0
+        for name in self.wanted_names:
+            row_M = self.columns[name][0]
+            highest_M, step_M = np.maximum.accumulate(step_N[row_M])[:-1], step_N[row_M][1:]
+            lost += int(((step_M < highest_M) | ((step_M == highest_M) & ~has_own_N[row_M][1:])).sum())
+        return lost
+
+
+def _is_own_step(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in _OWN_STEPS)
+
+
+def _calls(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray]:
+    """The steps as W&B has them: given by the trainer, or else the number of the call.
+
+    That number begins anew in an offline run that was resumed, as nobody was asked for the last one.
+    """
+    steps: list[np.ndarray] = []
+    end = 0.0
+    for segment in segments:
+        step_N = segment.step_N
+        if len(step_N) and end and step_N[0] == 0 and not segment.rows.has_own_steps:
+            notes.append(f"the resumed run counts from 0 again: its rows were put after step {end - 1:.0f}")
+            step_N = step_N + end
+        end = max(end, float(step_N[-1]) + 1) if len(step_N) else end
+        steps.append(step_N)
+    return steps
+
+
+def _own_steps(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray] | None:
+    """The trainer's count of steps in every row, where it has one that goes with the rows; else None."""
+    found = {name for segment in segments for name in segment.columns}
+    total = sum(len(segment.columns[name][0]) for segment in segments for name in segment.wanted_names)
+    for pattern in _OWN_STEPS:
+        names = sorted(filter(pattern.fullmatch, found), key=lambda name: (len(name), name))
+        counts = [segment.own_step(names) for segment in segments]
+        if not names or any(len(own_N) and np.isnan(own_N).all() for own_N in counts):
+            continue
+        steps = list(_carried(counts))
+        lost = sum(s.lost(t, ~np.isnan(own)) for s, t, own in zip(segments, steps, counts, strict=True))
+        if lost > _MOST_LOST * total:
+            continue
+        if any((segment.step_N != step_N).any() for segment, step_N in zip(segments, steps, strict=True)):
+            guessed = sum(int(np.isnan(own_N).sum()) for own_N in counts)
+            more = f"; {guessed} rows without it are at the one before them" if guessed else ""
+            notes.append(f"the step is '{names[0]}', and not W&B's count of calls{more}")
+        return steps
+    return None
+
+
+def _carried(counts: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Rows without a count at the last one before them; the very first rows one interval before the first."""
+    last: float | None = None
+    for own_N in counts:
+        if not len(own_N):
+            yield own_N
+            continue
+        known_M = own_N[~np.isnan(own_N)]
+        if last is None:
+            gap = next((step for step in (known_M - known_M[0]).tolist() if step > 0), known_M[0])
+            last = max(0.0, float(known_M[0] - gap))
+        at_N = np.maximum.accumulate(np.where(np.isnan(own_N), -1, np.arange(len(own_N))))
+        yield np.where(at_N < 0, last, own_N[at_N])
+        last = float(known_M[-1])

@@ -1,0 +1,165 @@
+"""The compute behind a foreign log, against totals that are worked by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.ingest.counters import counters
+from scalerl.ingest.flops import ModelCost, model_cost
+from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.vocabulary import Vocabulary
+
+WORDS = Vocabulary(
+    "mine",
+    signs=("sign",),
+    step_seconds=("seconds",),
+    evaluation_seconds=("testing",),
+    devices=("gpus",),
+    tokens=("tokens",),
+    tokens_so_far=("all_tokens",),
+    mean_length=("length",),
+    device_keys=(("nodes", "gpus_per_node"),),
+    sample_keys=(("prompts", "n"),),
+)
+
+
+def log(rows, config=()):
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    for step, time, values in rows:
+        builder.add(step, time, values)
+    builder.config.update(config)
+    return builder.build()
+
+
+def test_seconds_of_steps_less_their_evaluations_on_all_devices():
+    rows = [(step, math.nan, {"seconds": 10.0, "gpus": 4}) for step in (1, 2, 3, 4)]
+    # One before training, which is in no step's time, and one in that of step 2.
+    rows += [(0, math.nan, {"testing": 9.0}), (2, math.nan, {"testing": 6.0})]
+    made = counters(log(rows), WORDS)
+    assert [made.device_seconds.at(step) for step in range(7)] == [0, 40, 56, 96, 136, 176, 216]
+    assert made.device_seconds.at(2.5) == 76
+    assert made.device_seconds.how == "seconds less testing, x 4 devices (gpus)"
+    assert made.warnings == ()
+
+
+def test_a_trainer_that_logs_every_tenth_step_logs_means():
+    made = counters(log([(step, math.nan, {"seconds": 3.0, "tokens": 7}) for step in (10, 20, 30)]), WORDS)
+    assert made.device_seconds.total_N.tolist() == [0, 30, 60, 90]
+    assert made.tokens.total_N.tolist() == [0, 70, 140, 210]
+    assert made.warnings == ("the number of devices is not logged: compute is that of one (--devices N)",)
+
+
+def test_devices_are_taken_from_the_config_and_the_user_has_the_last_word():
+    rows = [(1, math.nan, {"seconds": 1.0})]
+    config = {"nodes": 2, "gpus_per_node": 8, "prompts": 16, "n": 4}
+    made = counters(log(rows, config), WORDS)
+    assert made.device_seconds.how == "seconds, x 16 devices (nodes x gpus_per_node)"
+    assert made.samples.at(1) == 64
+    assert counters(log(rows, config), WORDS, devices=3).device_seconds.total_N.tolist() == [0, 3]
+
+
+def test_the_time_of_day_without_the_hours_in_which_nothing_ran():
+    times = [1000.0 + 20 * step for step in range(5)]
+    times += [times[-1] + 20 * 3600 + 20 * step for step in range(1, 5)]  # a night between
+    made = counters(log([(step, time, {"x": 1.0}) for step, time in enumerate(times)]), WORDS, devices=1)
+    assert made.device_seconds.total_N.tolist() == [20.0 * step for step in range(9)]
+    assert "less 1 interruptions of 20 hours in all" in made.device_seconds.how
+
+
+def test_a_run_that_was_begun_again_counts_once():
+    rows = [(step, 100.0 + 10 * step, {"x": 0.1}) for step in range(6)]
+    rows += [(step, 5000.0 + 10 * step, {"x": 0.2}) for step in range(3, 8)]
+    restarted = log(rows)
+    assert restarted.metrics["x"].step_N.tolist() == list(range(8))
+    assert restarted.metrics["x"].value_N.tolist() == [0.1] * 3 + [0.2] * 5
+    assert "of steps that come twice the later ones count" in restarted.notes[0]
+    made = counters(restarted, WORDS, devices=1)
+    assert made.device_seconds.total_N.tolist() == [10.0 * step for step in range(8)]
+
+
+def test_evaluations_that_are_late_are_no_restart():
+    rows = [(step, math.nan, {"x": 1.0}) for step in range(5)]
+    rows += [(2, math.nan, {"late": 0.5}), (5, math.nan, {"x": 1.0}), (4, math.nan, {"late": 0.6})]
+    found = log(rows)
+    assert len(found.metrics["x"]) == 6
+    assert found.metrics["late"].step_N.tolist() == [2, 4]
+    assert found.notes == ()
+
+
+def test_a_log_without_its_beginning_says_so():
+    made = counters(log([(step, math.nan, {"seconds": 2.0}) for step in (500, 510, 520)]), WORDS, devices=1)
+    assert [made.device_seconds.at(step) for step in (0, 490, 500, 520)] == [0, 0, 20, 60]
+    assert made.warnings == ("the log begins at step 490: what was spent before is not in it",)
+
+
+def test_tokens_since_the_start_never_fall():
+    made = counters(
+        log([(s, math.nan, {"all_tokens": t}) for s, t in ((1, 5), (2, 9), (3, 8), (4, 12))]), WORDS
+    )
+    assert made.tokens.total_N.tolist() == [0, 5, 9, 9, 12]
+
+
+def test_flops_by_hand():
+    cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
+    rows = [(1, math.nan, {"all_tokens": 100, "length": 9.0})]
+    made = counters(log(rows), WORDS, model=cost)
+    # Sampled once, trained with a backward pass of twice the forward: four forward passes a token.
+    assert made.flops.total_N.tolist() == [0, 4 * 100 * (2 * 1000 + 10 * 5)]
+    assert counters(log([(1, 0.0, {"x": 1})]), WORDS, model=cost).flops is None
+
+
+CONFIGS = {
+    "LlamaConfig": {"num_key_value_heads": 2},
+    "Qwen3Config": {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
+    "GPTNeoXConfig": {},
+    "MixtralConfig": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeConfig": {
+        **{"num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 8},
+        **{"num_experts_per_tok": 2, "decoder_sparse_step": 1, "mlp_only_layers": [0]},
+    },
+    "Qwen2MoeConfig": {
+        **{"num_key_value_heads": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 96},
+        **{"num_experts": 8, "num_experts_per_tok": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_cost_of_a_model_is_that_of_its_matrices(name, tmp_path):
+    import torch
+    import transformers
+
+    from scalerl.rl.model import FlopCount
+
+    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = getattr(transformers, name)(**shape, vocab_size=99, **CONFIGS[name])
+    with torch.device("meta"):
+        counted = FlopCount.of(transformers.AutoModelForCausalLM.from_config(config))
+    config.save_pretrained(tmp_path)
+    cost = model_cost(tmp_path)
+    assert (cost.matrix_weights, cost.attention_per_position) == (
+        counted.matrix_weights,
+        counted.attention_per_position,
+    )
+
+
+def test_a_config_that_says_nothing_of_a_model_is_refused(tmp_path):
+    for text, message in (
+        ("[1]", "expected one JSON object"),
+        ("{", "not JSON"),
+        ('{"hidden_size": 3}', "no 'num_hidden_layers': expected the config.json of a model"),
+        ('{"hidden_size": "many"}', "no 'hidden_size'"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(InputError, match=message):
+            model_cost(tmp_path)
+    with pytest.raises(InputError, match="no such file"):
+        model_cost(tmp_path / "nowhere")
+
+
+def test_what_is_no_number_is_passed_over():
+    values = {"a": "0.5", "b": True, "c": math.nan, "d": math.inf, "e": None, "f": [1], "g": 10**400}
+    found = log([(1, math.nan, {**values, "h": np.float32(0.5), "i": 3})])
+    assert set(found.metrics) == {"h", "i"}

@@ -1,0 +1,124 @@
+"""A foreign log as a run: what is the pass rate, what was assumed, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.ingest.imported import Asked, as_pass_rate, as_run, n_samples
+from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.vocabulary import Vocabulary
+
+WORDS = Vocabulary(
+    "mine",
+    signs=(),
+    held_out=("val/*/acc", "val/*/mean@*"),
+    train_reward=("reward",),
+    entropy=("entropy",),
+    truncated=("cut",),
+    finished=("stopped",),
+    step_seconds=("seconds",),
+    devices=("gpus",),
+    mean_length=("length",),
+)
+
+
+def log(rows, name="run"):
+    builder = LogBuilder("log", "test", name, lambda name: True)
+    for step, values in rows:
+        builder.add(step, 1000.0 + step, values)
+    builder.config.update({"seed": 3, "model": "m", "list": [1]})
+    return builder.build()
+
+
+def steps(n, **values):
+    return [(step, {"seconds": 2.0, "gpus": 2, **values}) for step in range(1, n + 1)]
+
+
+def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_named():
+    rows = [*steps(8, reward=0.3, entropy=0.9)]
+    rows += [(step, {"val/math/mean@16": 0.1 * step}) for step in (0, 4, 8)]
+    rows += [(8, {"val/aime/mean@16": 0.2})]
+    found = as_run(log(rows), WORDS, Asked())
+    assert [point.step for point in found.record.evals] == [0, 4, 8]
+    assert [point.pass_rate for point in found.record.evals] == pytest.approx([0, 0.4, 0.8])
+    np.testing.assert_allclose(found.record.compute("gpu_hours"), np.array([0, 16, 32]) / 3600)
+    assert [point.n_samples for point in found.record.evals] == [16, 16, 16]
+    assert [point.entropy for point in found.record.evals][1:] == [0.9, 0.9]
+    assert dict(found.taken)["other held-out metrics"] == "val/aime/mean@16 (--y NAME)"
+    assert dict(found.taken)["GPU-hours"] == "seconds, x 2 devices (gpus)"
+    assert found.record.default_axis == "gpu_hours"
+    assert found.warnings == ()
+    assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
+    assert found.steps[0] == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
+
+
+def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():
+    found = as_run(log(steps(5, reward=0.4)), WORDS, Asked())
+    assert len(found.record.evals) == 5
+    assert found.warnings[0].startswith("nothing is held out: 'reward' is the reward of training")
+
+
+def test_a_metric_that_is_named_is_taken():
+    rows = [*steps(4, reward=0.4), (4, {"val/a/acc": 0.5})]
+    found = as_run(log(rows), WORDS, Asked(pass_rate="reward"))
+    assert len(found.record.evals) == 4
+    with pytest.raises(
+        InputError, match="no metric 'rewards' with numbers; there are reward, val/a/acc, gpus"
+    ):
+        as_run(log(rows), WORDS, Asked(pass_rate="rewards"))
+
+
+def test_a_log_without_a_pass_rate_says_what_there_is():
+    with pytest.raises(InputError, match="name one with --y: my_accuracy, gpus, seconds"):
+        as_run(log(steps(3, my_accuracy=0.3)), WORDS, Asked())
+
+
+@pytest.mark.parametrize(
+    ("values", "shares", "said"),
+    [
+        ([0.0, 1.0], [0.0, 1.0], ""),
+        ([-1.0, 0.0, 1.0], [0.0, 0.5, 1.0], "rewards of -1 and 1"),
+        ([0.0, 45.0, 80.0], [0.0, 0.45, 0.8], "taken for percentages"),
+        ([0.5, 1.0 + 1e-9], [0.5, 1.0], ""),
+    ],
+)
+def test_values_as_shares(values, shares, said):
+    found, how = as_pass_rate(np.array(values), "x", "log")
+    assert found.tolist() == pytest.approx(shares)
+    assert said in how
+    assert bool(said) == bool(how)
+
+
+@pytest.mark.parametrize("values", [[-1.2, 0.5], [0.0, 120.0], [-3.0, 50.0]])
+def test_what_is_no_share_is_refused(values):
+    with pytest.raises(InputError, match="is no pass rate, no percentage and no mean of rewards"):
+        as_pass_rate(np.array(values), "x", "log")
+
+
+def test_a_share_of_truncated_completions_that_never_moves_is_doubted():
+    found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, Asked())
+    assert "truncated completions is 0.25 in all 12 rows" in found.warnings[-1]
+    found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, Asked())
+    assert found.steps[0]["truncated"] == 0
+    assert len(found.warnings) == 1  # none is cut, which may well be so
+    assert math.isclose(found.record.evals[0].truncated, 0.0)
+    found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, Asked())
+    assert "truncated completions lies between 25 and 25: no share" in found.warnings[-1]
+
+
+def test_samples_of_a_prompt_by_the_name():
+    assert [n_samples(name) for name in ("val/mean@32", "eval/x/avg@8", "acc", "best@9")] == [32, 8, 0, 0]
+
+
+@pytest.mark.parametrize(("config", "earned"), [({}, 10.0), ({"unit": 5}, 5.0), ({"unit": "many"}, 10.0)])
+def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
+    words = Vocabulary("mine", signs=(), held_out=("scores",), scaled=(("scores", "unit", 10.0),))
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    for step in (1, 2):
+        builder.add(step, math.nan, {"scores": 2.0 * step})
+    builder.config.update(config)
+    found = as_run(builder.build(), words, Asked())
+    assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
+    assert found.warnings[0].startswith(f"'scores' is in units of unit: divided by {earned:g}")

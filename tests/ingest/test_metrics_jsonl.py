@@ -1,0 +1,253 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hostile_logs import damaged, everything, read_hostile
+from scalerl import InputError
+from scalerl.ingest.metrics_jsonl import FORMAT
+from scalerl.ingest.rows import unix_seconds
+
+# As the file monitor of prime-rl writes it, {"step": .., "time": .., **metrics}: a line per part of a step.
+TRAINER = [
+    {"step": 1, "time": 1.7e9, "perf/throughput": 900.0, "perf/mfu": 12.0},
+    {"step": 1, "time": 1.7e9, "loss/mean": 0.1, "entropy/all/mean": 0.5},
+    {"step": 1, "time": 1.7e9, "time/step": 10.0, "time/wait_for_batch": 1.0},
+    {"step": 2, "time": 1.7e9 + 10, "loss/mean": 0.2, "time/step": 11.0, "time/wait_for_batch": 1.0},
+]
+ORCHESTRATOR = [
+    {"step": 1, "time": 1.7e9 - 5, "reward/all/mean": 0.25, "time/step": 4.0, "time/pack": 0.5},
+    {"step": 2, "time": 1.7e9 - 1, "reward/all/mean": 0.5, "time/step": 5.0, "time/pack": 0.5},
+    {"step": 2, "time": 1.7e9, "eval/aime/avg@16": 0.125},
+    {"step": 3, "time": 1.7e9 + 4, "reward/all/mean": 0.75, "time/step": 6.0, "time/pack": 0.5},
+]
+
+
+def dumped(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write(folder, text, name="metrics.jsonl"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder / name
+
+
+def check_both(log):
+    assert log.metrics["loss/mean"].value_N.tolist() == [0.1, 0.2]
+    assert log.metrics["reward/all/mean"].step_N.tolist() == [1, 2, 3]
+    assert log.metrics["reward/all/mean"].time_N.tolist() == [1.7e9 - 5, 1.7e9 - 1, 1.7e9 + 4]
+    assert log.metrics["eval/aime/avg@16"].value_N.tolist() == [0.125]
+    assert log.metrics["time/step"].value_N.tolist() == [10, 11]
+    assert log.metrics["orchestrator/time/step"].value_N.tolist() == [4, 5, 6]
+    assert log.metrics["time/pack"].value_N.tolist() == [0.5, 0.5, 0.5]
+    assert log.notes == (
+        "trainer and orchestrator both log time/step: the orchestrator's are orchestrator/*",
+    )
+    assert not {"step", "time"} & set(log.names)
+
+
+def test_prime_rl_in_a_file_each(tmp_path):
+    write(tmp_path / "run" / "trainer", dumped(TRAINER))
+    write(tmp_path / "run" / "orchestrator", dumped(ORCHESTRATOR))
+    for path in (tmp_path, tmp_path / "run"):
+        assert FORMAT.recognises(path)
+        (log,) = FORMAT.read(path, everything)
+        assert log.name == "run"
+        check_both(log)
+
+
+def test_prime_rl_in_one_file(tmp_path):
+    rows = [*ORCHESTRATOR[:2], *TRAINER[:3], ORCHESTRATOR[3], *ORCHESTRATOR[2:3], TRAINER[3]]
+    path = write(tmp_path / "run", dumped(rows))
+    assert FORMAT.recognises(path)
+    check_both(FORMAT.read(path, everything)[0])
+    (log,) = FORMAT.read(tmp_path / "run", everything)
+    assert log.name == "run"
+    check_both(log)
+
+
+def test_the_orchestrator_alone_keeps_its_names(tmp_path):
+    (log,) = FORMAT.read(write(tmp_path, dumped(ORCHESTRATOR)), lambda name: name == "time/step")
+    assert list(log.metrics) == ["time/step"]
+    assert log.metrics["time/step"].value_N.tolist() == [4, 5, 6]
+    assert "reward/all/mean" in log.names
+    assert log.notes == ()
+
+
+def test_a_folder_of_runs(tmp_path):
+    write(tmp_path / "b", dumped(TRAINER))
+    write(tmp_path / "a" / "trainer", dumped(TRAINER))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    assert [log.name for log in FORMAT.read(tmp_path, everything)] == ["a", "b"]
+    with pytest.raises(InputError, match=r"no metrics\.jsonl in it"):
+        FORMAT.read(tmp_path / "empty", everything)
+
+
+@pytest.mark.parametrize(
+    "key", ["step", "global_step", "_step", "train/global_step", "training_step", "iteration"]
+)
+@pytest.mark.parametrize("time", ["time", "_timestamp", "timestamp", "wall_time"])
+def test_names_of_steps_and_times(tmp_path, key, time):
+    path = write(tmp_path, dumped([{key: n, time: 1.7e9 + n, "loss": 0.5 * n} for n in range(4)]), "x.jsonl")
+    assert FORMAT.recognises(path)
+    (log,) = FORMAT.read(path, everything)
+    assert log.name == "x"
+    assert log.names == ("loss",)
+    assert log.metrics["loss"].step_N.tolist() == [0, 1, 2, 3]
+    assert log.metrics["loss"].time_N.tolist() == [1.7e9 + n for n in range(4)]
+
+
+def test_nested_rows(tmp_path):
+    rows = [{"train": {"global_step": n, "loss": n}, "time": 1e9, "eval": {"a": {"b": 1}}} for n in (1, 2)]
+    path = write(tmp_path, dumped(rows))
+    assert FORMAT.recognises(path)
+    (log,) = FORMAT.read(path, everything)
+    assert log.metrics["train/loss"].step_N.tolist() == [1, 2]
+    assert set(log.names) == {"train/loss", "eval/a/b"}
+
+
+def test_the_step_is_one_counter(tmp_path):
+    rows = [{"note": "start"}, {"_step": 7, "train/global_step": 1, "a": 1}, {"_step": 8, "b": 1}]
+    (log,) = FORMAT.read(write(tmp_path, dumped(rows)), everything)
+    assert log.metrics["a"].step_N.tolist() == [1]
+    assert log.names == ("_step", "a")
+    assert log.notes == ("2 rows have no 'train/global_step' and were passed over",)
+
+
+def test_runs_by_a_column(tmp_path):
+    rows = [
+        {"step": n, "run_id": f"id{run}", "run_name": "same", "a": run} for n in range(3) for run in range(2)
+    ]
+    logs = FORMAT.read(write(tmp_path, dumped(rows)), everything)
+    assert [log.metrics["a"].value_N.tolist() for log in logs] == [[0] * 3, [1] * 3]
+    assert [log.name for log in logs] == ["same", "same"]
+
+
+def test_small_times_are_no_times_of_day(tmp_path):
+    (log,) = FORMAT.read(write(tmp_path, dumped([{"step": 1, "time": 3.5, "a": 1}])), everything)
+    assert log.metrics["time"].value_N.tolist() == [3.5]
+    assert np.isnan(log.metrics["a"].time_N).all()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1.7e9, 1.7e9),
+        (1_700_000_000_123, 1.700000000123e9),
+        (1_700_000_000_123_456_789, 1.7000000001234567e9),
+        ("2023-11-14T22:13:20+00:00", 1.7e9),
+        ("2023-11-14T22:13:20Z", 1.7e9),
+        ("2023-11-14 22:13:20", 1.7e9),
+        ("2023-11-15T00:13:20.5+02:00", 1.7e9 + 0.5),
+        ("yesterday", math.nan),
+        ("", math.nan),
+        (None, math.nan),
+        (True, math.nan),
+        (12.5, math.nan),
+        (-1.7e9, math.nan),
+        (1e300, math.nan),
+        (math.inf, math.nan),
+        (10**400, math.nan),
+        ([1.7e9], math.nan),
+    ],
+)
+def test_unix_seconds(value, expected):
+    assert unix_seconds(value) == pytest.approx(expected, rel=1e-15, nan_ok=True)
+
+
+@given(
+    st.one_of(
+        st.text(max_size=40), st.datetimes(timezones=st.timezones()).map(str), st.floats(), st.integers()
+    )
+)
+def test_no_time_is_an_error(value):
+    assert isinstance(unix_seconds(value), float)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"pass_rate": 0.5, "gpu_hours": 1, "step": 2},
+        {"pass_rate": 0.5, "flops": {"generate": 1.0}, "step": 2, "time": 1.7e9},
+        {"pass_rate": 0.5, "device_seconds": {"train": 1}, "tokens": {"train": 1}, "step": 2},
+        {"pass_rate": 0.5, "step": 2},
+        {"step": 2, "data": {"actor/entropy": 1}},
+        {"loss": 0.5},
+        {"step": "2"},
+        {"step": True},
+        {"step": None},
+    ],
+)
+def test_what_is_left_to_others(tmp_path, row):
+    assert not FORMAT.recognises(write(tmp_path, dumped([row] * 3)))
+
+
+def test_what_is_recognised(tmp_path):
+    assert FORMAT.recognises(write(tmp_path, dumped([{"pass_rate": 0.5, "step": 2, "time": 1.7e9}])))
+    assert FORMAT.recognises(write(tmp_path, "\ufeff\n\n" + dumped(TRAINER)))
+    assert FORMAT.recognises(write(tmp_path, '{"step": 1, "a": 2}'))
+    for text in ("step,time\n1,2\n", '[{"step": 1}]', "{", "", dumped(TRAINER).encode("utf-16")):
+        assert not FORMAT.recognises(write(tmp_path, text))
+    assert not FORMAT.recognises(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (dumped(TRAINER) + "oops\n" + dumped(TRAINER), "line 5: not JSON"),
+        (dumped(TRAINER) + "[]\n", "line 5: expected one JSON object"),
+        (b'{"step": 1}\n{"a": "\xff"}\n', "line 2: not JSON"),
+        (b'{"step": 1}\n\0\n', "line 2: a binary file"),
+        (dumped(TRAINER).encode("utf-16"), "UTF-16"),
+        ('{"a": 1}\n', "no row has a step, a number by one of the names step, global_step"),
+        ("", "no row has a step"),
+        ("[" * 100_000 + "\n", "line 1: not JSON"),
+        ('{"step": ' + "1" * 5000 + "}\n", "line 1: not JSON"),
+    ],
+)
+def test_errors(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(InputError, match=message) as error:
+        FORMAT.read(path, everything)
+    assert str(path) in str(error.value)
+
+
+def test_an_unfinished_end(tmp_path):
+    path = write(tmp_path, dumped(TRAINER)[:-20])
+    (log,) = FORMAT.read(path, everything)
+    assert log.metrics["loss/mean"].step_N.tolist() == [1]
+    assert log.notes == (f"{path}: the last line is unfinished (a crash while writing); left out",)
+    (log,) = FORMAT.read(write(tmp_path, dumped(TRAINER)[:-1]), everything)
+    assert log.notes == ()
+
+
+def test_what_is_not_wanted_takes_no_memory(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(20_000):
+            file.write(json.dumps({"step": step, "kept": step, **{f"m{n}": 0.5 for n in range(20)}}) + "\n")
+    import tracemalloc
+
+    tracemalloc.start()
+    (log,) = FORMAT.read(path, lambda name: name == "kept")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(log.metrics["kept"]) == 20_000
+    assert len(log.names) == 21
+    assert peak < 6e6  # of 4.4 MB of rows 3 columns of 20,000 numbers are kept
+
+
+SOUND = dumped(
+    [*ORCHESTRATOR[:2], *TRAINER[:2], {"step": 3, "timestamp": "2023-11-14T22:13:20Z", "a": {"b": 1}}]
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=damaged(SOUND.encode()))
+def test_damaged_files(tmp_path, data):
+    read_hostile(FORMAT, write(tmp_path, data))

@@ -1,0 +1,163 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from hostile_logs import damaged, everything, read_hostile
+from scalerl import InputError
+from scalerl.ingest.mlflow import FORMAT
+
+# The files of mlflow 3.17: its package is too large for the tests.
+META = """\
+artifact_uri: file:///somewhere/mlruns/55/b56/artifacts
+end_time: 1795305680892
+entry_point_name: ''
+experiment_id: '554285789274393464'
+lifecycle_stage: {stage}
+run_id: b560751296cf45f9960d4896c1e15153
+run_name: {name}
+source_name: ''
+start_time: 1795305680872
+status: 3
+tags: []
+user_id: root
+"""
+REWARD = "1700000000500 0.0 0\n1700000001500 0.25 1\n1700000002500 0.5 2\n"
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def write_run(folder, name="'first: run''s'", stage="active"):
+    write(folder / "meta.yaml", META.format(name=name, stage=stage))
+    write(folder / "metrics" / "train" / "reward", REWARD)
+    write(folder / "metrics" / "loss", "1700000000500 1.0 0\n1700000001500 nan 1\n1700000002500 -1e-05 2\n")
+    write(folder / "params" / "actor" / "lr", "0.0001")
+    write(folder / "params" / "n", "8")
+    write(folder / "params" / "model", "Qwen/Qwen3-4B")
+    write(folder / "tags" / "mlflow.runName", "of the tag")
+    (folder / "artifacts").mkdir()
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path):
+    write(tmp_path / "mlruns" / "0" / "meta.yaml", "experiment_id: '0'\nname: Default\n")
+    write(tmp_path / "mlruns" / "55" / "meta.yaml", "experiment_id: '55'\nname: exp\n")
+    write_run(tmp_path / "mlruns" / "55" / "b56")
+    write_run(tmp_path / "mlruns" / "55" / "c57", name="plain")
+    write_run(tmp_path / "mlruns" / "55" / "d58", stage="deleted")
+    write(tmp_path / "mlruns" / "55" / "traces" / "meta.yaml", "")
+    (tmp_path / "mlruns" / ".trash").mkdir()
+    return tmp_path / "mlruns"
+
+
+def test_store_experiment_and_run(store):
+    for path in (store, store / "55"):
+        assert FORMAT.recognises(path)
+        logs = FORMAT.read(path, everything)
+        assert [log.name for log in logs] == ["first: run's", "plain"]
+    assert FORMAT.recognises(store / "55" / "d58")
+    (log,) = FORMAT.read(store / "55" / "d58", everything)  # which was asked for
+    reward = log.metrics["train/reward"]
+    assert reward.step_N.tolist() == [0, 1, 2]
+    assert reward.value_N.tolist() == [0, 0.25, 0.5]
+    assert reward.time_N.tolist() == [1700000000.5, 1700000001.5, 1700000002.5]
+    assert log.metrics["loss"].value_N.tolist() == [1, -1e-5]
+    assert log.config == {"actor.lr": 0.0001, "n": 8, "model": "Qwen/Qwen3-4B"}
+    assert log.notes == ()
+
+
+def test_only_what_is_wanted(store):
+    log = FORMAT.read(store, lambda name: name == "loss")[0]
+    assert list(log.metrics) == ["loss"]
+    assert sorted(log.names) == ["loss", "train/reward"]
+
+
+def test_of_the_library(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    with mlflow.start_run(run_name="it's: a #run"):
+        mlflow.log_params({"a/b": 0.5, "flag": True, "text": "x y"})
+        for step in range(5):
+            mlflow.log_metrics({"train/reward": 0.1 * step, "loss": float("inf")}, step=step)
+    assert FORMAT.recognises(tmp_path / "mlruns")
+    (log,) = FORMAT.read(tmp_path / "mlruns", everything)
+    assert log.name == "it's: a #run"
+    assert log.metrics["train/reward"].value_N.tolist() == [0.1 * step for step in range(5)]
+    assert log.config == {"a.b": 0.5, "flag": True, "text": "x y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("1700000000500 0.5\n", [0]),
+        ("1700000000500 0.5 3 data abc\n", [3]),
+        ("1700000000500 0.5 -3\n", [-3]),
+        ("\n1700000000500 0.5 3\n\n", [3]),
+        ("1700000000500 0.5 3\r\n", [3]),
+    ],
+)
+def test_forms_of_lines(store, text, steps):
+    write(store / "55" / "b56" / "metrics" / "train" / "reward", text)
+    assert FORMAT.read(store, everything)[0].metrics["train/reward"].step_N.tolist() == steps
+
+
+@pytest.mark.parametrize("end", ["170000000", "1700000003500 0.75 1", "1700000003500 0.7x"])
+def test_an_unfinished_end(store, end):
+    write(store / "55" / "b56" / "metrics" / "train" / "reward", REWARD + end)
+    log = FORMAT.read(store, everything)[0]
+    assert log.metrics["train/reward"].step_N.tolist() == [0, 1, 2]
+    assert "a crash while writing" in log.notes[0]
+
+
+@pytest.mark.parametrize("line", ["x 0.5 1", "1700000000500 half 1", "1700000000500 0.5 1.5", "1 2 3 4", "1"])
+def test_errors(store, line):
+    path = write(store / "55" / "b56" / "metrics" / "loss", f"1700000000500 0.5 0\n{line}\n")
+    with pytest.raises(InputError, match="expected a time in milliseconds, a value and a step") as error:
+        FORMAT.read(store, everything)
+    assert str(error.value).startswith(f"{path}, line 2: '{line}'")
+
+
+def test_names_where_meta_has_none(store):
+    run = store / "55" / "b56"
+    write(run / "meta.yaml", "run_id: abc\n")
+    assert FORMAT.read(run, everything)[0].name == "of the tag"
+    (run / "tags" / "mlflow.runName").unlink()
+    assert FORMAT.read(run, everything)[0].name == "abc"
+    write(run / "meta.yaml", "")
+    assert FORMAT.read(run, everything)[0].name == "b56"
+    write(run / "meta.yaml", 'run_name: "double"\n')
+    assert FORMAT.read(run, everything)[0].name == "double"
+
+
+def test_what_is_not_recognised(tmp_path, store):
+    assert not FORMAT.recognises(tmp_path)  # mlruns/ is one below
+    assert not FORMAT.recognises(store / "0")
+    assert not FORMAT.recognises(store / "55" / "meta.yaml")
+    assert not FORMAT.recognises(tmp_path / "missing")
+    with pytest.raises(InputError, match="no runs of MLflow"):
+        FORMAT.read(store / "0", everything)
+    (store / "0" / "link").symlink_to(store / "55" / "b56")
+    (store / "0" / "loop").symlink_to(store)
+    assert not FORMAT.recognises(store / "0")
+
+
+def test_links_are_not_followed(store, tmp_path):
+    write(tmp_path / "secret", "1700000000500 0.5 0\n")
+    (store / "55" / "b56" / "metrics" / "linked").symlink_to(tmp_path / "secret")
+    (store / "55" / "b56" / "params" / "linked").symlink_to(tmp_path / "secret")
+    log = FORMAT.read(store, everything)[0]
+    assert "linked" not in log.names
+    assert "linked" not in log.config
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(reward=damaged(REWARD.encode()), meta=damaged(META.encode()), param=damaged(b"-1.5e3"))
+def test_damaged_files(tmp_path, reward, meta, param):
+    write(tmp_path / "metrics" / "r", reward)
+    write(tmp_path / "meta.yaml", meta)
+    write(tmp_path / "params" / "p", param)
+    read_hostile(FORMAT, tmp_path)

@@ -1,0 +1,181 @@
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hostile_logs import damaged, everything, read_hostile
+from scalerl import InputError
+from scalerl.ingest.trackio_db import FORMAT
+
+# The tables of trackio 0.43, whose package is too large for the tests; run_id is not in those before 0.24.
+METRICS = (
+    "id INTEGER PRIMARY KEY AUTOINCREMENT, {id} timestamp TEXT NOT NULL, run_name TEXT NOT NULL, "
+    "step INTEGER NOT NULL, metrics TEXT NOT NULL, log_id TEXT, space_id TEXT"
+)
+CONFIGS = (
+    "id INTEGER PRIMARY KEY AUTOINCREMENT, {id} run_name TEXT NOT NULL, config TEXT NOT NULL, "
+    "created_at TEXT NOT NULL"
+)
+TIME = "2023-11-14T22:13:2{}.500000+00:00"
+RUNS = {
+    "id1": ("a", [{"reward": 0.1 * n, "loss": "NaN" if n == 1 else n, "deep": {"x": n}} for n in range(3)]),
+    "id2": ("a", [{"reward": 0.5}]),
+    "id3": ("b", [{"reward": 0.75, "text": "x"}]),
+}
+
+
+def write(path, with_ids=True, cell=lambda row: json.dumps(row).encode()):
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    kind = "run_id TEXT NOT NULL," if with_ids else ""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"CREATE TABLE metrics ({METRICS.format(id=kind)})")
+        database.execute(f"CREATE TABLE configs ({CONFIGS.format(id=kind)})")
+        columns, marks = ("run_id, ", "?, ") if with_ids else ("", "")
+        for step in range(3):  # the runs at one time
+            for key, (name, rows) in RUNS.items():
+                if step < len(rows):
+                    ids = [key] if with_ids else []
+                    database.execute(
+                        f"INSERT INTO metrics ({columns}timestamp, run_name, step, metrics) "
+                        f"VALUES ({marks}?, ?, ?, ?)",
+                        [*ids, TIME.format(step), name, step, cell(rows[step])],
+                    )
+        database.execute(
+            f"INSERT INTO configs ({columns}run_name, config, created_at) VALUES ({marks}?, ?, ?)",
+            [
+                *(["id3"] if with_ids else []),
+                "b",
+                cell({"lr": 2, "_Username": "u", "model": {"name": "q"}}),
+                "",
+            ],
+        )
+    return path
+
+
+def test_runs_of_a_project(tmp_path):
+    path = write(tmp_path / "project.db")
+    before = path.read_bytes()
+    for given_path in (path, tmp_path):
+        assert FORMAT.recognises(given_path)
+        logs = FORMAT.read(given_path, everything)
+        assert [log.name for log in logs] == ["a", "a", "b"]
+    assert logs[0].metrics["reward"].value_N.tolist() == [0, 0.1, 0.2]
+    assert logs[0].metrics["reward"].time_N.tolist() == [1.7e9 + n + 0.5 for n in range(3)]
+    assert logs[0].metrics["loss"].step_N.tolist() == [0, 2]
+    assert logs[0].metrics["deep/x"].value_N.tolist() == [0, 1, 2]
+    assert logs[1].metrics["reward"].value_N.tolist() == [0.5]
+    assert logs[2].config == {"lr": 2, "model.name": "q"}
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["project.db"]
+
+
+def test_cells_of_text_and_runs_without_ids(tmp_path):
+    logs = FORMAT.read(write(tmp_path / "project.db", with_ids=False, cell=json.dumps), everything)
+    assert [log.name for log in logs] == ["a", "b"]
+    assert logs[1].config == {"lr": 2, "model.name": "q"}
+
+
+def test_several_projects(tmp_path):
+    write(tmp_path / "p.db")
+    write(tmp_path / "q.db", with_ids=False)
+    (tmp_path / "other.db").write_bytes(b"SQLite format 3\0")
+    (tmp_path / "link.db").symlink_to(tmp_path / "p.db")
+    names = [log.name for log in FORMAT.read(tmp_path, everything)]
+    assert names == ["p/a", "p/a", "p/b", "q/a", "q/b"]
+
+
+def test_rows_that_are_not_in_the_file_yet(tmp_path):
+    path = write(tmp_path / "project.db")
+    with closing(sqlite3.connect(path)) as database:  # of a run that goes on
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute(
+            "INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES ('id3', '', 'b', 1, ?)",
+            ['{"reward": 1}'],
+        )
+        database.commit()
+        assert (tmp_path / "project.db-wal").stat().st_size > 0
+        assert FORMAT.read(path, everything)[2].metrics["reward"].value_N.tolist() == [0.75, 1]
+
+
+@pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+def test_of_the_library(tmp_path):
+    code = (
+        "import trackio\n"
+        "trackio.init(project='my proj', name='a', config={'lr': 0.5, 'model': {'name': 'q'}})\n"
+        "for n in range(3):\n"
+        "    trackio.log({'reward': 0.1 * n, 'loss': float('nan') if n == 1 else n}, step=5 * n)\n"
+        "trackio.finish()\n"
+        "trackio.init(project='my proj', name='b')\n"
+        "trackio.log({'reward': 1})\n"
+        "trackio.finish()\n"
+    )
+    env = os.environ | {"TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, timeout=120)
+    assert FORMAT.recognises(tmp_path)
+    logs = FORMAT.read(tmp_path, everything)
+    assert [log.name for log in logs] == ["a", "b"]
+    assert logs[0].metrics["reward"].step_N.tolist() == [0, 5, 10]
+    assert logs[0].metrics["loss"].value_N.tolist() == [0, 2]
+    assert (logs[0].metrics["loss"].time_N > 1.7e9).all()
+    assert logs[0].config == {"lr": 0.5, "model.name": "q"}
+
+
+def test_errors(tmp_path):
+    path = tmp_path / "x.db"
+    with pytest.raises(InputError, match="no trackio projects in it"):
+        FORMAT.read(tmp_path, everything)
+    path.write_text("no database")
+    with pytest.raises(InputError, match="no SQLite file"):
+        FORMAT.read(path, everything)
+    path.write_bytes(b"SQLite format 3\0" + bytes(200))
+    assert not FORMAT.recognises(path)
+    with pytest.raises(InputError, match="SQLite cannot read it"):
+        FORMAT.read(path, everything)
+    path.unlink()
+    with closing(sqlite3.connect(path)) as database, database:  # MLflow's, say
+        database.execute("CREATE TABLE metrics (key TEXT, value REAL, step INTEGER, run_uuid TEXT)")
+    assert not FORMAT.recognises(path)
+    with pytest.raises(InputError, match="no table of metrics as trackio has it"):
+        FORMAT.read(path, everything)
+    for bad in ("[1]", "{", b"\xff", None, 5):
+        write(path, cell=lambda row, bad=bad: bad if bad is not None else "null")
+        with pytest.raises(InputError, match="a row of trackio's is no"):
+            FORMAT.read(path, everything)
+
+
+def test_a_view_is_no_table(tmp_path):
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "CREATE VIEW metrics AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+            "SELECT i AS step, i AS run_name, i AS timestamp, '{}' AS metrics FROM n"
+        )
+    assert not FORMAT.recognises(path)
+
+
+def test_steps_that_are_none(tmp_path):
+    path = write(tmp_path / "project.db")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE metrics SET step = 'x' WHERE step = 1")
+    assert FORMAT.read(path, everything)[0].metrics["reward"].step_N.tolist() == [0, 2]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("trackio") / "project.db").read_bytes()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_files(tmp_path, sound, data):
+    path = tmp_path / "project.db"
+    path.write_bytes(data.draw(damaged(sound)))
+    read_hostile(FORMAT, path)

@@ -1,0 +1,168 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from hostile_logs import damaged, everything, read_hostile
+from scalerl import InputError
+from scalerl.ingest.verl_log import FORMAT
+
+# As verl.utils.tracking.FileLogger writes it: {"step": step, "data": data} by orjson, which has null for NaN.
+ROWS = [
+    {"step": 0, "data": {"val-core/openai/gsm8k/reward/mean@1": 0.25}},
+    {"step": 1, "data": {"actor/entropy": 0.3, "actor/pg_loss": None, "training/global_step": 1}},
+    {"step": 2, "data": {"actor/entropy": 0.2, "timing_s/step": 12.5}},
+]
+JSONL = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in ROWS)
+# As verl.utils.logger.aggregate_logger.LocalLogger prints it, after Ray has put its prefix before every line.
+CONSOLE = """\
+(TaskRunner pid=71) {'actor_rollout_ref': {'actor': {'entropy_coeff': 0,
+ray init kwargs: {'num_cpus': None}
+\x1b[36m(TaskRunner pid=71)\x1b[0m step:0 - val-core/openai/gsm8k/reward/mean@1:np.float64(0.25)
+\x1b[36m(TaskRunner pid=71)\x1b[0m "Initial validation metrics: {'val-core/openai/gsm8k/reward/mean@1': 0.25}"
+Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]\r(TaskRunner pid=71) step:1 - actor/entropy:0.3 - \
+actor/pg_loss:nan - actor/lr:1e-06 - x:-2.5e-3 - n:np.int32(7)
+(WorkerDict pid=72) WARNING: step: 5 of something
+global_step:3 - actor/entropy:9
+\x1b[36m(TaskRunner pid=71)\x1b[0m step:2 - actor/entropy:np.float64(0.2) - odd - y:True - \
+timing_s/step:12.5 \
+[repeated 2x across cluster]
+"""
+
+
+def write(folder, text, name="run.log"):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def check(log):
+    assert log.name == "run"
+    assert log.metrics["actor/entropy"].step_N.tolist() == [1, 2]
+    assert log.metrics["actor/entropy"].value_N.tolist() == [0.3, 0.2]
+    assert log.metrics["val-core/openai/gsm8k/reward/mean@1"].step_N.tolist() == [0]
+    assert log.metrics["timing_s/step"].value_N.tolist() == [12.5]
+    assert np.isnan(log.metrics["timing_s/step"].time_N).all()
+    assert "actor/pg_loss" not in log.names
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_both_kinds(tmp_path, mark, end):
+    for text in (JSONL, CONSOLE):
+        path = write(tmp_path, mark + text.replace("\n", end))
+        assert FORMAT.recognises(path)
+        (log,) = FORMAT.read(path, everything)
+        assert log.notes == ()
+        check(log)
+
+
+def test_cells_of_the_console(tmp_path):
+    (log,) = FORMAT.read(write(tmp_path, CONSOLE), everything)
+    values = {name: series.value_N.tolist() for name, series in log.metrics.items()}
+    assert values["actor/lr"] == [1e-06]
+    assert values["x"] == [-0.0025]
+    assert values["n"] == [7]
+    assert "y" not in values
+
+
+def test_names_with_colons_and_long_cells(tmp_path):
+    text = (
+        "step:1 - a:b/mean:0.5 - "
+        + "c" * 5000
+        + ":1 - d:"
+        + "1" * 5000
+        + " - e:..1 - f:1.2.3 - g:.5 - h:-1\n"
+    )
+    (log,) = FORMAT.read(write(tmp_path, text), everything)
+    assert {name: series.value_N.tolist() for name, series in log.metrics.items()} == {
+        "a:b/mean": [0.5],
+        "g": [0.5],
+        "h": [-1],
+    }
+
+
+def test_times_that_were_added(tmp_path):
+    rows = [{**row, "timestamp": 1.7e9 + row["step"]} for row in ROWS]
+    (log,) = FORMAT.read(write(tmp_path, "\n".join(map(json.dumps, rows))), everything)
+    assert log.metrics["actor/entropy"].time_N.tolist() == [1.7e9 + 1, 1.7e9 + 2]
+
+
+def test_unfinished_ends(tmp_path):
+    for text in (JSONL, CONSOLE):
+        (log,) = FORMAT.read(write(tmp_path, text[:-30]), everything)
+        assert len(log.notes) == 1
+        assert "is unfinished" in log.notes[0]
+        assert log.metrics["actor/entropy"].step_N.tolist() == [1]
+    (log,) = FORMAT.read(write(tmp_path, JSONL[:-1]), everything)  # whole but for its line break
+    check(log)
+    (log,) = FORMAT.read(write(tmp_path, CONSOLE + "Killed"), everything)
+    check(log)
+    assert log.notes == ()
+
+
+def test_a_restart(tmp_path):
+    text = JSONL + json.dumps({"step": 1, "data": {"actor/entropy": 0.5}}) + "\n"
+    (log,) = FORMAT.read(write(tmp_path, text), everything)
+    assert log.metrics["actor/entropy"].value_N.tolist() == [0.5]
+    assert "1 values were replaced" in log.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (JSONL + "garbage\n" + JSONL, "line 4: not JSON"),
+        (JSONL + '{"step": 1}\n', "line 4: .*expected a row as"),
+        (JSONL + "[1]\n", "line 4: expected one JSON object"),
+        ("nothing of the kind\n", "no line of verl's in it"),
+        ("", "no line of verl's in it"),
+        (JSONL.encode("utf-16"), "UTF-16"),
+        (JSONL + "\0\n", "line 4: a binary file"),
+    ],
+)
+def test_errors(tmp_path, text, message):
+    path = write(tmp_path, text)
+    with pytest.raises(InputError, match=message) as error:
+        FORMAT.read(path, everything)
+    assert str(path) in str(error.value)
+
+
+def test_what_is_not_recognised(tmp_path):
+    for text in ('{"step": 1, "loss": 2}\n', "step,loss\n1,2\n", "step:1\n", "\0step:1 - a:1\n", ""):
+        assert not FORMAT.recognises(write(tmp_path, text))
+    assert not FORMAT.recognises(tmp_path)
+
+
+def test_lines_that_are_too_long(tmp_path, monkeypatch):
+    for module in ("lines", "verl_log"):
+        monkeypatch.setattr(f"scalerl.ingest.{module}.LONGEST", 200)
+    long = "x" * 1000 + " step:7 - a:1\n"
+    (log,) = FORMAT.read(write(tmp_path, long + "step:8 - a:1\n" + "step:9 - " + long), everything)
+    assert log.metrics["a"].step_N.tolist() == [8]
+    with pytest.raises(InputError, match="line 2: longer than"):
+        FORMAT.read(
+            write(tmp_path, ROWS_LINE + '{"step": 2, "data": {"a": "' + "x" * 300 + '"}}\n'), everything
+        )
+
+
+ROWS_LINE = json.dumps(ROWS[1]) + "\n"
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=damaged(JSONL.encode()))
+def test_damaged_jsonl(tmp_path, data):
+    read_hostile(FORMAT, write(tmp_path, data))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=damaged(CONSOLE.encode()))
+def test_damaged_console_logs(tmp_path, data):
+    read_hostile(FORMAT, write(tmp_path, data))
+
+
+def test_numbers_are_finite(tmp_path):
+    (log,) = FORMAT.read(write(tmp_path, "step:1 - a:1e999 - b:inf - c:nan - d:1\n"), everything)
+    assert log.names == ("d",)
+    assert math.isfinite(log.metrics["d"].value_N[0])

@@ -1,0 +1,245 @@
+import csv
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from scalerl import InputError
+from scalerl.ingest.wandb_csv import FORMAT
+
+
+def everything(name):
+    return True
+
+
+def write(tmp_path, rows, encoding="utf-8", name="wandb_export_2026-01-01T00_00_00.000+00_00.csv"):
+    """As the page does: every cell in quotes, empty ones too."""
+    path = tmp_path / name
+    with path.open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    return path
+
+
+def header(x, *names):
+    return [x, *(f"{name}{end}" for name in names for end in ("", "__MIN", "__MAX"))]
+
+
+def thrice(*cells):
+    return [cell for cell in cells for _ in range(3)]
+
+
+def read(path, wanted=everything):
+    return {log.name: log for log in FORMAT.read(path, wanted)}
+
+
+def values(log, name):
+    return dict(zip(log.metrics[name].step_N.tolist(), log.metrics[name].value_N.tolist(), strict=True))
+
+
+def test_runs_side_by_side(tmp_path):
+    names = ("grpo - seed 1 - val/acc", "ppo, lr=1e-6 - val/acc")
+    rows = [
+        header("Step", *names),
+        ["0", *thrice(".5", "")],
+        ["10", *thrice("", "0.25")],
+        ["20", *thrice("1", "1e-3")],
+    ]
+    path = write(tmp_path, rows)
+    assert FORMAT.recognises(path)
+    logs = read(path)
+    assert list(logs) == ["grpo - seed 1", "ppo, lr=1e-6"]
+    assert values(logs["grpo - seed 1"], "val/acc") == {0: 0.5, 20: 1}
+    assert values(logs["ppo, lr=1e-6"], "val/acc") == {10: 0.25, 20: 0.001}
+    for log in logs.values():
+        assert (log.format, log.source, log.names, log.notes) == ("wandb-csv", str(path), ("val/acc",), ())
+        assert np.isnan(log.metrics["val/acc"].time_N).all()
+
+
+@pytest.mark.parametrize(
+    "x", ["Step", "train/global_step", "trainer/global_step", "step", "_step", "training iteration"]
+)
+def test_axes_that_are_steps(tmp_path, x):
+    log = read(write(tmp_path, [header(x, "run - loss"), ["3", *thrice("2")]]))["run"]
+    assert values(log, "loss") == {3: 2}
+    assert log.notes == (() if x == "Step" else (f"the step is {x}",))
+
+
+@pytest.mark.parametrize(
+    ("x", "what"),
+    [
+        ("Relative Time (Process)", "a time"),
+        ("Relative Time (Wall)", "a time"),
+        ("Wall Time", "a time"),
+        ("_timestamp", "a time"),
+        ("_runtime", "a time"),
+        ("train/epoch", "no step of a trainer"),
+        ("train/num_tokens", "no step of a trainer"),
+        ("env_step", "no step of a trainer"),
+        ("timesteps", "no step of a trainer"),
+    ],
+)
+def test_axes_that_are_none(tmp_path, x, what):
+    path = write(tmp_path, [header(x, "run - loss"), ["3", *thrice("2")]])
+    assert FORMAT.recognises(path)
+    with pytest.raises(InputError) as raised:
+        FORMAT.read(path, everything)
+    assert str(raised.value).startswith(
+        f"{path}: the x axis is '{x}', {what}; expected a chart exported with 'Step', or"
+    )
+
+
+def test_the_step_beside_another_axis(tmp_path):
+    rows = [
+        header("_timestamp", "run - _step", "run - loss"),
+        ["1.7e9", *thrice("5", "2")],
+        ["1700000010", *thrice("7", "1")],
+    ]
+    log = read(write(tmp_path, rows))["run"]
+    assert values(log, "loss") == {5: 2, 7: 1}
+    assert list(log.metrics["loss"].time_N) == [1.7e9, 1.7e9 + 10]
+    assert log.notes == ("the step is that of the columns 'RUN - _step'",)
+    rows[0] = header("Relative Time (Process)", "run - _step", "run - loss")
+    rows[1][0], rows[2][0] = "1.5", "11.5"
+    log = read(write(tmp_path, rows))["run"]
+    assert values(log, "loss") == {5: 2, 7: 1}
+    assert np.isnan(log.metrics["loss"].time_N).all()
+
+
+def test_times_of_a_run(tmp_path):
+    rows = [header("Step", "run - loss", "run - _timestamp"), ["1", *thrice("5", "1.7e9")]]
+    log = read(write(tmp_path, rows))["run"]
+    assert list(log.metrics) == ["loss"]
+    assert list(log.metrics["loss"].time_N) == [1.7e9]
+
+
+def test_byte_order_mark_line_ends_and_no_quotes(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_bytes(
+        "\ufeffStep,r – é - acc,r – é - acc__MIN,r – é - acc__MAX\r\n1,.5,.5,.5\r\n\r\n2,.6\r\n".encode()
+    )
+    assert FORMAT.recognises(path)
+    assert values(read(path)["r – é"], "acc") == {1: 0.5, 2: 0.6}
+
+
+def test_where_the_metric_has_the_separator(tmp_path):
+    rows = [header("Step", "my - run - Loss - train"), ["1", *thrice("2")]]
+    assert {name: log.names for name, log in read(write(tmp_path, rows)).items()} == {
+        "my - run - Loss": ("train",)
+    }
+    logs = read(write(tmp_path, rows), lambda name: name == "Loss - train")
+    assert values(logs["my - run"], "Loss - train") == {1: 2}
+
+
+def test_two_runs_of_one_name(tmp_path):
+    rows = [header("Step", "run - acc", "run - loss", "run - acc"), ["1", *thrice(".1", ".2", ".3")]]
+    logs = read(write(tmp_path, rows))
+    assert values(logs["run"], "acc") == {1: 0.1}
+    assert values(logs["run"], "loss") == {1: 0.2}
+    assert values(logs["run (2)"], "acc") == {1: 0.3}
+
+
+def test_means_are_told(tmp_path):
+    rows = [
+        header("Step", "group: a - acc"),
+        ["1", "0.5", "0.4", "0.6"],
+        ["2", *thrice("0.7")],
+        ["3", ".8", "", ""],
+    ]
+    log = read(write(tmp_path, rows))["group: a"]
+    assert values(log, "acc") == {1: 0.5, 2: 0.7, 3: 0.8}
+    assert log.notes == ("1 values are means of several that differ, as charts have them",)
+
+
+def test_a_metric_that_ends_as_a_range_does(tmp_path):
+    rows = [
+        ["Step", "run - clip__MIN", "run - acc", "run - acc__MIN", "run - acc__MAX"],
+        ["1", "3", "2", "2", "2"],
+    ]
+    assert set(read(write(tmp_path, rows))["run"].names) == {"clip__MIN", "acc"}
+
+
+def test_cells_that_are_no_numbers(tmp_path):
+    cells = ["NaN", "Infinity", "-Infinity", "text", "", "0.5"]
+    rows = [header("Step", "run - acc"), *([str(n), *thrice(cell)] for n, cell in enumerate(cells))]
+    log = read(write(tmp_path, rows))["run"]
+    assert values(log, "acc") == {5: 0.5}
+    assert log.notes == ("1 cells that are no numbers were passed over",)
+
+
+def test_steps_that_are_no_whole_numbers(tmp_path):
+    rows = [header("Step", "run - acc"), ["1.75", *thrice("1")], ["3.0", *thrice("2")]]
+    log = read(write(tmp_path, rows))["run"]
+    assert values(log, "acc") == {2: 1, 3: 2}
+    assert log.notes == ("1 steps are no whole numbers and were rounded",)
+
+
+def test_only_what_is_wanted(tmp_path):
+    rows = [header("Step", "run - acc", "run - loss"), ["1", *thrice("1", "2")]]
+    log = read(write(tmp_path, rows), lambda name: name == "loss")["run"]
+    assert list(log.metrics) == ["loss"]
+    assert log.names == ("acc", "loss")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "the file is empty; expected a chart"),
+        ("\n\n", "the file is empty; expected a chart"),
+        ("Step,loss\n1,2\n", "no column is called 'RUN - METRIC'; expected a chart"),
+        ('"Step","r - a"\n"","2"\n', "line 2: expected a step in 'Step', found ''"),
+        ('"Step","r - a"\n"1","2"\n"nan","2"\n', "line 3: expected a step in 'Step', found 'nan'"),
+        ('"Step","r - a"\n"-1","2"\n', "line 2: expected a step in 'Step', found '-1'"),
+        ('"Step","r - a"\n"1e400","2"\n', "line 2: expected a step in 'Step', found '1e400'"),
+        ('"Step","r - a"\n1,2,3\n', "line 2: 3 cells for 2 columns"),
+        ('"Step","r - a"\n1,' + "9" * 200_000, "line 2: field larger than field limit"),
+        (b'"Step","r - a"\n1,\xff\n', "not a text in UTF-8"),
+        ('"Step","r - a"\n1,2\n'.encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_files_that_are_wrong(tmp_path, text, why):
+    path = tmp_path / "x.csv"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError) as raised:
+        FORMAT.read(path, everything)
+    assert str(raised.value).startswith(str(path))
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"step,pass_rate\n1,2\n",
+        b"Step,loss - train,loss\n1,2,3\n",
+        b"a - b,c - d\n1,2\n",
+        b"name,a - b\nx,2\n",
+        b'{"Step": 1}\n',
+        b"\xff\xfe\x00",
+        b'"Step","r - a',
+        b"PK\x03\x04",
+    ],
+)
+def test_what_is_not_recognised(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_bytes(text)
+    assert not FORMAT.recognises(path) or text == b'"Step","r - a'
+    assert not FORMAT.recognises(tmp_path)
+    assert not FORMAT.recognises(tmp_path / "nothing")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200), st.sampled_from([b"", b'"Step","r - a","r - a__MIN","r - a__MAX"\n']))
+@example(b'"1\n', b"Step,r - a\n")
+def test_any_bytes_are_read_or_refused(tmp_path, data, start):
+    path = tmp_path / "x.csv"
+    path.write_bytes(start + data)
+    FORMAT.recognises(path)
+    try:
+        logs = FORMAT.read(path, everything)
+    except InputError as error:
+        refused = str(error)
+    else:
+        refused = str(path)
+        assert all(np.isfinite(series.value_N).all() for log in logs for series in log.metrics.values())
+    assert refused.startswith(str(path))

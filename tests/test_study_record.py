@@ -1,0 +1,45 @@
+"""The folder of a study as it is read: what is no study is refused in a line."""
+
+import json
+
+import pytest
+
+from scalerl.cli import main
+from scalerl.errors import InputError
+from scalerl.study.record import StudyRecord
+
+GARBAGE = [
+    *({"arms": []}, {"runs": [{"arm": "zzz"}]}, {"budgets": "x"}, {"budgets": []}, {"budgets": [None]}),
+    *({"base": "nope"}, {"target": "x"}, {"axis": 5}, {"axis": "foo"}, {"retries": "a"}, {"price": "x"}),
+    *({"arms": [{"name": "base", "changes": {}, "recipe": None}]}, {"arms": [5]}, {"design": {"a": 1}}),
+    *({"warnings": [3]}, {"runs": [{"arm": "base", "seed": "x", "model": "m", "folder": "f"}]}),
+    {"runs": [{"arm": "base", "seed": 0, "model": "m", "folder": "../../etc"}]},
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=str)
+def test_a_plan_that_is_none_is_refused_in_a_line(studies, tmp_path, capsys, garbage):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=1)
+    plan = json.loads((path / "study.json").read_text())
+    (path / "study.json").write_text(json.dumps(plan | garbage))
+    assert main(["study", "report", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "no study as this version writes it" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("attempts.jsonl", {"run": 5}),
+        ("attempts.jsonl", {"run": "a", "outcome": "done", "cause": "", "seconds": 1, "until": 2, "more": 3}),
+        ("decisions.jsonl", {"decision": "combined", "arm": "x", "of": 3}),
+        ("decisions.jsonl", {"decision": "guess"}),
+        ("forecasts.jsonl", {"run": 5}),
+    ],
+)
+def test_rows_that_are_none_are_refused_in_a_line(studies, tmp_path, name, row):
+    path = studies.write(tmp_path, {"base": studies.Truth(), "x": studies.Truth()}, seeds=1)
+    studies.lines(path / name, [row])
+    with pytest.raises(InputError, match=f"{name}, row 1: "):
+        StudyRecord.read(path)
