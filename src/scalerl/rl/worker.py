@@ -55,9 +55,17 @@ def _restrain(parent: int, memory: int) -> None:
     if sys.platform == "linux":
         # The kernel ends it even in a loop in C. Elsewhere it ends with its job, as the socket is closed.
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if _address_space() >= memory:  # from here on Python would fail anywhere, with any exception
+            os._exit(1)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     if os.getppid() != parent:  # it ended before it could be watched
         os._exit(1)
+
+
+def _address_space() -> int:
+    """Of this process, in bytes; proc(5), `statm`."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 def _judge(task: Any, prompt: dict[str, Any], text: str) -> dict[str, Any]:
