@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -64,8 +65,7 @@ def _restrain(parent: int, memory: int) -> None:
 
 def _address_space() -> int:
     """Of this process, in bytes; proc(5), `statm`."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _judge(task: Any, prompt: dict[str, Any], text: str) -> dict[str, Any]:
