@@ -143,7 +143,8 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     from scalerl.rl.types import Prompt
 
@@ -157,7 +158,7 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
     rows = [{"prompt": p.text, "answer": p.answer} for p in prompts]
     processes = int(os.environ.get("WORLD_SIZE", "1"))
 
-    def reward(prompts: Any, completion_ids: Any, answer: Any, **kwargs: Any) -> list[float]:
+    def reward(prompts: Any, completion_ids: Any, answer: Any, **kwargs: Any) -> list[float | None]:
         texts = tokenizer.batch_decode(completion_ids)
         return [task.verify(Prompt("", "", a), text).value for text, a in zip(texts, answer, strict=True)]
 

@@ -1,10 +1,13 @@
 """What a study's design says: effects of switches, the best batch; in verdict, page and JSON."""
 
+import math
+
 import numpy as np
 import pytest
 
 from scalerl.rl.recipe import load_recipe
 from scalerl.study.arms import Factorial, expand
+from scalerl.study.measured import _standard_error
 from scalerl.study.page import study_html
 from scalerl.study.record import StudyRecord
 from scalerl.study.tables import study_tables
@@ -116,3 +119,13 @@ def test_what_was_measured_is_told_without_a_curve(studies, tmp_path):
     differences = quarter[2] - quarter[0], quarter[3] - quarter[1]
     assert other["at_0.25"] == pytest.approx(sum(differences) / 2)
     assert other["at_0.25_se"] == pytest.approx(abs(differences[0] - differences[1]) / 2)
+
+
+def test_seeds_of_one_base_model_are_one_in_what_was_measured():
+    """By hand: deviations -3, -1, 1, 3, the first two of one base model, the others of another."""
+    value_S = np.array([1.0, 3.0, 5.0, 7.0])
+    apart = _standard_error(value_S, ["a", "b", "c", "d"])
+    assert apart == pytest.approx(math.sqrt(20 / 3) / 2)
+    assert _standard_error(value_S, ["a"] * 4) == apart
+    assert _standard_error(value_S, ["a", "a", "b", "b"]) == pytest.approx(math.sqrt(2 * (16 + 16)) / 4)
+    assert math.isnan(_standard_error(value_S[:1], ["a"]))

@@ -6,6 +6,7 @@ Shapes: S seeds, M computes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,10 +33,16 @@ def measured_table(verdict: StudyVerdict) -> Table:
         Column(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
         for share, compute in zip(SHARES, compute_M, strict=True)
     ]
-    rows = [_row(name, of_arm, rates[base], name == base) for name, of_arm in rates.items() if of_arm]
+    models = {arm.name: {run.run.plan.seed: run.run.plan.model for run in arm.runs} for arm in verdict.arms}
+    rows = [
+        _row(name, of_arm, rates[base], models[name], name == base)
+        for name, of_arm in rates.items()
+        if of_arm
+    ]
     note = (
         "The base: mean pass rate over seeds. The others: mean difference to it over the seeds that both "
-        "have, and its standard error. No curve is fitted."
+        "have, and its standard error, in which seeds of one base model count as one "
+        "where there are several. No curve is fitted."
     )
     return Table("measured", "Pass rates as measured", tuple(columns), tuple(rows), note)
 
@@ -53,20 +60,38 @@ def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.nd
     return found
 
 
-def _row(name: str, own: dict[int, np.ndarray], base: dict[int, np.ndarray], is_base: bool) -> Row:
+def _row(
+    name: str, own: dict[int, np.ndarray], base: dict[int, np.ndarray], models: dict[int, str], is_base: bool
+) -> Row:
     seeds = [seed for seed in own if seed in base]
     value_SM = np.array([own[seed] - (0.0 if is_base else base[seed]) for seed in seeds])
     cells = [words(name), Cell(str(len(seeds)), (len(seeds),))]
     for m in range(len(SHARES)):
-        value_S = value_SM[:, m][~np.isnan(value_SM[:, m])] if len(seeds) else np.empty(0)
-        cells.append(_cell(value_S, is_base))
+        known = [s for s in range(len(seeds)) if not math.isnan(value_SM[s, m])]
+        cells.append(
+            _cell(value_SM[known, m] if known else np.empty(0), [models[seeds[s]] for s in known], is_base)
+        )
     return Row(tuple(cells), "base" if is_base else "")
 
 
-def _cell(value_S: np.ndarray, is_base: bool) -> Cell:
+def _cell(value_S: np.ndarray, models: Sequence[str], is_base: bool) -> Cell:
     if not len(value_S):
         return Cell(DASH, (None, None))
-    mean = float(value_S.mean())
-    se = float(value_S.std(ddof=1) / math.sqrt(len(value_S))) if len(value_S) > 1 else math.nan
+    mean, se = float(value_S.mean()), _standard_error(value_S, models)
     beside = f"± {rate(se)}" if math.isfinite(se) else ""
     return Cell(rate(mean) if is_base else signed(mean), (mean, se if math.isfinite(se) else None), beside)
+
+
+def _standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
+    """Of the mean, robust to what seeds of one base model have in common; NaN where it cannot be told.
+
+    sqrt(G / (G - 1) sum_g (sum of the deviations in g)^2) / S over G models (Liang and Zeger, Biometrika
+    1986); with one seed each it is sd / sqrt(S). Where all begin from one model it is about that one alone.
+    """
+    names, group_S = np.unique(models, return_inverse=True)
+    if len(names) == 1:
+        group_S = np.arange(len(models))
+    sum_G = np.bincount(group_S, value_S - value_S.mean())
+    if len(sum_G) < 2:
+        return math.nan
+    return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))
