@@ -1,0 +1,257 @@
+"""Tables of the documentation that are made from the code: the commands, the recipe, the names of metrics."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+MEANINGS = {
+    "held_out": "pass rate, held out",
+    "train_reward": "reward of training, where nothing is held out",
+    "step_seconds": "seconds of a step",
+    "evaluation_seconds": "of those, seconds of evaluations",
+    "devices": "number of devices",
+    "tokens": "tokens of a step",
+    "tokens_so_far": "tokens since the start",
+    "samples": "completions of a step",
+    "samples_so_far": "completions since the start",
+    "truncated": "share of truncated completions",
+    "finished": "1 - share of truncated completions",
+    "entropy": "entropy",
+    "ratio_clipped": "share of clipped ratios",
+    "age_mean": "staleness",
+    "mean_length": "mean length of completions",
+    "kl": "KL to the reference",
+    "grad_norm": "gradient norm",
+    "loss": "loss",
+    "lr": "learning rate",
+}
+"""Roles of a vocabulary in the words of the pages."""
+
+
+def cell(text: str) -> str:
+    """Text as a cell of a table; within code MkDocs takes a bar for itself."""
+    parts = re.split(r"(`[^`]*`)", re.sub(r"\s+", " ", text).strip())
+    return "".join(part if part.startswith("`") else part.replace("|", "\\|") for part in parts)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *(map(cell, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(names: Iterable[str]) -> str:
+    """Names as code, apart by commas."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def metrics(trainer: str) -> str:
+    """What is taken for what in the logs of one trainer."""
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    rows = [
+        (meaning, code(getattr(vocabulary, role)))
+        for role, meaning in MEANINGS.items()
+        if getattr(vocabulary, role)
+    ]
+    for role, meaning in (
+        ("device_keys", "devices, of the config"),
+        ("sample_keys", "completions of a step, of the config"),
+    ):
+        rows += [(meaning, " x ".join(f"`{key}`" for key in keys)) for keys in getattr(vocabulary, role)]
+    return table(["what", "metric: of several the first that is there"], rows)
+
+
+def all_metrics() -> str:
+    """The same of all trainers, one after the other, with how each is recognised."""
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    parts = []
+    for one in VOCABULARIES:
+        told = f"Recognised by any of {code(one.signs)}." if one.signs else "Where nothing tells the trainer."
+        parts.append(f"## {one.trainer}\n\n{told}\n\n{metrics(one.trainer)}")
+    return "\n\n".join(parts)
+
+
+def formats() -> str:
+    """The formats that are recognised, in the order in which they are tried."""
+    from scalerl.ingest.formats import formats as all_formats
+
+    return table(["`--format`", "what"], [(f"`{one.name}`", one.what) for one in all_formats()])
+
+
+def commands() -> str:
+    """Every command with its arguments, from the parser that reads them."""
+    from scalerl.cli import _parser
+
+    return "\n\n".join(_commands(_parser()))
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            for name, sub in action.choices.items():
+                yield _command(sub, helps.get(name, ""))
+                yield from _commands(sub)
+
+
+def _command(parser: argparse.ArgumentParser, what: str) -> str:
+    actions = [a for a in parser._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+    usage = " ".join(filter(None, [parser.prog, *map(_in_usage, actions)]))
+    rows = [(_named(a), a.help or "") for a in actions if not isinstance(a, argparse._SubParsersAction)]
+    lines = textwrap.wrap(
+        usage, 100, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
+    )
+    shown = "\n".join(f"    {line}" for line in lines)
+    return f"## {parser.prog}\n\n{_sentence(what)}\n\n{shown}\n\n{table(['argument', 'meaning'], rows)}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    choices = None if action.choices is None else "|".join(map(str, action.choices))
+    name = action.metavar or choices or action.dest.upper()
+    name = name if isinstance(name, str) else " ".join(name)
+    return f"{name} ..." if action.nargs in ("+", "*") else name
+
+
+def _in_usage(action: argparse.Action) -> str:
+    if isinstance(action, argparse._SubParsersAction):
+        return "COMMAND ..."
+    if not action.option_strings:
+        value = _value(action)
+        return f"[{value}]" if action.nargs in ("?", "*") else value
+    text = f"{action.option_strings[-1]} {_value(action)}".strip()
+    return text if action.required else f"[{text}]"
+
+
+def _named(action: argparse.Action) -> str:
+    return code([f"{name} {_value(action)}".strip() for name in action.option_strings or [""]])
+
+
+def recipe() -> str:
+    """Every key of a recipe, with its default and meaning, the variants of a choice apart."""
+    from scalerl.rl.recipe import Recipe
+
+    rows, parts = [], []
+    said = _said(Recipe)
+    for item, hint in _fields(Recipe):
+        variants = _variants(hint)
+        if not variants:
+            rows.append((f"`{item.name}`", _default(item), _meaning(item, hint, said)))
+            continue
+        kinds = [kind for one in variants if (kind := _kind(one))]
+        rows.append((f"[`[{item.name}]`](#{item.name})", _chosen(item), code(kinds)))
+        parts.append(f"## {item.name}\n\n" + "\n\n".join(_variant(one, item) for one in variants))
+    return "\n\n".join([table(["key", "default", "meaning, or the kinds there are"], rows), *parts])
+
+
+def _variant(cls: type, item: Field[Any]) -> str:
+    """One kind of a choice: what it is, and its keys."""
+    kind = _kind(cls)
+    title = f'**`kind = "{kind}"`** ' if kind else ""
+    head = f"{title}{_prose(inspect.getdoc(cls) or '')}"
+    rows = list(_rows(cls, item.name))
+    return f"{head}\n\n{table(['key', 'default', 'meaning'], rows)}" if rows else head
+
+
+def _rows(cls: type, prefix: str, of: str = "") -> Iterator[tuple[str, str, str]]:
+    """The keys of a class and those of the tables within it; `of` says to which kind they belong."""
+    said = _said(cls)
+    for item, hint in _fields(cls):
+        key = f"{prefix}.{item.name}"
+        inner = _variants(hint)
+        if item.name != "kind":
+            kinds = code(filter(None, map(_kind, inner)))
+            yield f"`{key}`", _default(item), " ".join(filter(None, [of, _meaning(item, hint, said), kinds]))
+        for one in inner:
+            yield from _rows(one, key, f'of `kind = "{_kind(one)}"`:' if _kind(one) else "")
+
+
+def _meaning(item: Field[Any], hint: Any, said: dict[str, str]) -> str:
+    """What stands below a field, after the words that it may be."""
+    words = code(get_args(hint)) if get_origin(hint) is Literal else ""
+    return ". ".join(filter(None, [words, said.get(item.name, "")]))
+
+
+def _prose(doc: str) -> str:
+    """A docstring as Markdown: what is indented in it are equations."""
+    text = doc.partition("Args:")[0].strip()
+    return re.sub(
+        r"(?:^ {2,}\S.*(?:\n|\Z))+",
+        lambda found: f"\n```text\n{textwrap.dedent(found[0]).rstrip()}\n```\n\n",
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def _fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
+    hints = get_type_hints(cls)
+    return ((item, hints[item.name]) for item in fields(cls) if item.init and not item.name.startswith("_"))
+
+
+def _variants(hint: Any) -> list[Any]:
+    """The dataclasses that may stand at a place."""
+    found = [hint] if is_dataclass(hint) else []
+    return found + [one for part in get_args(hint) for one in _variants(part)]
+
+
+def _kind(cls: Any) -> str:
+    return next((str(item.default) for item in fields(cls) if item.name == "kind"), "")
+
+
+def _chosen(item: Field[Any]) -> str:
+    if item.default_factory is MISSING:
+        return "required"
+    made = item.default_factory()
+    return f"`{kind}`" if (kind := _kind(type(made))) else ""
+
+
+def _default(item: Field[Any]) -> str:
+    if item.default is not MISSING:
+        value = item.default
+    elif item.default_factory is not MISSING:
+        value = item.default_factory()
+    else:
+        return "required"
+    if is_dataclass(value):
+        return ""
+    words = {True: "true", False: "false", None: "none"}
+    known = next((word for key, word in words.items() if value is key), None)
+    return known or (f"`{list(value)}`" if isinstance(value, tuple) else f"`{value}`")
+
+
+def _said(cls: type) -> dict[str, str]:
+    """The strings that stand below the fields of a class, by the names of the fields."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for above, below in zip(body.body, body.body[1:], strict=False):
+        if not (isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[above.target.id] = cell(str(below.value.value))
+    return found
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "metrics": metrics,
+    "all-metrics": all_metrics,
+    "formats": formats,
+    "commands": commands,
+    "recipe": recipe,
+}
+"""What `<!-- table: NAME ARGUMENT -->` in a page is replaced by."""
