@@ -18,6 +18,7 @@ ALLOWED = {
     "report": {"record", "curve"},
     "rl": {"record", "run_writer"},
     "console": set(),
+    "integrations": {"record", "run_writer", "ingest", "curve"},
     "study": {"record", "run_writer", "curve", "report", "rl"},
     "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "study", "console"},
 }
@@ -55,6 +56,7 @@ def test_every_part_has_a_rule():
 def test_the_light_half_loads_nothing_heavy():
     code = (
         "import sys, scalerl, scalerl.cli, scalerl.curve.freeze, scalerl.ingest.table, scalerl.report\n"
+        "import scalerl.integrations\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
@@ -71,7 +73,7 @@ def test_a_submodule_never_takes_the_place_of_its_function():
     _run_afresh(code)
 
 
-@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.report"])
+@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.integrations", "scalerl.report"])
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
     _run_afresh(code)

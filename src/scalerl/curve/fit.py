@@ -59,7 +59,7 @@ def fit(
         InputError: an argument or the data are not valid.
         CannotAnswerError: fewer than five points, or a curve that does not rise.
     """
-    _check(r0, min_compute, max_compute, level)
+    check_options(r0, min_compute, max_compute, level)
     points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
     given = None if r0 is None or r0 == "free" else float(r0)
     points, excluded = _choose(points, r0 is not None, min_compute, max_compute)
@@ -143,7 +143,10 @@ def _start(points: Points, given: float | None) -> tuple[str, ...]:
     )
 
 
-def _check(r0: object, min_compute: float, max_compute: float, level: float) -> None:
+def check_options(
+    r0: object = None, min_compute: float = 0.0, max_compute: float = math.inf, level: float = 0.95
+) -> None:
+    """Raise an InputError unless these can be options of `fit`."""
     check_level(level)
     if isinstance(r0, float | int) and not 0 <= r0 < 1:
         raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")

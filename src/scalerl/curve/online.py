@@ -38,12 +38,18 @@ class Forecaster:
         min_compute: float = 0.0,
         price: float | None = None,
         source: str = "run",
+        points: Points | None = None,
     ) -> None:
-        """Arguments as for `fit`; `axis` names the unit of compute, and `source` the run in errors."""
+        """Arguments as for `fit`; `axis` names the unit of compute, and `source` the run in errors.
+
+        `points` are evaluations to begin with, which say both themselves.
+        """
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         self._price = price
         none = np.empty(0)
-        self._points = Points.from_arrays(none, none, step=none, source=source, axis=axis)
+        if points is None:
+            points = Points.from_arrays(none, none, step=none, source=source, axis=axis)
+        self._points = points
         self._fit: Fit | None = None
 
     def __len__(self) -> int:

@@ -225,13 +225,13 @@ class Fit:
         Raises:
             InputError: `target` is no share in [0, 1], or `budget` is negative.
         """
-        _check_target(target, budget)
+        check_target(target, budget)
         post = self.posterior
         return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
 
     def probability_rerun(self, target: float, budget: float) -> float:
         """The same probability for another run of the recipe, with another seed."""
-        _check_target(target, budget)
+        check_target(target, budget)
         return float(np.mean(self._rerun_at(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
@@ -359,7 +359,8 @@ def _check_compute(compute: float, what: str) -> None:
         raise InputError(f"{what} is a number of 0 or more, found {compute:g}")
 
 
-def _check_target(target: float, budget: float) -> None:
+def check_target(target: float, budget: float) -> None:
+    """Raise an InputError unless `target` is a pass rate, and `budget` an amount of compute."""
     if not 0 <= target <= 1:
         raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
     _check_compute(budget, "the budget")

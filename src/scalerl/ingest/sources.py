@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, formats, recognise
+from scalerl.ingest.formats import Format, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
 from scalerl.ingest.log import Log
 from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
@@ -36,17 +36,33 @@ def read_source(
         raise InputError(
             f"{path}: of no known format; there are {', '.join(one.name for one in formats())} (--format)"
         )
-    from scalerl.ingest.trainers import VOCABULARIES
-
-    extra = [asked.pass_rate] if asked.pass_rate else []
-    wanted = known_names(VOCABULARIES, *extra).fullmatch
     try:
-        logs = found.read(path, lambda name: wanted(name) is not None)
+        logs = found.read(path, wanted(asked))
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not logs:
         raise InputError(f"{path}: there are no runs in it ({found.what})")
-    return [as_run(log, _vocabulary(log, VOCABULARIES, trainer), asked) for log in logs]
+    return [run_of(log, asked, trainer) for log in logs]
+
+
+def wanted(asked: Asked) -> Wanted:
+    """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    extra = [asked.pass_rate] if asked.pass_rate else []
+    known = known_names(VOCABULARIES, *extra).fullmatch
+    return lambda name: known(name) is not None
+
+
+def run_of(log: Log, asked: Asked, trainer: str | None = None) -> Imported:
+    """The run that a log is of, its trainer recognised unless it is named.
+
+    Raises:
+        InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
+    """
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    return as_run(log, _vocabulary(log, VOCABULARIES, trainer), asked)
 
 
 def _vocabulary(log: Log, known: Sequence[Vocabulary], named: str | None) -> Vocabulary:

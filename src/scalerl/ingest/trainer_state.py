@@ -93,14 +93,23 @@ def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
 
 
 def _log(file: Path, source: str, name: str, wanted: Wanted, notes: list[str] | None = None) -> Log:
-    state = read_object(file)
+    builder = LogBuilder(source, FORMAT.name, name, wanted)
+    builder.notes += notes or []
+    fill(builder, read_object(file), file)
+    builder.config.update(_model(file.parent))
+    return builder.build()
+
+
+def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
+    """Gather what a state holds: that of a file, or of a trainer that is running.
+
+    Raises:
+        InputError: it is no such state; `file` is what the text names.
+    """
     rows = state.get("log_history")
     if not isinstance(rows, list):
         raise InputError(f"{file}: no 'log_history', a list of rows; expected a {_FILE}")
-    builder = LogBuilder(source, "trainer-state", name, wanted)
-    builder.notes += notes or []
     builder.config.update({key: state[key] for key in _SCALARS if not math.isnan(finite(state.get(key)))})
-    builder.config.update(_model(file.parent))
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
             raise InputError(f"{file}: row {number} of 'log_history' is {brief(row)}, expected an object")
@@ -109,7 +118,6 @@ def _log(file: Path, source: str, name: str, wanted: Wanted, notes: list[str] | 
             raise InputError(f"{file}: row {number} of 'log_history' has the step {brief(row.get('step'))}")
         # The rows have no times; of a step there may be several, one of training and one of evaluation.
         builder.add(step, math.nan, {key: value for key, value in row.items() if key != "step"})
-    return builder.build()
 
 
 def _model(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,21 @@
+"""Forecasts inside the tools that train and tune, each module for one of them and loaded with it alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.integrations.trainer_callback import ForecastCallback
+
+__all__ = [
+    "ForecastCallback",
+]
+
+lazy(
+    __name__,
+    {
+        "trainer_callback": "ForecastCallback",
+    },
+)

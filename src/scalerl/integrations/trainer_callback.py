@@ -1,0 +1,326 @@
+"""Forecasts inside the Hugging Face Trainer and those built on it, TRL's above all.
+
+trainer = GRPOTrainer(..., callbacks=[ForecastCallback(target=0.6)])
+
+What the trainer has logged goes the way of any other trainer's log (`scalerl.ingest`), so that a forecast is
+what `scalerl fit OUTPUT_DIR --x steps` says of the trainer_state.json of the same moment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
+
+from scalerl.curve.fit import check_options
+from scalerl.curve.online import Forecaster
+from scalerl.curve.points import Points
+from scalerl.curve.result import Chance, Fit, Forecast, check_target
+from scalerl.errors import CannotAnswerError, InputError, ScalerlError
+from scalerl.ingest import trainer_state
+from scalerl.ingest.flops import model_cost
+from scalerl.ingest.imported import Asked, Imported
+from scalerl.ingest.lines import name_of
+from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.sources import run_of, wanted
+from scalerl.jsonl import read_object
+from scalerl.record import AXES, in_dollars
+from scalerl.run_writer import RECORDS, RunWriter
+
+VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
+"""As `forecast/verdict`; `forecast/identified` tells the two apart that are 0."""
+_PATIENCE = 50
+"""Where nothing is held out every row is an evaluation: a fit is made per 2 % more steps."""
+
+
+class ForecastCallback(TrainerCallback):
+    """Forecasts the end of the run after every evaluation, logs and prints it, and stops what is hopeless.
+
+    The pass rate is the held-out one that the importer takes (docs/ingest.md), or the reward of training
+    where the trainer evaluates nothing. Logged through the trainer's trackers, and in `state.log_history`:
+    `forecast/mean`, `forecast/low`, `forecast/high` (one more evaluation, at the end), `forecast/ceiling`,
+    `forecast/ceiling_low`, `forecast/ceiling_high`, `forecast/identified` (0 or 1), and with a target
+    `forecast/probability` and `forecast/verdict` (`VERDICTS`). Nothing is logged as long as there is no fit.
+
+    The main process alone computes. Trainers do not pass the decision to stop on to other processes: after
+    every step this callback does, by torch.distributed; where that is not in use it stops single processes
+    only. What goes wrong here never ends a training: it is said once, on standard error.
+    """
+
+    forecaster: Forecaster | None = None
+    """The evaluations as they were last looked at, for further questions; None before, and in other
+    processes than the main one."""
+
+    def __init__(
+        self,
+        *,
+        target: float | None = None,
+        end: float | None = None,
+        axis: str = "steps",
+        pass_rate: str | None = None,
+        stop_at: Literal["no-go"] | None = None,
+        run_folder: str | Path | None = None,
+        devices: float | None = None,
+        model: str | Path | None = None,
+        price: float | None = None,
+        r0: float | Literal["free"] | None = None,
+        min_compute: float = 0.0,
+        level: float = 0.95,
+    ) -> None:
+        """Say what is asked; every argument may be left out.
+
+        Args:
+            target: pass rate whose probability at the end is wanted.
+            end: compute at the end, in the unit of the axis; by default the last step of the training, which
+                is known on the axis `steps` alone.
+            axis: of compute, one of `scalerl.record.AXES`.
+            pass_rate: the metric that is the pass rate, as it is in `state.log_history`.
+            stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the
+                trainer saves none at all. "too early" and "too close" never do.
+            run_folder: a run folder to keep beside the trainer's output; that of a run that is resumed is
+                gone on with.
+            devices: for `gpu_hours`, those of generators that are not the trainer's included; by default the
+                trainer's.
+            model: folder or config.json of the model, for `flops`.
+            price: dollars per GPU-hour, for `dollars`.
+            r0: as for `fit`, and so are min_compute and level.
+
+        Raises:
+            InputError: an argument is not valid, or one that goes with it is missing.
+        """
+        _check(target, end, axis, stop_at, devices)
+        check_options(r0, min_compute, level=level)
+        if axis == "dollars":
+            in_dollars(np.empty(0), price)
+        if axis == "flops" and model is None:
+            raise InputError("the axis 'flops' needs the model's folder or config.json: model=...")
+        self._target, self._end, self._axis, self._price = target, end, axis, price
+        self._pass_rate, self._devices = pass_rate, devices
+        self._cost = None if model is None else model_cost(model)
+        self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
+        self._stops = stop_at is not None
+        self._folder = None if run_folder is None else Path(run_folder)
+        self._said: set[str] = set()
+        self._writer: RunWriter | None = None
+        self._begin(resumed=False)
+
+    def _begin(self, resumed: bool) -> None:
+        self._resumed, self._hopeless, self._next = resumed, False, 0
+        self._seen: tuple[Any, ...] = ()
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A state with steps has come from a checkpoint."""
+        self._begin(resumed=state.global_step > 0)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forecast; the trainer has logged the evaluation by now."""
+        self._look(args, state, control)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forecast from the reward of training, in a run that evaluates nothing."""
+        if args.eval_strategy == "no" and state.global_step >= self._next:
+            self._look(args, state, control)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop all processes where the main one has found the run hopeless: all get here at every step."""
+        if self._stops and args.world_size > 1:
+            self._hopeless = _of_main(self._hopeless, args.device)
+            if self._hopeless:
+                self._stop(args, control)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Let go of the run folder."""
+        self._close()
+
+    def _look(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        self._next = state.global_step + max(state.global_step // _PATIENCE, 1)
+        if not state.is_world_process_zero:
+            return
+        with self._spared():
+            self._evaluated(args, state, control)
+        if self._hopeless and args.world_size == 1:
+            self._stop(args, control)
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        """What goes wrong inside is said, and goes no further: a forecast is not worth a training."""
+        try:
+            yield
+        except ScalerlError as error:
+            self._warn([str(error)])
+        except Exception as error:
+            self._warn([f"no forecast: {type(error).__name__}: {error}"])
+
+    def _evaluated(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Forecast, unless nothing has been evaluated since the last time."""
+        imported = self._import(args, state)
+        points = imported.record.evals
+        seen = len(points), points[-1].step, points[-1].pass_rate
+        end = float(state.max_steps) if self._end is None else self._end
+        if seen == self._seen or end <= 0:
+            return
+        self._seen = seen
+        with self._spared():
+            self._keep(imported, end)
+        self._forecast(imported, end, args, state, control)
+
+    def _import(self, args: TrainingArguments, state: TrainerState) -> Imported:
+        """The run as the importer has it from a trainer_state.json."""
+        folder = Path(str(args.output_dir))
+        devices = self._devices or args.world_size * max(args.n_gpu, 1)
+        asked = Asked(self._pass_rate, devices, self._cost)
+        builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
+        trainer_state.fill(builder, vars(state), folder)
+        return run_of(builder.build(), asked)
+
+    def _forecast(
+        self,
+        imported: Imported,
+        end: float,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+    ) -> None:
+        points = Points.from_record(imported.record, self._axis, self._price)
+        self.forecaster = forecaster = Forecaster(points=points, **self._options)
+        line = forecaster.line(end)
+        try:
+            fit = forecaster.fit
+        except CannotAnswerError:
+            self._warn(points.warnings)
+            return _say(state.global_step, line)
+        self._warn(fit.warnings)
+        chance = None if self._target is None else fit.chance(self._target, end)
+        if chance is not None:
+            line += f"; {self._target:g}: {chance.verdict.upper()}, probability {chance.probability:.2f}"
+        _say(state.global_step, line)
+        self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
+        if self._hopeless and chance is not None:
+            _say(state.global_step, f"training is stopped: {chance.why}")
+        _log(_row(fit, fit.forecast(end), chance), args, state, control)
+
+    def _stop(self, args: TrainingArguments, control: TrainerControl) -> None:
+        control.should_training_stop = True
+        control.should_save = control.should_save or args.save_strategy != "no"
+
+    def _keep(self, imported: Imported, end: float) -> None:
+        """The run folder as it is by now."""
+        if self._folder is None:
+            return
+        if self._writer is None:
+            # It is written once, so that what changes with every evaluation has no place in it.
+            config = {name: imported.config[name] for name in ("name", "source")}
+            config["budget"] = {"kind": self._axis, "amount": end}
+            self._writer = _open(self._folder, config, self._resumed)
+            self._resumed = True  # an evaluation after the training goes on with it
+        self._writer.whole(imported.record.evals, imported.steps)
+
+    def _warn(self, texts: Iterable[str]) -> None:
+        """Each once, whatever its numbers."""
+        for text in texts:
+            kind = re.sub(r"[\d.]+", "#", text)
+            if kind not in self._said:
+                self._said.add(kind)
+                tqdm.write(f"warning: {text.replace('--y', 'pass_rate=')}", file=sys.stderr)
+
+
+def _check(
+    target: float | None, end: float | None, axis: str, stop_at: str | None, devices: float | None
+) -> None:
+    check_target(0.0 if target is None else target, 0.0)
+    if axis not in AXES:
+        raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
+    if end is None and axis != "steps":
+        raise InputError(f"on the axis '{axis}' the end of a training is not known: say it, end=...")
+    for name, value in (("the end", end), ("the number of devices", devices)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} is a number above 0, found {value:g}")
+    if stop_at not in (None, "no-go"):
+        raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
+    if stop_at is not None and target is None:
+        raise InputError("stop_at='no-go' needs a target: target=...")
+
+
+def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float]:
+    """What trackers are given: numbers alone, as some of them drop all else."""
+    values = {"mean": forecast.mean, "low": forecast.prediction[0], "high": forecast.prediction[1]}
+    values["identified"] = fit.identified
+    if fit.ceiling is not None:
+        low, high = fit.intervals.A
+        values |= {"ceiling": fit.ceiling, "ceiling_low": low, "ceiling_high": high}
+    if chance is not None:
+        values |= {"probability": chance.probability, "verdict": VERDICTS[chance.verdict]}
+    return {f"forecast/{name}": float(value) for name, value in values.items()}
+
+
+def _log(
+    row: dict[str, float], args: TrainingArguments, state: TrainerState, control: TrainerControl
+) -> None:
+    """A row of its own, as `Trainer.log` makes one.
+
+    A callback is called after the trackers', when it is too late to add to their row; and it is given neither
+    the trainer nor the handler of the callbacks, which is the one that is calling. TRL's `log` would also
+    print completions again.
+    """
+    if state.epoch is not None:
+        row["epoch"] = state.epoch
+    state.log_history.append({**row, "step": state.global_step})
+    frame = inspect.currentframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+        frame = frame.f_back
+    if frame is not None:
+        frame.f_locals["self"].on_log(args, state, control, row)
+
+
+def _say(step: int, text: str) -> None:
+    """A line on standard error that leaves progress bars whole."""
+    tqdm.write(f"scalerl, step {step}: {text}", file=sys.stderr)
+
+
+def _of_main(flag: bool, device: torch.device) -> bool:
+    """The flag of the main process; False where it cannot be told to the others."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    flags = torch.tensor([int(flag)], device=device)
+    torch.distributed.broadcast(flags, src=0)
+    return bool(flags.item())
+
+
+def _open(folder: Path, config: dict[str, Any], resumed: bool) -> RunWriter:
+    """A new run folder; or that of the same run, if the training was resumed.
+
+    Raises:
+        InputError: the folder is another run's, or another process writes there.
+    """
+    file = folder / "config.json"
+    if resumed and file.is_file() and read_object(file).get("source") == config["source"]:
+        there = [name for name in RECORDS if (folder / name).exists()]
+        return RunWriter.resume(folder, {name: (folder / name).stat().st_size for name in there})
+    return RunWriter(folder, config)
