@@ -106,7 +106,6 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["fit"], "RUN|FILE"),
         (["no"], "invalid choice: 'no'"),
         (["fit", "x", "--wrong"], "unrecognized arguments: --wrong"),

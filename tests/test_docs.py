@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import example_files
 from scalerl.cli import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.backtest import OURS, RIVALS
@@ -146,6 +147,23 @@ def test_every_key_of_a_study(studies, tmp_path):
     assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {"sources"}
     of_pairs = {key[1].removesuffix("[]") for key in keys if key[0] == "pairs[]"}
     assert set(answer["comparison"]["pairs"][0]) == of_pairs - {"paired_prompts", "paper"}
+
+
+def test_every_key_of_ingest(tmp_path, capsys):
+    example_files.write(tmp_path)
+    words = ["ingest", str(tmp_path / "verl.jsonl"), "-o", str(tmp_path / "run"), "--json"]
+    answer = printed(capsys, *words)
+    assert "pass rate" in answer["runs"][0]["taken"]
+    check("scalerl ingest", {"runs": [answer["runs"][0] | {"taken": {"WHAT": ""}}]})
+
+
+def test_every_key_of_a_dry_run(capsys):
+    study = str(DOCS.parent / "examples" / "three_arms.toml")
+    answer = printed(capsys, "study", study, "--dry-run", "--cores", "2", "--json")
+    assert answer["runs"] == sum(arm["runs"] for arm in answer["arms"]) == 9
+    assert [arm["changes"] for arm in answer["arms"]][:2] == [{}, {"loss": {"kind": "dapo"}}]
+    assert answer["gpu_hours"] is None
+    check("scalerl study --dry-run", answer | {"arms": [arm | {"changes": None} for arm in answer["arms"]]})
 
 
 def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):

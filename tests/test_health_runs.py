@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -218,14 +219,19 @@ def test_a_resume_goes_on_through_the_alarm_and_says_what_an_uncut_run_says(reci
         assert [a.get(name) for name in names] == [b.get(name) for name in names]
 
 
-def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tmp_path, capsys):
-    toml, folder = tmp_path / "pausing.toml", tmp_path / "run"
+def train_command(recipe, model, folder, *changes):
+    """The status of `scalerl train` of this recipe, changed."""
+    toml = folder.with_suffix(".toml")
     toml.write_text('model = "x"\n[task]\nkind = "chain"\n[budget]\nkind = "steps"\namount = 1\n')
     values = {**recipe.to_dict(), "model": str(model)}
     sets = [f"{key}={json.dumps(value)}" for key, value in leaves(values) if value not in (None, [])]
-    sets += ["health.on_alarm=pause", "health.truncated.window=2", "context.answer=1"]
-    words = [word for change in sets for word in ("--set", change)]
-    assert main(["train", str(toml), "-o", str(folder), *words]) == 4
+    words = [word for change in (*sets, *changes) for word in ("--set", change)]
+    return main(["train", str(toml), "-o", str(folder), *words])
+
+
+def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tmp_path, capsys):
+    folder, pausing = tmp_path / "run", ("health.on_alarm=pause", "health.truncated.window=2")
+    assert train_command(recipe, model, folder, *pausing, "context.answer=1") == 4
     told = capsys.readouterr().err.splitlines()
     said = "step 2: alarm: share of truncated completions"
     assert any(line.startswith(f"{recipe.name}  {said}") for line in told)
@@ -234,6 +240,16 @@ def test_the_command_says_what_it_finds_and_ends_with_status_4(recipe, model, tm
     assert ends[0].startswith(f"scalerl: paused at {said}")
     assert ends[0].endswith(f"; scalerl train {folder} --resume goes on")
     assert len(RunRecord.read(folder).steps()) == 2
+
+
+def test_the_command_of_a_run_that_diverges_ends_with_status_1(recipe, model, tmp_path, capsys):
+    folder = tmp_path / "run"
+    wild = ("optimiser.lr=1000", "optimiser.weight_decay=1000", "optimiser.warmup_steps=0")
+    assert train_command(recipe, model, folder, *wild) == 1
+    ends = [line for line in capsys.readouterr().err.splitlines() if line.startswith("scalerl: ")]
+    assert len(ends) == 1
+    assert re.match(r"scalerl: step \d+: .*finite", ends[0]), ends
+    assert (folder / "config.json").is_file()
 
 
 def leaves(values, prefix=""):

@@ -22,7 +22,7 @@ ALLOWED = {
     "study": {"record", "run_writer", "curve", "report", "rl"},
     "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "study", "console"},
 }
-BOTTOM = {"errors", "_version", "_lazy", "alarms", "files", "jsonl"}
+BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
 
 
 def imported(file: Path) -> set[str]:
@@ -89,7 +89,7 @@ def test_a_fit_waits_for_no_other_command():
 
 
 def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
-    """It has a formatter in common with the report, and nothing else."""
+    """It has its rows and a formatter in common with the report, and nothing else."""
     log = tmp_path / "log.csv"
     rows = [f"{c},{0.61 - 0.21 / (1 + (c / 2500) ** 2)}" for c in range(0, 8001, 500)]
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
@@ -97,7 +97,7 @@ def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
         "import sys; from scalerl.cli import main\n"
         f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
         "late = {name for name in sys.modules if name.startswith('scalerl.report.')}\n"
-        "assert late == {'scalerl.report.numbers'}, late"
+        "assert late == {'scalerl.report.fit_rows', 'scalerl.report.numbers'}, late"
     )
     _run_afresh(code)
 

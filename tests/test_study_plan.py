@@ -13,7 +13,7 @@ from scalerl.record import RunRecord
 from scalerl.rl.recipe import FlopsBudget, load_recipe
 from scalerl.study.arms import Axis, Grid, Listed
 from scalerl.study.estimate import estimate, short_of_steps
-from scalerl.study.plan import folder_name, make_plan, rate_in_words, write_plan
+from scalerl.study.plan import make_plan, rate_in_words, write_plan
 from scalerl.study.record import StudyRecord
 from scalerl.study.spec import LearningRate, Stop, Study, load_study
 
@@ -228,14 +228,6 @@ def test_our_own_study_files_are_studies(file):
     plan = make_plan(load_study(file))
     assert plan.name == file.stem
     assert len(plan.runs) == len(plan.arms) * len(plan.seeds)
-
-
-def test_names_of_arms_become_names_of_folders():
-    assert folder_name("model=/data/a b") == "model=_data_a_b"
-    assert folder_name("..") == "_"
-    long = [folder_name("\u00e9" * 120 + end) for end in "ab"]  # two bytes each
-    assert long[0] != long[1]
-    assert all(len(name.encode()) < 120 for name in long)
 
 
 def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):

@@ -10,6 +10,8 @@ from scalerl._version import __version__
 if TYPE_CHECKING:
     from scalerl.curve import Backtest, Comparison, Fit, Forecast, Forecaster, Points, backtest, compare, fit
     from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
+    from scalerl.ingest.load import load_run
+    from scalerl.ingest.table import read_table
     from scalerl.record import EvalPoint, RunRecord
     from scalerl.run_writer import RunWriter
 
@@ -31,6 +33,8 @@ __all__ = [
     "backtest",
     "compare",
     "fit",
+    "load_run",
+    "read_table",
 ]
 
 lazy(
@@ -44,6 +48,8 @@ lazy(
         "curve.points": "Points",
         "curve.result": "Fit Forecast",
         "errors": "CannotAnswerError InputError ScalerlError WriteError",
+        "ingest.load": "load_run",
+        "ingest.table": "read_table",
         "record": "EvalPoint RunRecord",
         "run_writer": "RunWriter",
     },

@@ -7,29 +7,47 @@ wrong and what would be right.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from scalerl._version import __version__
-from scalerl.commands import backtest, compare, demo, fit, ingest, report, study, train
+from scalerl.commands import backtest, compare, completion, demo, fit, ingest, report, study, train
+from scalerl.commands._parser import Parser, examples
 from scalerl.errors import ScalerlError
 
+_EPILOG = (
+    examples("""
+  scalerl fit runs/mine --at 16000                  # ceiling and efficiency of a run, and what it will reach
+  scalerl fit log.csv --x gpu_hours --y pass_rate   # the same of any table
+  scalerl compare runs/a-seed0 runs/b-seed0         # which recipe is better, and what is seed
+  scalerl help fit                                  # all options of a command, as scalerl fit --help
+""")
+    + """
 
-class _Parser(argparse.ArgumentParser):
-    """Argparse whose usage errors are one line."""
+exit status:
+  0    done
+  1    a run failed
+  2    bad usage, or input that cannot be read
+  3    the input is sound, but cannot answer (too few evaluations, no rise)
+  4    an alarm paused a run
+  130  interrupted
+  141  the reader of a pipe has left
 
-    def error(self, message: str) -> NoReturn:
-        """Print the message and exit with status 2."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+environment:
+  NO_COLOR, FORCE_COLOR   no colours; colours in a pipe too
+"""
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = _parser().parse_args(argv)
+        if not words:  # a script whose command is an empty variable has done nothing: that is bad usage
+            _parser().print_help(sys.stderr)
+            return 2
+        args = _parser().parse_args([*words[1:], "--help"] if words[0] == "help" else words)
         args.run(args)
         sys.stdout.flush()
         return 0
@@ -50,13 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="scalerl",
         description="Forecast, train and compare RL for language models by compute-performance curves.",
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     fit.add(commands)
     compare.add(commands)
     backtest.add(commands)
@@ -65,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add(commands)
     study.add(commands)
     demo.add(commands)
+    completion.add(commands, parser)
     return parser
 
 

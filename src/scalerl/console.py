@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from scalerl.tty import console_for
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -106,11 +108,11 @@ class StudyProgressBar:
 
 
 def _bar() -> tuple[Progress, bool]:
-    """A bar on standard error, and whether it shows: off a terminal it does not."""
+    """A bar on standard error, and whether it shows: only on a terminal that can draw it."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = console_for(sys.stderr) if sys.stderr.isatty() else None
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=24),
@@ -118,7 +120,8 @@ def _bar() -> tuple[Progress, bool]:
         TextColumn("{task.fields[text]}"),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal), console.is_terminal
+    live = console is not None
+    return Progress(*columns, console=console or Console(file=sys.stderr), disable=not live), live
 
 
 class _Notices(logging.Handler):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 from scalerl.errors import InputError
+
+_LONGEST_NAME_BYTES = 100
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -47,3 +50,18 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def folder_name(name: str, empty: str = "_") -> str:
+    """A name as that of a folder, which every file system takes; `empty` where nothing of it is left.
+
+    Names that differ may come out alike, but for long ones.
+    """
+    kept = re.sub(r"[^\w.=+-]+", "_", name).strip("._") or empty
+    if len(kept.encode()) <= _LONGEST_NAME_BYTES:
+        return kept
+    import hashlib
+
+    # What is cut off may be all that tells two names apart.
+    start = kept.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
+    return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

@@ -139,3 +139,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     return plain(value.item()) if isinstance(value, np.generic) else value
+
+
+def flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """Nested objects as one, in their order, the keys joined and `prefix` before them; of any depth."""
+    found: dict[str, Any] = {}
+    waiting: list[tuple[str, Any]] = [(f"{prefix}{key}", value) for key, value in reversed([*values.items()])]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}{separator}{key}", inner) for key, inner in reversed([*value.items()])]
+        else:
+            found[name] = value
+    return found

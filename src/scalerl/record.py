@@ -26,8 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, brief
+from scalerl.frames import data_frame
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
 SCHEMA = 1
@@ -132,6 +134,8 @@ class EvalPoint:
         return cls(**values)
 
 
+_FIRST = ("step", "pass_rate", "noise_sd")
+"""The first columns of a data frame."""
 _COUNTERS = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
 
 
@@ -251,6 +255,36 @@ class RunRecord:
                 f"{self.evals_file}: the counters behind the axis '{axis}' are missing; logged are {logged}"
             )
         return in_dollars(compute, price) if axis == "dollars" else compute
+
+    def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
+        """`compute` as it is fitted: 0 at step 0, as what devices idled while starting up trained nothing.
+
+        Raises:
+            InputError: as `compute`.
+        """
+        step_N = np.array([point.step for point in self.evals])
+        return np.where(step_N == 0, 0.0, self.compute(axis, price))
+
+    def to_frame(self) -> Any:
+        """The evaluations as a `pandas.DataFrame`, a row each; NaN where something was not logged.
+
+        Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
+        are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        unknown_N, logged = np.full(len(self.evals), np.nan), self.logged_axes()
+        axes = {
+            axis: self.training_compute(axis) if axis in logged else unknown_N
+            for axis in ("gpu_hours", "flops", "tokens", "samples")
+        }
+        names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
+        columns = {name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)}
+        return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
+
+    def _repr_html_(self) -> str:
+        return view("run_html", self)
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([_axis_value(point, axis) for point in self.evals], dtype=float)

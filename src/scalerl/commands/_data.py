@@ -1,24 +1,17 @@
-"""What a command is given to fit: a run folder, a table, or a table on standard input; and how to fit it."""
+"""What the commands that fit are given: arguments that say what to read and how, and sibling runs."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._text import compute, level, positive, print_warnings, share
-from scalerl.errors import InputError
+from scalerl.ingest.load import Data, Source, read_data
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit, Points
-    from scalerl.ingest.formats import Format
-    from scalerl.ingest.imported import Imported
-    from scalerl.record import RunRecord
-
-STANDARD_INPUT = "-"
+    from scalerl.curve import Fit
 
 
 def add_data_arguments(command: argparse.ArgumentParser) -> None:
@@ -53,121 +46,13 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Source:
-    """How the log of another trainer is to be read; None is as it says itself."""
-
-    pass_rate: str | None = None
-    format: str | None = None
-    trainer: str | None = None
-    run: str | None = None
-    devices: float | None = None
-    model: Path | None = None
-
-
 def asked_of(args: argparse.Namespace) -> Source:
     """What `add_source_arguments` was told, and --y."""
     return Source(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
 
 
-def read_runs(path: str | Path, source: Source, format: Format | None = None) -> list[Imported]:
-    """The runs in the log of another trainer, whose `format` may have been recognised already.
-
-    Raises:
-        InputError: it cannot be read, or has no run of the name asked for.
-    """
-    from scalerl.ingest.flops import model_cost
-    from scalerl.ingest.imported import Asked
-    from scalerl.ingest.sources import read_source
-
-    model = model_cost(source.model) if source.model is not None else None
-    asked = Asked(source.pass_rate, source.devices, model)
-    runs = read_source(path, asked, format=format or source.format, trainer=source.trainer)
-    if source.run is None:
-        return runs
-    if chosen := [one for one in runs if one.config["name"] == source.run]:
-        return chosen
-    raise InputError(f"{path}: no run {source.run!r}; there are {_names(runs)}")
-
-
-def _names(runs: Sequence[Imported]) -> str:
-    from scalerl.ingest.log import listed
-
-    return listed([str(one.config["name"]) for one in runs])
-
-
 def _r0(text: str) -> float | str:
     return text if text == "free" else share(text)
-
-
-@dataclass(frozen=True)
-class Data:
-    """One RUN or FILE, read: `record` is that of a run folder, None of a table."""
-
-    path: str
-    points: Points
-    record: RunRecord | None
-
-
-def read_data(path: str | Path, x: str | None, source: Source, price: float | None) -> Data:
-    """The evaluations of RUN or FILE, and the record that they are from.
-
-    Args:
-        path: a run folder, a CSV or JSONL file, the log of another trainer, or `-` for standard input.
-        x: compute axis or column; None is `dollars` at a price, else the axis of a run's budget, and
-            `gpu_hours` of a file.
-        source: the column of pass rates of a file, and how the log of another trainer is to be read.
-        price: dollars per GPU-hour.
-
-    Raises:
-        InputError: what is there cannot be read, or has no such axis, or the price is not for it.
-    """
-    if price and x not in (None, "dollars"):
-        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
-    x = "dollars" if price else x
-    from scalerl.curve import Points
-    from scalerl.ingest.table import parse_table, read_table
-
-    y = source.pass_rate or "pass_rate"
-    if str(path) == STANDARD_INPUT:
-        points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
-        return Data(str(path), points, None)
-    if (format := _foreign_format(path, source)) is not None:
-        record = _one_run(path, source, format).record
-    elif _is_folder(path):
-        if source.pass_rate is not None:
-            raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-        from scalerl.record import RunRecord
-
-        record = RunRecord.read(path)
-    else:
-        return Data(str(path), read_table(path, x or "gpu_hours", y, price), None)
-    return Data(str(path), Points.from_record(record, x or record.default_axis, price), record)
-
-
-def _foreign_format(path: str | Path, source: Source) -> Format | None:
-    """That of the log of another trainer; None of a run folder, a table or a pipe."""
-    path = Path(path)
-    is_own = (path / "evals.jsonl").is_file() if _is_folder(path) else not path.is_file()
-    if source.format is None and is_own:  # a pipe, too, which can be read only once
-        return None
-    from scalerl.ingest.formats import recognise
-
-    return recognise(path, source.format)
-
-
-def _one_run(path: str | Path, source: Source, format: Format) -> Imported:
-    runs = read_runs(path, source, format)
-    if len(runs) > 1:
-        raise InputError(f"{path}: holds {len(runs)} runs; choose one with --run: {_names(runs)}")
-    return runs[0]
-
-
-def _is_folder(path: str | Path) -> bool:
-    try:
-        return Path(path).is_dir()
-    except OSError as error:  # a folder on the way that may not be entered, a name too long
-        raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def read_siblings(

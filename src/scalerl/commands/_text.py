@@ -7,6 +7,8 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 
+from scalerl.tty import console_for
+
 
 def number(text: str) -> float:
     """An argument that is a finite number."""
@@ -66,32 +68,32 @@ def print_warnings(warnings: Iterable[str]) -> None:
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """A table of two columns: coloured where a person looks on, plain text in a pipe."""
     width = max(len(label) for label, _ in rows)
-    if not sys.stdout.isatty():
+    console = console_for(sys.stdout)
+    if console is None:
         for label, text in rows:
-            print(f"{label:<{width}}  {text}")
+            print(f"{label:<{width}}  {text}".rstrip())
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for label, text in rows:
         table.add_row(Text(label, style="bold cyan"), Text(text))
-    Console().print(table)
+    console.print(table)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table with a header: aligned where a person looks on, and in a pipe."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    if not sys.stdout.isatty():
+    console = console_for(sys.stdout)
+    if console is None:
         for row in (header, *rows):
             print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold cyan")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console().print(table)
+    console.print(table)

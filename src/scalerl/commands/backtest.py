@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, read_data
+from scalerl.commands._data import add_data_arguments, asked_of
+from scalerl.commands._parser import examples
 from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
+from scalerl.ingest.load import read_data
 
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl backtest`."""
-    test = commands.add_parser("backtest", help="fit the first part of finished runs, forecast the rest")
+    test = commands.add_parser(
+        "backtest",
+        help="fit the first part of finished runs, forecast the rest",
+        description="How good would the forecasts of finished runs have been, beside five rivals?",
+        epilog=examples("""
+  scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
+  scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
+  scalerl backtest log.csv --at 1/4,1/2 --json                  # and every cut
+"""),
+    )
     test.add_argument(
         "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders and tables, as for fit"
     )
@@ -96,6 +106,8 @@ def _progress(done: int, to_do: int) -> None:
 
 def _fractions(text: str) -> tuple[float, ...]:
     """Numbers between 0 and 1, as 1/8 or .125, by commas."""
+    from fractions import Fraction
+
     try:
         values = tuple(float(Fraction(part.strip())) for part in text.split(","))
     except (ValueError, ZeroDivisionError, OverflowError):

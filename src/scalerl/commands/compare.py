@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, read_data
+from scalerl.commands._data import add_data_arguments, asked_of
+from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_rows, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.report.numbers import as_mapping
+from scalerl.ingest.load import read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -23,7 +24,16 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl compare`."""
-    compare = commands.add_parser("compare", help="compare recipes by their runs, seeds counted")
+    compare = commands.add_parser(
+        "compare",
+        help="compare recipes by their runs, seeds counted",
+        description="Which recipe has the higher ceiling, which gets to its own sooner, and what is seed.",
+        epilog=examples("""
+  scalerl compare runs/a-seed0 runs/b-seed0 --budget 16000      # runs of one recipe are its seeds
+  scalerl compare old.csv new.csv --target 0.55 --json          # a file is a recipe
+  scalerl compare --group old=runs/a-seed0,runs/a-seed1 --group new=runs/b-seed0,runs/b-seed1 --paired
+"""),
+    )
     compare.add_argument(
         "runs",
         metavar="RUN|FILE",
@@ -133,6 +143,8 @@ def _blocks(recipes: dict[str, list[_Run]]) -> dict[str, list[Hashable]]:
     Raises:
         InputError: a run does not say its seed, or two runs of a recipe have the same.
     """
+    from scalerl.report.numbers import as_mapping
+
     configs = {run.path: run.record.config if run.record else {} for runs in recipes.values() for run in runs}
     models = {path: as_mapping(config.get("model")).get("path") for path, config in configs.items()}
     grouped = len(set(models.values())) > 1

@@ -6,6 +6,7 @@ import argparse
 import itertools
 from pathlib import Path
 
+from scalerl.commands._parser import examples
 from scalerl.commands.train import run_training
 
 # Of its 17 steps ten would be warm-up: while the rate rises, no curve in compute tells what comes after.
@@ -19,7 +20,16 @@ QUICK = [
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl demo`."""
-    demo = commands.add_parser("demo", help="train, forecast half-way, and hold the forecast to the end")
+    demo = commands.add_parser(
+        "demo",
+        help="train, forecast half-way, and hold the forecast to the end",
+        description="Train a small model, freeze a forecast half-way, and hold it to what is measured.",
+        epilog=examples("""
+  scalerl demo                                                  # 2 to 3 minutes on 2 cores
+  scalerl demo --quick -o runs/first                            # a first look, in about half a minute
+  scalerl demo --seed 3
+"""),
+    )
     demo.add_argument(
         "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, read_data, read_siblings
+from scalerl.commands._data import add_data_arguments, asked_of, read_siblings
+from scalerl.commands._parser import examples
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
+from scalerl.ingest.load import read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl fit`."""
-    fit = commands.add_parser("fit", help="fit a curve to a run, and forecast it")
+    fit = commands.add_parser(
+        "fit",
+        help="fit a curve to a run, and forecast it",
+        description="Fit a curve to a run: ceiling and efficiency with intervals, forecasts, a verdict.",
+        epilog=examples("""
+  scalerl fit runs/mine --at 16000                              # what the run will reach there
+  scalerl fit log.csv --x gpu_hours --y pass_rate               # any table of compute and pass rates
+  scalerl fit runs/mine --target 0.6 --budget 16000             # is it worth going on: go, no-go, too early
+  scalerl fit verl.jsonl --devices 8 --json                     # the log of another trainer; one JSON object
+"""),
+    )
     fit.add_argument(
         "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or - for standard input"
     )
@@ -65,7 +76,10 @@ def run(args: argparse.Namespace) -> None:
         print(dumps(answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result)))
         return
     print_warnings(result.warnings)
-    print_rows(_rows(result, args))
+    from scalerl.report.fit_rows import fit_rows, worth_rows
+
+    asked = args.at, args.target, args.budget
+    print_rows([*fit_rows(result, *asked), *(worth_rows(result, args.worth) if args.worth else ())])
     for value in more.values():
         print(f"\n{value}")
 
@@ -118,89 +132,3 @@ def _worth(args: argparse.Namespace, result: Fit) -> dict[str, Any]:
     now = float(result.points.compute_N[-1])
     stop = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": result.gain_per_unit(now)}
     return {"stop": stop}
-
-
-def _rows(result: Fit, args: argparse.Namespace) -> list[tuple[str, str]]:
-    """The rows of the table for people: a label and what stands beside it."""
-    from scalerl.curve.result import span
-    from scalerl.report.numbers import family_weights
-
-    median, intervals = result.median, result.intervals
-    cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
-    known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
-    rows = [
-        ("points", f"{result.n_points} on {result.axis}{cut}"),
-        _ceiling(result),
-        ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
-        ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')}"),
-        ("least squares (paper)", result.least_squares),
-        ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
-        ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
-        ("families", family_weights(result.families)),
-        *_identified(result),
-    ]
-    if len(result.basins) > 1 and not result.misfit:
-        rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
-    rows += _answers(result, args.at, args.target, args.budget)
-    if result.campaign:
-        informed = result.campaign
-        rows += [("", ""), ("prior", informed.prior), _ceiling(informed), *_identified(informed)]
-        rows += _answers(informed, args.at, args.target, args.budget)
-    return rows + _worth_rows(result, args.worth)
-
-
-def _ceiling(result: Fit) -> tuple[str, str]:
-    """The ceiling with its interval."""
-    from scalerl.curve.result import span
-
-    intervals = result.intervals
-    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
-    return "ceiling A", "withheld" if result.misfit else shown
-
-
-def _identified(result: Fit) -> list[tuple[str, str]]:
-    """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
-    rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
-    if not result.identified and not result.misfit:
-        tell = result.compute_to_tell
-        place = f"{tell:.4g} {result.axis}, expected" if tell else "more than 8 times the compute so far"
-        rows.append(("would be told at", place))
-    return rows
-
-
-def _answers(
-    result: Fit, at: Sequence[float], target: float | None, budget: float | None
-) -> list[tuple[str, str]]:
-    """Forecasts and the verdict."""
-    from scalerl.curve.result import span
-
-    rows = []
-    for amount in at:
-        f = result.forecast(amount)
-        spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {amount:g}", f"{f.mean:.3f}   {spans}"))
-    if target is not None and budget is not None:
-        asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
-        rows.append((asked, f"{chance.verdict.upper()}, probability {chance.probability:.2f}"))
-        again = f"{chance.verdict_rerun.upper()}, probability {chance.probability_rerun:.2f}"
-        rows += [(f"{asked}, rerun", again), ("because", chance.why)]
-    return rows
-
-
-def _worth_rows(result: Fit, worth: float | None) -> list[tuple[str, str]]:
-    """Where to stop, given what a unit of compute has to gain."""
-    from scalerl.report.numbers import one_unit
-
-    if worth is None:
-        return []
-    now = float(result.points.compute_N[-1])
-    gain, stop = result.gain_per_unit(now), result.stop_at(worth)
-    place = (
-        "now"
-        if stop <= now
-        else (f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute")
-    )
-    return [
-        (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
-        ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
-    ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_source_arguments, asked_of, read_runs
+from scalerl.commands._data import add_source_arguments, asked_of
+from scalerl.commands._parser import examples
 from scalerl.commands._text import print_rows, print_warnings
+from scalerl.files import folder_name
+from scalerl.ingest.load import read_runs
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl ingest`."""
-    ingest = commands.add_parser("ingest", help="make run folders of the log of another trainer")
+    ingest = commands.add_parser(
+        "ingest",
+        help="make run folders of the log of another trainer",
+        description="Make run folders of the log of another trainer, and say what was taken for what.",
+        epilog=examples("""
+  scalerl ingest verl.jsonl -o runs/theirs --devices 8          # then: scalerl fit runs/theirs
+  scalerl ingest wandb/run-20260101_120000-abc -o runs/theirs   # W&B's own folder, MLflow, TensorBoard, ...
+  scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # this metric is the pass rate
+"""),
+    )
     ingest.add_argument("source", metavar="SOURCE", help="a file or folder that a trainer or tracker wrote")
     ingest.add_argument(
         "-o", "--output", metavar="RUN", type=Path, required=True, help="the run folder to make"
@@ -57,18 +68,21 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _places(output: Path, runs: Sequence[Imported]) -> list[Path]:
-    """The folder of every run: the one asked for, or one in it for each of several."""
+    """The folder of every run: the one asked for, or one in it for each of several.
+
+    Their names differ by more than capitals, which some file systems do not tell apart.
+    """
     if len(runs) == 1:
         return [output]
-    places: dict[Path, None] = {}
+    places: dict[str, Path] = {}
     for one in runs:
-        name = re.sub(r"[^\w.=+-]+", "_", str(one.config["name"])).strip("._")[:100] or "run"
-        place, n = output / name, 1
-        while place in places:
+        name = folder_name(str(one.config["name"]), empty="run")
+        unique, n = name, 1
+        while unique.casefold() in places:
             n += 1
-            place = output / f"{name}-{n}"
-        places[place] = None
-    return list(places)
+            unique = f"{name}-{n}"
+        places[unique.casefold()] = output / unique
+    return list(places.values())
 
 
 def _json(place: Path, imported: Imported) -> dict[str, Any]:

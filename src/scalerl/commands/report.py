@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from scalerl.commands._parser import examples
 from scalerl.errors import CannotAnswerError, InputError
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl report`."""
-    report = commands.add_parser("report", help="write report.html of a run")
+    report = commands.add_parser(
+        "report",
+        help="write report.html of a run",
+        description="Write the page of a run, self-contained, or its main figure alone.",
+        epilog=examples("""
+  scalerl report runs/mine                                      # writes runs/mine/report.html
+  scalerl report runs/mine -o page.html
+  scalerl report runs/mine --figure curve.png
+"""),
+    )
     report.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
     report.add_argument("-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html")
     report.add_argument(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from scalerl.commands._parser import examples
 from scalerl.commands._text import level, positive, print_rows, print_table, print_warnings, share
 from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
+    from scalerl.study.estimate import StudyCost
     from scalerl.study.plan import Plan
 
 
@@ -19,7 +21,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     study = commands.add_parser(
         "study",
         help="run a study, recipes x seeds, and compare its arms",
+        description="Run a study, recipes x seeds, and tell what moves the ceiling and what is noise.",
         usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
+        epilog=examples("""
+  scalerl study study.toml --dry-run                            # the runs and their cost; nothing is run
+  scalerl study study.toml -o studies/mine --cores 2            # run it, or go on with it
+  scalerl study report studies/mine --budget 16000              # its verdict again, and its page
+"""),
     )
     study.add_argument(
         "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
@@ -51,7 +59,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     verdict.add_argument(
         "--figures", nargs="+", choices=("svg", "png"), default=[], help="write the figures as files too"
     )
-    verdict.add_argument("--json", action="store_true", help="print one JSON object, and write no report")
+    verdict.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, and write no report",
+    )
     study.set_defaults(run=run)
 
 
@@ -78,9 +90,11 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"--cores: a number of 1 or more, found {cores}")
     from scalerl.study.estimate import check_models, short_of_steps
 
-    print_warnings([*plan.warnings, *short_of_steps(plan)])
+    warnings = [*plan.warnings, *short_of_steps(plan)]
+    if not (args.dry_run and args.json):
+        print_warnings(warnings)
     if args.dry_run:
-        _print_cost(plan, folder, args.like, cores)
+        _print_cost(plan, folder, args, cores, warnings)
         return
     args.output = None
     check_models(plan)
@@ -124,21 +138,25 @@ def _report(folder: Path, args: argparse.Namespace) -> None:
     print(f"\nreport  {written[0]}")
 
 
-def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
-    """The table of runs, and what they cost in all."""
+def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, warnings: list[str]) -> None:
+    """The table of runs, and what they cost in all; or that as JSON."""
+    from scalerl.jsonl import dumps
     from scalerl.report.numbers import unit_for
     from scalerl.study.estimate import estimate
     from scalerl.study.plan import rate_in_words
-    from scalerl.study.table import flat
+    from scalerl.study.table import changes_in_words
 
-    cost = estimate(plan, folder, like, cores)
+    cost = estimate(plan, folder, args.like, cores)
+    if args.json:
+        print(dumps(_cost_json(plan, folder, cost, cores) | {"warnings": warnings}, indent=2))
+        return
     unit = unit_for(plan.axis, cost.compute)
     rows = [
         (arm.arm, f"{arm.runs}", unit.show(arm.compute), _hours(arm.gpu_hours), _size(arm.memory_bytes))
         for arm in cost.arms
     ]
     header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
-    said = [", ".join(flat(arm.changes)) or "-" for arm in plan.arms]
+    said = [changes_in_words(arm.changes) or "-" for arm in plan.arms]
     said += ["decided once they have run"] * (len(rows) - len(said))
     print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
     hint = "" if cost.gpu_hours is not None else "; --like RUN takes it from a run"
@@ -157,6 +175,28 @@ def _print_cost(plan: Plan, folder: Path, like: list[Path], cores: int) -> None:
             ("folder", str(folder)),
         ]
     )
+
+
+def _cost_json(plan: Plan, folder: Path, cost: StudyCost, cores: int) -> dict[str, Any]:
+    from scalerl.study.plan import rate_in_words
+
+    changes = {arm.name: arm.changes for arm in plan.arms}
+    return {
+        "name": plan.name,
+        "folder": str(folder),
+        "axis": plan.axis,
+        "budgets": plan.budgets,
+        "seeds": plan.seeds,
+        "learning_rate": rate_in_words(plan),
+        "arms": [vars(arm) | {"changes": changes.get(arm.arm)} for arm in cost.arms],
+        "runs": cost.runs,
+        "compute": cost.compute,
+        "gpu_hours": cost.gpu_hours,
+        "evaluation_hours": cost.evaluation_hours,
+        "cores": cores,
+        "wall_hours": cost.wall_hours,
+        "dollars": cost.dollars,
+    }
 
 
 def _hours(hours: float | None) -> str:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.commands._parser import examples
 from scalerl.commands._text import positive
 from scalerl.errors import InterruptedRunError
 
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl train`."""
-    train = commands.add_parser("train", help="train a recipe into a run folder")
+    train = commands.add_parser(
+        "train",
+        help="train a recipe into a run folder",
+        description="Train a recipe into a run folder, forecast it on the way, and write its report.",
+        epilog=examples("""
+  scalerl train demo -o runs/mine                               # a recipe of the package
+  scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
+  scalerl train runs/mine --set seed=1                          # the recipe of a run, with another seed
+  scalerl train runs/mine --resume                              # go on with a run that was cut
+"""),
+    )
     train.add_argument(
         "recipe",
         metavar="RECIPE",

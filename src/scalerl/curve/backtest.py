@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scalerl._views import view
 from scalerl.curve.backtest_text import as_json, as_text
 from scalerl.curve.baselines import fit_last_value, fit_log_linear, fit_power_law
 from scalerl.curve.fit import fit
@@ -25,6 +26,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.scores import covered, distance, half_spread, interval_score
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.frames import of_rows
 from scalerl.record import RunRecord
 
 Outcome = Literal["forecast", "too early", "cannot answer"]
@@ -172,6 +174,38 @@ class Backtest:
             float(weight_E @ interval_score(low_E, high_E, y_E, self.level)),
             float(weight_E @ crps_E),
         )
+
+    def to_frame(self) -> Any:
+        """Every later evaluation of every cut as a row of a `pandas.DataFrame`; NaN where a method had none.
+
+        Columns: `source`, `fraction`, `cut` (the compute so far), `outcome`, `compute`, `measured`, `low` and
+        `high` (the prediction interval), `crps`, and the forecast of each of `methods` under its name.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        rows: list[dict[str, Any]] = []
+        for cut in self.cuts:
+            of_cut = {
+                "source": cut.source,
+                "fraction": cut.fraction,
+                "cut": cut.compute,
+                "outcome": cut.outcome,
+            }
+            if (later := cut.later) is None:
+                rows.append(of_cut)
+                continue
+            columns = {"compute": later.compute_M, "measured": later.pass_rate_M, "low": later.low_M}
+            columns |= {"high": later.high_M, "crps": later.crps_M, **later.point_M}
+            rows += [
+                of_cut | {name: float(value_M[i]) for name, value_M in columns.items()}
+                for i in range(len(later.compute_M))
+            ]
+        names = ("source", "fraction", "cut", "outcome", "compute", "measured", "low", "high", "crps")
+        return of_rows(rows, (*names, *self.methods))
+
+    def _repr_html_(self) -> str:
+        return view("backtest_html", self)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `scalerl backtest --json` prints."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -12,28 +13,37 @@ if TYPE_CHECKING:
 
 _ANSWERED: tuple[Outcome, ...] = ("forecast", "too early")
 _OUTCOMES: tuple[Outcome, ...] = (*_ANSWERED, "cannot answer")
-_COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
+PLACES = ((False, "every later evaluation"), (True, "the end"))
+"""Where forecasts are scored: whether it is at the end alone, and in words."""
+COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
 
 
 def as_text(test: Backtest) -> str:
     """One block per fraction: what became of the runs, then scores at every later evaluation and the end."""
+    lines = heads(test)
+    for fraction in test.fractions:
+        lines += ["", f"first {fraction_text(fraction)} of the compute: {fates(test, fraction)}"]
+        for why, count in _reasons(test, fraction).most_common():
+            lines.append(f"  {count} x {why}")
+        for end, title in PLACES:
+            rows = score_rows(test, fraction, end)
+            if rows:
+                rows.insert(0, (title, COLUMNS))
+                lines += [f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells) for label, cells in rows]
+    return "\n".join(lines)
+
+
+def heads(test: Backtest) -> list[str]:
+    """What was tested, a line or two."""
     n = len(test.sources)
     lines = [f"{n} run{'s' if n > 1 else ''} on {test.axis}, {test.level:.0%} prediction intervals"]
     if test.dropped:
         lines.append(f"counted once, as their points are those of another: {', '.join(test.dropped)}")
-    for fraction in test.fractions:
-        lines += ["", f"first {fraction_text(fraction)} of the compute: {_fates(test, fraction)}"]
-        for why, count in _reasons(test, fraction).most_common():
-            lines.append(f"  {count} x {why}")
-        for end, title in ((False, "every later evaluation"), (True, "the end")):
-            rows = _rows(test, fraction, end)
-            if rows:
-                lines.append(f"  {title:<28}" + "".join(f"{name:>9}" for name in _COLUMNS))
-                lines += rows
-    return "\n".join(lines)
+    return lines
 
 
-def _fates(test: Backtest, fraction: float) -> str:
+def fates(test: Backtest, fraction: float) -> str:
+    """What became of the runs at a cut."""
     return ", ".join(f"{len(test.select(fraction, outcome))} {outcome}" for outcome in _OUTCOMES)
 
 
@@ -51,28 +61,27 @@ def _head(why: str) -> str:
     return why.split(": ", maxsplit=1)[0]
 
 
-def _rows(test: Backtest, fraction: float, end: bool) -> list[str]:
-    """A row for the fit, over all runs and by outcome where both occur, and one for every rival."""
+def score_rows(test: Backtest, fraction: float, end: bool) -> list[tuple[str, Sequence[str]]]:
+    """A row for the fit, over all runs and by outcome where both occur, and one for every rival.
+
+    Each has a label and, in the order of `COLUMNS`, the cells that there are.
+    """
     ours, *rivals = test.methods
     wanted: list[tuple[str, str, Outcome | None]] = [(ours, ours, None)]
     if all(test.select(fraction, outcome) for outcome in _ANSWERED):
         wanted.extend((f"  {outcome}", ours, outcome) for outcome in _ANSWERED)
     wanted.extend((name, name, None) for name in rivals)
-    rows = []
+    rows: list[tuple[str, Sequence[str]]] = []
     for label, method, outcome in wanted:
         point = test.point_score(method, fraction, outcome, end)
         if point is None:
             continue
-        cells = [
-            f"{point.runs:>9}",
-            *(f"{v:>9.4f}" for v in (point.median_abs, point.rms)),
-            f"{point.bias:>+9.4f}",
-        ]
+        cells = [f"{point.runs}", f"{point.median_abs:.4f}", f"{point.rms:.4f}", f"{point.bias:+.4f}"]
         interval = test.interval_score(fraction, outcome, end) if method == ours else None
         if interval is not None:
             values = (interval.width, interval.score, interval.crps)
-            cells += [f"{interval.coverage:>9.3f}", *(f"{v:>9.4f}" for v in values)]
-        rows.append(f"  {label:<28}" + "".join(cells))
+            cells += [f"{interval.coverage:.3f}", *(f"{v:.4f}" for v in values)]
+        rows.append((label, cells))
     return rows
 
 

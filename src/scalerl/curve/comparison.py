@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from scalerl._views import view
 from scalerl.curve.crossing import Crossing
 from scalerl.curve.families import LABELS
 from scalerl.curve.quantiles import Interval
 from scalerl.curve.result import span
 from scalerl.curve.seeds import SeedPrior
+from scalerl.frames import of_rows
 from scalerl.jsonl import plain
 
 Verdict = Literal[
@@ -115,6 +117,31 @@ class Comparison:
         for pair in found["pairs"]:
             pair["differences"] = {"A": None} | pair["differences"]
         return found
+
+    def to_frame(self) -> Any:
+        """Every difference as a row of a `pandas.DataFrame`: `median`, `low`, `high` of recipe against base.
+
+        `verdict` and `p_adjusted` stand beside what they are about: the ceiling `A`, and `compute_to_own`, by
+        which the efficiency is judged.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
+        rows = []
+        for pair in self.pairs:
+            claims = {"A": pair.ceiling, "compute_to_own": pair.efficiency}
+            for name, found in pair.differences.items():
+                claim = claims.get(name)
+                ends = (pair.recipe, pair.base, name, found.kind, found.base, found.recipe, found.median)
+                rows.append(
+                    dict(zip(names, (*ends, *found.interval), strict=True))
+                    | ({"verdict": claim.verdict, "p_adjusted": claim.p_adjusted} if claim else {})
+                )
+        return of_rows(rows, (*names, "verdict", "p_adjusted"))
+
+    def _repr_html_(self) -> str:
+        return view("comparison_html", self)
 
     def priors(self) -> str:
         """What the answer takes for granted, in one sentence."""

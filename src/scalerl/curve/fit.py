@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,9 +30,10 @@ LITTLE_WEIGHT = 0.05
 
 
 def fit(
-    data: RunRecord | Points,
+    data: RunRecord | Points | Any,
     *,
     x: str | None = None,
+    y: str | None = None,
     r0: float | Literal["free"] | None = None,
     min_compute: float = 0.0,
     max_compute: float = math.inf,
@@ -43,8 +44,10 @@ def fit(
     """Fit R_C = R_0 + (A - R_0) / (1 + (C_mid / C)^B) (arXiv 2510.13786, equation 1), with honest intervals.
 
     Args:
-        data: a run, or points, whose axis is then theirs.
-        x: the compute axis of a run, one of `record.AXES`; by default that of its budget.
+        data: a run (`scalerl.load_run` reads one), points, whose axis is then theirs, or a pandas data frame.
+        x: the compute axis of a run, one of `record.AXES`; by default that of its budget. Of a data frame the
+            column of compute; by default `gpu_hours`.
+        y: of a data frame the column of pass rates, shares in [0, 1]; by default `pass_rate`.
         r0: R_0 where it is known. By default the evaluations at compute 0 enter as data, and R_0 is free;
             "free" leaves those out, and fits R_0 to the rest.
         min_compute: positive compute below this is left out (the paper leaves out the first epoch).
@@ -60,7 +63,7 @@ def fit(
         CannotAnswerError: fewer than five points, or a curve that does not rise.
     """
     check_options(r0, min_compute, max_compute, level)
-    points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
+    points = _points_of(data, x, y, price)
     given = None if r0 is None or r0 == "free" else float(r0)
     points, excluded = _choose(points, r0 is not None, min_compute, max_compute)
     sample = make_sample(points, given)
@@ -102,6 +105,21 @@ def fit(
         posterior=post,
     )
     return _with_campaign(result, prior_from) if prior_from else result
+
+
+def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> Points:
+    if hasattr(data, "columns") and hasattr(data, "iloc"):  # a data frame, without an import of pandas
+        return Points.from_frame(data, x or "gpu_hours", y or "pass_rate", price)
+    if y is not None:
+        raise InputError(f"y={y!r} names a column of a data frame; runs and points have their pass rates")
+    if isinstance(data, Points):
+        return data
+    if isinstance(data, RunRecord):
+        return Points.from_record(data, x or data.default_axis, price)
+    raise InputError(
+        "fit takes a run (scalerl.load_run(path)), points (scalerl.read_table(path)) or a pandas data frame, "
+        f"found {type(data).__name__}"
+    )
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> Posterior:

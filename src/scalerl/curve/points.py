@@ -9,7 +9,7 @@ import numpy as np
 
 from scalerl.alarms import warnings_of
 from scalerl.errors import InputError
-from scalerl.record import RunRecord
+from scalerl.record import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt says nothing of the spread between samples."""
@@ -19,6 +19,9 @@ _COMPUTE = (1e-300, 1e300)
 """Where compute lies, if it is not 0: a thousandfold of it on either side is still a float64."""
 _LARGEST_NOISE = 0.5
 """Of a value in [0, 1]."""
+_FRAME = "data frame"
+NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
+"""Of an evaluation, from which its sampling noise follows."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 
@@ -86,7 +89,8 @@ class Points:
     def _check(self, bad_N: np.ndarray, value_N: np.ndarray, what: str) -> None:
         if bad_N.any():
             i = int(np.argmax(bad_N))
-            place = f"point {i + 1}" if self.line_N is None else f"line {int(self.line_N[i])}"
+            word = "row" if self.source == _FRAME else "line"
+            place = f"point {i + 1}" if self.line_N is None else f"{word} {int(self.line_N[i])}"
             raise InputError(f"{self.source}, {place}: {what} (found {value_N[i]:g})")
 
     def __len__(self) -> int:
@@ -140,6 +144,40 @@ class Points:
         )
 
     @classmethod
+    def from_frame(
+        cls, frame: Any, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+    ) -> Points:
+        """The rows of a pandas data frame that have a value of `y`; NaN elsewhere is an error.
+
+        The columns `step`, and `noise_sd` or else `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an
+        evaluation) are used where they are, and complete. `price` is as for `from_record`.
+
+        Raises:
+            InputError: a column is missing or holds something else than numbers, or a value is out of range.
+        """
+        paid = x == "dollars" and x not in frame.columns
+        rate_N = _column(frame, y)
+        kept_N = ~np.isnan(rate_N)
+        compute_N = _column(frame, "gpu_hours" if paid else x)[kept_N]
+        known = {name: _known(frame, name, kept_N) for name in ("step", *NOISE_FIELDS)}
+        noise_sd_N, samples_N = noise_of(*(known[name] for name in NOISE_FIELDS), like_N=compute_N)
+        if "noise_sd" in frame.columns:
+            noise_sd_N = _column(frame, "noise_sd")[kept_N]
+        left_out = int(np.count_nonzero(~kept_N))
+        points = cls(
+            in_dollars(compute_N, price) if paid else compute_N,
+            rate_N[kept_N],
+            noise_sd_N,
+            samples_N,
+            known["step"],
+            _FRAME,
+            x,
+            np.flatnonzero(kept_N),
+            (f"{left_out} rows of the data frame have no '{y}' and were left out",) if left_out else (),
+        )
+        return warn_of_repeats(points)
+
+    @classmethod
     def from_record(cls, record: RunRecord, axis: str = "gpu_hours", price: float | None = None) -> Points:
         """The evaluations of a run on `axis`; `price` in dollars per GPU-hour for the axis `dollars`.
 
@@ -147,9 +185,7 @@ class Points:
             InputError: the axis is unknown or its counters were not logged, or a value is out of range.
         """
         step_N = np.array([point.step for point in record.evals], dtype=float)
-        compute_N = record.compute(axis, price)
-        # Step 0 comes before any training: what the devices idled while starting up is no training compute.
-        compute_N = np.where(step_N == 0, 0.0, compute_N)
+        compute_N = record.training_compute(axis, price)
         alarms = warnings_of(record.alarms, int(step_N.max(initial=0)))
         points = cls(
             compute_N,
@@ -185,6 +221,45 @@ def warn_of_repeats(points: Points) -> Points:
     what = f"{points.source}: {repeats} evaluations have the compute and the pass rate of another; "
     advice = "they count as repeated evaluations, so leave out rows that the log holds twice"
     return replace(points, warnings=(*points.warnings, what + advice))
+
+
+def noise_of(
+    mean_p_1mp_N: np.ndarray | None,
+    n_prompts_N: np.ndarray | None,
+    n_samples_N: np.ndarray | None,
+    *,
+    like_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of every evaluation the sampling noise sqrt(mean p(1-p) / (n k)), and n k; (N,), NaN where unknown."""
+    unknown_N = np.full(like_N.shape, np.nan)
+    if n_prompts_N is None or n_samples_N is None:
+        return unknown_N, unknown_N
+    with np.errstate(over="ignore"):  # too many are refused by Points, with their line
+        total_N = np.where((n_prompts_N > 0) & (n_samples_N > 0), n_prompts_N * n_samples_N, np.nan)
+    if mean_p_1mp_N is None:
+        return unknown_N, total_N
+    # At one sample per prompt p (1 - p) cannot be estimated, whatever the column says.
+    return np.where(n_samples_N == 1, np.nan, np.sqrt(np.maximum(mean_p_1mp_N, 0) / total_N)), total_N
+
+
+def _column(frame: Any, name: str) -> np.ndarray:
+    """The numbers of a column of a data frame, (N,)."""
+    names = [str(column) for column in frame.columns]
+    if names.count(name) != 1:
+        what = f"{names.count(name)} columns are" if name in names else "no column is"
+        raise InputError(f"{_FRAME}: {what} named '{name}'; columns: {', '.join(names)}")
+    try:
+        return np.array(frame[name].to_numpy(dtype=float, na_value=np.nan))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{_FRAME}, column '{name}': not all numbers ({error})") from error
+
+
+def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
+    """The rows kept of a helpful column, if it is there and complete."""
+    if name not in frame.columns:
+        return None
+    value_N = _column(frame, name)[kept_N]
+    return None if np.isnan(value_N).any() else value_N
 
 
 def _spread(value: Any, like_N: np.ndarray) -> np.ndarray:

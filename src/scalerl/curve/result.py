@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scalerl._views import view
 from scalerl.curve.families import Curve
 from scalerl.curve.fit_json import fit_json
 from scalerl.curve.identify import (
@@ -82,6 +83,9 @@ class Forecast:
             "prediction": list(self.prediction),
             "rerun": list(self.rerun),
         }
+
+    def _repr_html_(self) -> str:
+        return view("forecast_html", self)
 
 
 @dataclass(frozen=True)
@@ -327,6 +331,25 @@ class Fit:
     ) -> dict[str, Any]:
         """The object that `scalerl fit --json` prints: see `scalerl.curve.fit_json`."""
         return fit_json(self, at, target, budget)
+
+    def plot(self, ax: Any = None, at: float | Sequence[float] = ()) -> Any:
+        """Draw the evaluations with their noise, the curve with its band, and the ceiling with its interval.
+
+        Args:
+            ax: the matplotlib axes to draw on; by default those of a new figure of pyplot.
+            at: computes to forecast at, in the unit of the axis; the curve goes on to the last of them.
+
+        Returns:
+            The axes. Their compute is in the unit of the fit's axis, so that more can be drawn there, other
+            fits too; the ticks may show multiples of it.
+
+        Raises:
+            InputError: a compute of `at` is negative or not finite.
+        """
+        return view("plot_fit", self, ax, at)
+
+    def _repr_html_(self) -> str:
+        return view("fit_html", self)
 
     def __str__(self) -> str:
         median, intervals = self.median, self.intervals

@@ -1,5 +1,15 @@
 """Foreign logs in, one file per format."""
 
-from scalerl.ingest.table import parse_table, read_table
+from __future__ import annotations
 
-__all__ = ["parse_table", "read_table"]
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.ingest.load import load_run
+    from scalerl.ingest.table import parse_table, read_table
+
+__all__ = ["load_run", "parse_table", "read_table"]
+
+lazy(__name__, {"load": "load_run", "table": "parse_table read_table"})

@@ -146,20 +146,6 @@ def finite(value: Any) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Nested tables as one, their keys joined."""
-    found: dict[str, Any] = {}
-    waiting: list[tuple[str, Mapping[str, Any]]] = [(prefix, values)]
-    while waiting:
-        before, table = waiting.pop()
-        for key, value in table.items():
-            if isinstance(value, Mapping):
-                waiting.append((f"{before}{key}{separator}", value))
-            else:
-                found[f"{before}{key}"] = value
-    return found
-
-
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Names for a message: the first ones, and how many more there are."""
     shown = ", ".join(names[:most])

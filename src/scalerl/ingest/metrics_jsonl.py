@@ -11,8 +11,9 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import files_in, head_rows, json_rows, name_of, subfolders
-from scalerl.ingest.log import Log, finite, flat, listed
+from scalerl.ingest.log import Log, finite, listed
 from scalerl.ingest.rows import RUNS, STEPS, TIMES, RowReader
+from scalerl.jsonl import flat
 from scalerl.record import AXES
 
 _FILE = "metrics.jsonl"

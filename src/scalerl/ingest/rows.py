@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from scalerl.ingest.formats import Wanted
-from scalerl.ingest.log import Log, LogBuilder, finite, flat
+from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.jsonl import flat
 
 STEPS = ("step", "global_step", "train/global_step", "training_step", "iteration", "_step")
 """Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""

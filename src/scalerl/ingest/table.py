@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curve.points import ONE_SAMPLE, Points, warn_of_repeats
+from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief
 from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
 from scalerl.record import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
-_NOISE = ("mean_p_1mp", "n_prompts", "n_samples")
-_HELPFUL = ("gpu_hours", _STEP, *_NOISE, *_COUNTERS)
+_HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
@@ -167,18 +166,9 @@ def _optional(table: Table, column: str, rows: Sequence[int]) -> np.ndarray | No
 
 def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
-    spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in _NOISE)
-    unknown_N = np.full(len(rows), np.nan)
+    spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
     single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
-    if prompts_N is None or samples_N is None:
-        return unknown_N, unknown_N, single
-    with np.errstate(over="ignore"):  # too many are refused by Points, with their line
-        total_N = np.where((prompts_N > 0) & (samples_N > 0), prompts_N * samples_N, np.nan)
-    if spread_N is None:
-        return unknown_N, total_N, single
-    # At one sample per prompt p (1 - p) cannot be estimated, whatever the column says.
-    noise_sd_N = np.where(samples_N == 1, np.nan, np.sqrt(np.maximum(spread_N, 0) / total_N))
-    return noise_sd_N, total_N, single
+    return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
 def _read(data: bytes, source: str, wanted: Sequence[str]) -> Table:

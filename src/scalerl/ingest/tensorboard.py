@@ -15,7 +15,8 @@ from scalerl.errors import InputError
 from scalerl.ingest import protobuf
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import folders_below, name_of
-from scalerl.ingest.log import Log, LogBuilder, flat
+from scalerl.ingest.log import Log, LogBuilder
+from scalerl.jsonl import flat
 
 _LARGEST = 2**26
 """Bytes of a record that is looked into; larger ones hold images or graphs."""

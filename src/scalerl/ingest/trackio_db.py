@@ -13,8 +13,9 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import files_in
-from scalerl.ingest.log import Log, LogBuilder, finite, flat
+from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.ingest.rows import unix_seconds
+from scalerl.jsonl import flat
 
 _MAGIC = b"SQLite format 3\0"
 _COLUMNS = frozenset(("run_name", "step", "timestamp", "metrics"))

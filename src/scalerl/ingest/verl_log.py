@@ -10,8 +10,9 @@ from pathlib import Path
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import LONGEST, head, head_rows, json_rows, lines, name_of
-from scalerl.ingest.log import Log, LogBuilder, finite, flat
+from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.ingest.rows import TIMES, unix_seconds
+from scalerl.jsonl import flat
 
 _HEAD = 2**24
 """Bytes of a console log in which its first step is looked for: models and engines say much before that."""

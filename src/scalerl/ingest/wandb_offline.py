@@ -17,9 +17,10 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.log import Log, LogBuilder, flat
+from scalerl.ingest.log import Log, LogBuilder
 from scalerl.ingest.wandb_file import MAGIC
 from scalerl.ingest.wandb_rows import Rows, identify
+from scalerl.jsonl import flat
 
 _NAME = "wandb"
 _EXPECTED = "expected a run-ID.wandb, its folder, or the wandb or project folder that holds such folders"

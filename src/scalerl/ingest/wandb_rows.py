@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalerl.ingest.log import MOST_NAMES, finite, flat
+from scalerl.ingest.log import MOST_NAMES, finite
 from scalerl.ingest.protobuf import fields
 from scalerl.ingest.wandb_file import Trouble, records
+from scalerl.jsonl import flat
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
 _HISTORY, _SUMMARY, _CONFIG, _TELEMETRY, _RUN = 2, 3, 5, 11, 17

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,20 +81,21 @@ def _draw(view: CurveView) -> Figure:
         panels = figure.subplots(1, len(widths), sharey=True, width_ratios=widths)
         # On the logarithmic axis the later evaluations crowd, so that their marks are smaller.
         for axes, size in zip(panels[:2], (3.8, 2.9), strict=True):
-            _curve(axes, view)
-            _evaluations(axes, view, size)
-            _levels(axes, view)
+            draw_curve(axes, view)
+            draw_evaluations(axes, view, size)
+            draw_levels(axes, view)
             if view.change:
-                _mark(axes, view.change)
-        _finish_linear(panels[0], view)
+                draw_change(axes, view.change)
+        finish_linear(panels[0], view)
         _finish_log(panels[1], view)
         if view.ceilings:
             _ceiling_panel(panels[2], view)
-        panels[0].set_ylim(*_limits(view))
+        panels[0].set_ylim(*limits(view))
     return figure
 
 
-def _curve(axes: Axes, view: CurveView) -> None:
+def draw_curve(axes: Axes, view: CurveView) -> None:
+    """The curve with its band, what it was made from, and the interval of the forecast's target."""
     if math.isfinite(view.window):
         axes.axvspan(0, view.window, color=WINDOW, lw=0, zorder=0)
     if view.band:
@@ -115,7 +117,7 @@ def _curve(axes: Axes, view: CurveView) -> None:
         )
 
 
-def _mark(axes: Axes, change: Change) -> None:
+def draw_change(axes: Axes, change: Change) -> None:
     """Where the run leaves every curve, and the part that holds: a bar along the axis, and its own curve."""
     if math.isfinite(change.at):
         axes.axvline(change.at, color=LATER, lw=1.2, ls=_DASHES, zorder=1)
@@ -126,7 +128,8 @@ def _mark(axes: Axes, change: Change) -> None:
         axes.plot(band.compute_M, band.median_M, color=CEILING, lw=1.4)
 
 
-def _evaluations(axes: Axes, view: CurveView, size: float) -> None:
+def draw_evaluations(axes: Axes, view: CurveView, size: float) -> None:
+    """The evaluations with their noise, marks `size` points wide."""
     for chosen_N, colour, face in ((~view.later_N, INK, INK), (view.later_N, LATER, PAPER)):
         axes.errorbar(
             view.compute_N[chosen_N],
@@ -143,20 +146,22 @@ def _evaluations(axes: Axes, view: CurveView, size: float) -> None:
         )
 
 
-def _levels(axes: Axes, view: CurveView) -> None:
+def draw_levels(axes: Axes, view: CurveView) -> None:
+    """The ceiling, and the one that was known beforehand."""
     if math.isfinite(view.known_ceiling):
         axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
     if view.ceilings and math.isfinite(view.ceilings[-1].A):
         axes.axhline(view.ceilings[-1].A, color=CEILING, lw=1.1, ls=(0, (6, 3)), zorder=1)
 
 
-def _finish_linear(axes: Axes, view: CurveView) -> None:
+def finish_linear(axes: Axes, view: CurveView, more: Sequence[tuple[Line2D, str]] = ()) -> None:
+    """Name what is drawn on a linear axis; `more` are entries of the key beside those of the view."""
     axes.set_xlim(-0.015 * _largest(view), 1.03 * _largest(view))
     axes.set_xlabel(f"training compute ({view.unit.name})")
     axes.set_ylabel("pass rate on the held-out prompts")
     plain_rates(axes)
     _label_levels(axes, view)
-    _key(axes, view)
+    _key(axes, view, more)
 
 
 def _finish_log(axes: Axes, view: CurveView) -> None:
@@ -216,29 +221,29 @@ def _entries(view: CurveView) -> list[tuple[Line2D, str]]:
     """What the key names: points and bands in their own colours; nothing where only evaluations are drawn."""
     used = "evaluation that the forecast used" if view.frozen else "evaluation"
     noise = " (bar: ±1 sd of its noise)" if view.noise_sd_N.any() else ""
-    entries = [(_sign(INK, marker="o", mfc=INK), used + noise)]
+    entries = [(sign(INK, marker="o", mfc=INK), used + noise)]
     if view.later_N.any():
-        entries.append((_sign(LATER, marker="o", mfc=PAPER), "evaluation made later"))
+        entries.append((sign(LATER, marker="o", mfc=PAPER), "evaluation made later"))
     if view.frozen:
         step = view.frozen.made_at_step
         when = f"frozen at step {step:.0f}" if math.isfinite(step) else "as frozen"
-        entries.append((_sign(FORECAST, lw=6, alpha=0.4), f"forecast, {when}"))
+        entries.append((sign(FORECAST, lw=6, alpha=0.4), f"forecast, {when}"))
         if math.isfinite(view.frozen.width):
-            bar = _sign(FORECAST, marker="_", ms=8, mew=1.6)
+            bar = sign(FORECAST, marker="_", ms=8, mew=1.6)
             entries.append((bar, "interval, one evaluation at the target"))
     elif view.band:
-        entries.append((_sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
+        entries.append((sign(FORECAST, lw=6, alpha=0.4), "fitted curve and its interval"))
     if view.change:
         placed = math.isfinite(view.change.at)
-        entries.append((_sign(LATER, lw=1.2, ls=_DASHES if placed else ""), view.change.text))
+        entries.append((sign(LATER, lw=1.2, ls=_DASHES if placed else ""), view.change.text))
         if view.change.band:
-            entries.append((_sign(CEILING, lw=6, alpha=0.4), "curve of the part that holds (bar)"))
+            entries.append((sign(CEILING, lw=6, alpha=0.4), "curve of the part that holds (bar)"))
     return entries if len(entries) > 1 or noise else []
 
 
-def _key(axes: Axes, view: CurveView) -> None:
+def _key(axes: Axes, view: CurveView, more: Sequence[tuple[Line2D, str]]) -> None:
     """The key, in the corner that the curve leaves empty; it covers what marks a change."""
-    entries = _entries(view)
+    entries = [*_entries(view), *more]
     if not entries:
         return
     corner = "upper right" if _falls(view) else "lower right"
@@ -254,7 +259,8 @@ def _falls(view: CurveView) -> bool:
     return bool(view.pass_rate_N[-1] < view.pass_rate_N[0])
 
 
-def _sign(colour: str, **look: Any) -> Line2D:
+def sign(colour: str, **look: Any) -> Line2D:
+    """A mark for the key."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], color=colour, **{"ls": "" if "marker" in look else "-", "ms": 4.2, **look})
@@ -265,7 +271,7 @@ def _largest(view: CurveView) -> float:
     return float(np.nanmax(ends)) or 1.0
 
 
-def _limits(view: CurveView) -> tuple[float, float]:
+def limits(view: CurveView) -> tuple[float, float]:
     """From below the lowest to above the highest thing drawn, kept within a little around [0, 1]."""
     drawn = [view.pass_rate_N - view.noise_sd_N, view.pass_rate_N + view.noise_sd_N, [view.known_ceiling]]
     drawn += [[ceiling.A, *ceiling.interval] for ceiling in view.ceilings]

@@ -112,6 +112,26 @@ def curve_view(
     )
 
 
+def fit_view(fit: Fit, last: float = 0.0) -> CurveView:
+    """A fit alone, with its own points: compute in the unit of the axis, and the curve up to `last`."""
+    largest = float(fit.points.compute_N.max())
+    part = part_that_holds(fit)
+    return CurveView(
+        unit=Unit(1.0, fit.axis),
+        compute_N=fit.points.compute_N,
+        pass_rate_N=fit.points.pass_rate_N,
+        noise_sd_N=np.nan_to_num(fit.points.noise_sd_N),
+        later_N=np.zeros(len(fit.points), dtype=bool),
+        window=math.nan,
+        band=_fitted_band(fit, last),
+        change=_change(fit, part, Unit(1.0, fit.axis), unit_for(fit.axis, largest)),
+        frozen=None,
+        target=math.nan,
+        ceilings=_ceilings(fit, None, part),
+        known_ceiling=math.nan,
+    )
+
+
 def known_ceiling(run: RunRecord) -> float:
     """The ceiling that was known before the run, from config.json; NaN without one."""
     return as_float(as_mapping(run.config.get("ceiling")).get("value"))
@@ -138,11 +158,11 @@ def _ceiling(data: str, fit_json: Mapping[str, Any]) -> Ceiling | None:
     return Ceiling(data, A, interval, identified) if np.isfinite([A, sum(interval)]).any() else None
 
 
-def _fitted_band(fit: Fit | None) -> Band | None:
+def _fitted_band(fit: Fit | None, last: float = 0.0) -> Band | None:
     if fit is None or fit.misfit is not None:
         return None
     compute_N = fit.points.compute_N[fit.points.compute_N > 0]
-    return _band(fit, compute_N.min() / 2, compute_N.max())
+    return _band(fit, compute_N.min() / 2, max(compute_N.max(), last))
 
 
 def _band(fit: Fit, first: float, last: float) -> Band:
@@ -150,7 +170,8 @@ def _band(fit: Fit, first: float, last: float) -> Band:
     return Band(compute_M, *fit.band(compute_M))
 
 
-def _change(fit: Fit | None, part: Fit | None, unit: Unit) -> Change | None:
+def _change(fit: Fit | None, part: Fit | None, unit: Unit, said: Unit | None = None) -> Change | None:
+    """`said` is the unit of the text, where that is another one."""
     if fit is None or fit.misfit is None:
         return None
     at = math.nan if fit.misfit.at is None else fit.misfit.at / unit.size
@@ -160,7 +181,7 @@ def _change(fit: Fit | None, part: Fit | None, unit: Unit) -> Change | None:
         keep = low / unit.size, high / unit.size
         positive_N = part.points.compute_N[part.points.compute_N > 0]
         band = _band(part, max(low, positive_N.min() / 2), float(fit.points.compute_N[-1]))
-    place = "" if fit.misfit.at is None else f" at {unit.show(fit.misfit.at)}"
+    place = "" if fit.misfit.at is None else f" at {(said or unit).show(fit.misfit.at)}"
     return Change(at, f"{misfit_in_words(fit.to_json())}{place}", keep, _in_unit(band, unit))
 
 

@@ -101,10 +101,10 @@ def plain_rates(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.2f}".removeprefix("0")))
 
 
-def inline_svg(figure: Figure, name: str, described: str) -> str:
+def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -> str:
     """The figure as an `<svg>` element for the page: themed, ids prefixed by `name`, no namespace or prolog.
 
-    `described` is what a screen reader says in its place.
+    `described` is what a screen reader says in its place. Not `themed`, colours stay as they are.
     """
     svg = _svg(figure)
     svg = svg[svg.index("<svg") :]
@@ -112,7 +112,7 @@ def inline_svg(figure: Figure, name: str, described: str) -> str:
     svg = re.sub(r'\sxmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = svg.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
-    for colour, variable in _VARIABLES.items():
+    for colour, variable in _VARIABLES.items() if themed else ():
         svg = svg.replace(colour, f"var(--{variable})")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(described)}" ', 1)
 

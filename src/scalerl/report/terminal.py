@@ -14,8 +14,11 @@ from scalerl.report.ceiling import ceiling_text, to_tell_text
 from scalerl.report.curve_view import axis_for, known_ceiling
 from scalerl.report.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
 from scalerl.report.numbers import percent, rate, rate_interval, unit_for
+from scalerl.tty import console_for
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from scalerl.curve import Fit
 
 
@@ -74,15 +77,14 @@ def print_closing(
     stream = sys.stdout if file is None else file
     rows = closing_rows(run, fit, report)
     name = str(run.config.get("name") or run.path.name)
-    if stream.isatty():
-        _print_rich(name, rows, stream)
+    if (console := console_for(stream)) is not None:
+        _print_rich(name, rows, console)
         return
     width = max(len(label) for label, _ in rows)
     print(name, *(f"  {label:<{width}}  {value}" for label, value in rows), sep="\n", file=stream)
 
 
-def _print_rich(name: str, rows: list[tuple[str, str]], file: TextIO) -> None:
-    from rich.console import Console
+def _print_rich(name: str, rows: list[tuple[str, str]], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -91,4 +93,4 @@ def _print_rich(name: str, rows: list[tuple[str, str]], file: TextIO) -> None:
         # `Text` takes brackets as they are: an interval is no markup.
         colour = "green" if value.endswith(": inside") else "red" if value.endswith(": outside") else ""
         table.add_row(Text(label, style="dim"), Text(value, style=colour))
-    Console(file=file).print(table)
+    console.print(table)

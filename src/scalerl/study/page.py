@@ -22,8 +22,11 @@ from scalerl.study.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.table import Table
 from scalerl.study.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict import StudyVerdict
+from scalerl.tty import console_for
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from scalerl.study.figures import StudyFigure
 
 _IN_TERMINAL = (
@@ -127,18 +130,17 @@ def study_text(verdict: StudyVerdict) -> str:
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     """Print the verdicts to `file` (standard output): by rich on a terminal, plain elsewhere."""
     stream = sys.stdout if file is None else file
-    if stream.isatty():
-        _print_rich(verdict, stream)
+    if (console := console_for(stream)) is not None:
+        _print_rich(verdict, console)
     else:
         print(study_text(verdict), file=stream)
 
 
-def _print_rich(verdict: StudyVerdict, file: TextIO) -> None:
-    from rich.console import Console
+def _print_rich(verdict: StudyVerdict, console: Console) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    made, console = _short(verdict), Console(file=file)
+    made = _short(verdict)
     table = RichTable(title=Text(study_name(verdict)), title_justify="left", caption=Text(_head(verdict)))
     for column in made.columns:
         table.add_column(Text(column.header), justify="left" if column.prose else "right")

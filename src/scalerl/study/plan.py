@@ -6,9 +6,7 @@ the same held-out prompts, draw their prompts in one order, and have one budget 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, WriteError
-from scalerl.files import write_atomically
+from scalerl.files import folder_name, write_atomically
 from scalerl.jsonl import dumps, plain
 from scalerl.rl.base import CHAIN_BASE
 from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
@@ -28,7 +26,6 @@ LEAST_EVALUATIONS = 6
 """Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
 _TRIAL_SEED = MOST_SEED + 1
 """The first seed of trials, which no study reaches."""
-_LONGEST_NAME_BYTES = 100
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
 _UNTRAINED = ("checkpoint", "health", "activation_checkpointing")
 
@@ -170,16 +167,6 @@ def write_plan(plan: Plan, folder: Path) -> None:
         write_atomically(folder / PLAN, dumps(now, indent=2) + "\n")
     except OSError as error:
         raise WriteError(f"{folder / PLAN}: {error.strerror or error}") from error
-
-
-def folder_name(arm: str) -> str:
-    """A name of an arm that every file system takes; `make_plan` sees to it that no two arms share one."""
-    name = re.sub(r"[^\w.=+-]+", "_", arm).strip("._") or "_"
-    if len(name.encode()) <= _LONGEST_NAME_BYTES:
-        return name
-    # What is cut off may be all that tells two arms apart.
-    start = name.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
-    return f"{start}_{hashlib.blake2b(arm.encode(), digest_size=4).hexdigest()}"
 
 
 def with_rate(arm: Arm, lr: float) -> Arm:

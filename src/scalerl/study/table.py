@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from scalerl.curve.comparison import Difference
 from scalerl.curve.quantiles import Interval
+from scalerl.jsonl import flat
 from scalerl.report.numbers import (
     DASH,
     Unit,
@@ -146,12 +147,6 @@ def interval_cell(ends: Interval) -> Cell:
     return Cell(rate_interval(ends), ends)
 
 
-def flat(changes: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Nested changes of a recipe as `loss.kind = dapo`."""
-    found: list[str] = []
-    for key, value in changes.items():
-        if isinstance(value, Mapping):
-            found += flat(value, f"{prefix}{key}.")
-        else:
-            found.append(f"{prefix}{key} = {value}")
-    return found
+def changes_in_words(changes: Mapping[str, Any]) -> str:
+    """Changes of a recipe as `loss.kind = dapo, rows = 3`; empty without any."""
+    return ", ".join(f"{key} = {value}" for key, value in flat(changes).items())

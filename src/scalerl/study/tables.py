@@ -21,9 +21,9 @@ from scalerl.study.table import (
     Row,
     Table,
     amount_cell,
+    changes_in_words,
     count,
     difference_cell,
-    flat,
     interval_cell,
     rate_cell,
     share,
@@ -352,11 +352,11 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell:
 def changes_table(verdict: StudyVerdict) -> Table:
     """What every arm changes of the base recipe."""
     columns = (Column("arm", ("arm",), prose=True), Column("changes of the base", ("changes",), prose=True))
-    rows = tuple(
-        Row((words(arm.name), Cell(", ".join(flat(arm.changes)) or "none", (json.dumps(dict(arm.changes)),))))
-        for arm in verdict.study.arms
-    )
-    return Table("changes", "Arms", columns, rows)
+    rows = []
+    for arm in verdict.study.arms:
+        changes = Cell(changes_in_words(arm.changes) or "none", (json.dumps(dict(arm.changes)),))
+        rows.append(Row((words(arm.name), changes)))
+    return Table("changes", "Arms", columns, tuple(rows))
 
 
 def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:

@@ -1,0 +1,184 @@
+"""A run, one's own or of any other trainer, from what stands at a path: the one place that tells which."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.errors import InputError
+
+if TYPE_CHECKING:
+    from scalerl.curve import Points
+    from scalerl.ingest.formats import Format
+    from scalerl.ingest.imported import Imported
+    from scalerl.record import RunRecord
+
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Source:
+    """How the log of another trainer is to be read; None is as it says itself."""
+
+    pass_rate: str | None = None
+    format: str | None = None
+    trainer: str | None = None
+    run: str | None = None
+    devices: float | None = None
+    model: Path | None = None
+
+
+def load_run(
+    path: str | Path,
+    *,
+    pass_rate: str | None = None,
+    format: str | None = None,
+    trainer: str | None = None,
+    run: str | None = None,
+    devices: float | None = None,
+    model: str | Path | None = None,
+) -> RunRecord:
+    """The record of a run folder, or of a run in the log of another trainer.
+
+    Args:
+        path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads.
+        pass_rate: of a log, the metric that is the pass rate; by default the best known one.
+        format: its format; by default it is recognised.
+        trainer: whose names its metrics have; by default it is recognised.
+        run: of several runs in it this one.
+        devices: devices that it ran on, where it does not say so.
+        model: the model's folder or config.json, to count FLOPs.
+
+    Raises:
+        InputError: there is nothing at the path, it cannot be read, it holds several runs and none is named,
+            or it is a plain table of compute and pass rates (`scalerl.read_table` reads those).
+    """
+    source = Source(pass_rate, format, trainer, run, devices, None if model is None else Path(model))
+    if (records := _records(path, source)) is not None:
+        return _only(records, path)
+    what = "a plain table, not a run; scalerl.read_table reads its points"
+    raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
+
+
+def read_runs(path: str | Path, source: Source, format: Format | None = None) -> list[Imported]:
+    """The runs in the log of another trainer, whose `format` may have been recognised already.
+
+    Raises:
+        InputError: it cannot be read, or has no run of the name asked for.
+    """
+    from scalerl.ingest.flops import model_cost
+    from scalerl.ingest.imported import Asked
+    from scalerl.ingest.sources import read_source
+
+    model = model_cost(source.model) if source.model is not None else None
+    asked = Asked(source.pass_rate, source.devices, model)
+    runs = read_source(path, asked, format=format or source.format, trainer=source.trainer)
+    if source.run is None:
+        return runs
+    if chosen := [one for one in runs if one.config["name"] == source.run]:
+        return chosen
+    raise InputError(f"{path}: no run {source.run!r}; there are {_names([one.record for one in runs])}")
+
+
+@dataclass(frozen=True)
+class Data:
+    """One RUN or FILE, read: `record` is that of a run folder, None of a table."""
+
+    path: str
+    points: Points
+    record: RunRecord | None
+
+
+def read_data(path: str | Path, x: str | None, source: Source, price: float | None) -> Data:
+    """The evaluations of RUN or FILE, and the record that they are from.
+
+    Args:
+        path: a run folder, a CSV or JSONL file, the log of another trainer, or `-` for standard input.
+        x: compute axis or column; None is `dollars` at a price, else the axis of a run's budget, and
+            `gpu_hours` of a file.
+        source: the column of pass rates of a file, and how the log of another trainer is to be read.
+        price: dollars per GPU-hour.
+
+    Raises:
+        InputError: what is there cannot be read, or has no such axis, or the price is not for it.
+    """
+    found = read_all(path, x, source, price)
+    if records := [data.record for data in found if data.record is not None]:
+        _only(records, path)
+    return found[0]
+
+
+def read_all(path: str | Path, x: str | None, source: Source, price: float | None) -> list[Data]:
+    """As `read_data`, of all runs that the log of another trainer holds.
+
+    Raises:
+        InputError: as `read_data`.
+    """
+    if price and x not in (None, "dollars"):
+        raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
+    x = "dollars" if price else x
+    from scalerl.curve import Points
+    from scalerl.ingest.table import parse_table, read_table
+
+    y = source.pass_rate or "pass_rate"
+    if str(path) == STANDARD_INPUT:
+        points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
+        return [Data(str(path), points, None)]
+    if (records := _records(path, source)) is None:
+        return [Data(str(path), read_table(path, x or "gpu_hours", y, price), None)]
+    return [Data(str(path), Points.from_record(one, x or one.default_axis, price), one) for one in records]
+
+
+def is_run_folder(path: str | Path) -> bool:
+    """Whether there is a run of ours at `path`.
+
+    Raises:
+        InputError: what is there may not be entered.
+    """
+    return _is_folder(path) and (Path(path) / "evals.jsonl").is_file()
+
+
+def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
+    """The runs at a path; None where there is a table, or nothing."""
+    if (format := _foreign_format(path, source)) is not None:
+        return [one.record for one in read_runs(path, source, format)]
+    if not _is_folder(path):
+        return None
+    if source.pass_rate is not None:
+        raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
+    from scalerl.record import RunRecord
+
+    return [RunRecord.read(path)]
+
+
+def _foreign_format(path: str | Path, source: Source) -> Format | None:
+    """That of the log of another trainer; None of a run folder, a table or a pipe."""
+    is_own = is_run_folder(path) if _is_folder(path) else not Path(path).is_file()
+    if source.format is None and is_own:  # a pipe, too, which can be read only once
+        return None
+    from scalerl.ingest.formats import recognise
+
+    return recognise(Path(path), source.format)
+
+
+def _only(records: Sequence[RunRecord], path: str | Path) -> RunRecord:
+    """The one run that there is to be."""
+    if len(records) > 1:
+        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {_names(records)}")
+    return records[0]
+
+
+def _names(records: Sequence[RunRecord]) -> str:
+    from scalerl.ingest.log import listed
+
+    return listed([str(record.config["name"]) for record in records])
+
+
+def _is_folder(path: str | Path) -> bool:
+    try:
+        return Path(path).is_dir()
+    except OSError as error:  # a folder on the way that may not be entered, a name too long
+        raise InputError(f"{path}: {error.strerror or error}") from error

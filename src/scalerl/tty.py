@@ -1,0 +1,33 @@
+"""Who reads a stream: a person, who gets colours and folded tables, or a pipe, which gets plain text.
+
+NO_COLOR takes the colours away, FORCE_COLOR gives them to a pipe too, and a terminal that is dumb gets what a
+pipe gets. (https://no-color.org, https://force-color.org)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NEVER_FOLDED = 100_000
+"""Columns of a pipe: nothing in it is cut or folded."""
+
+
+def console_for(stream: TextIO) -> Console | None:
+    """A console of rich for a stream that is looked at; None where plain text belongs, line by line."""
+    colours = not os.environ.get("NO_COLOR")
+    looked_at = stream.isatty()
+    forced = colours and bool(os.environ.get("FORCE_COLOR"))
+    if os.environ.get("TERM") in ("dumb", "unknown") or not (looked_at or forced):
+        return None
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        force_terminal=True,
+        color_system="auto" if colours else None,
+        width=None if looked_at else _NEVER_FOLDED,
+    )
