@@ -166,6 +166,27 @@ def test_every_key_of_a_dry_run(capsys):
     check("scalerl study --dry-run", answer | {"arms": [arm | {"changes": None} for arm in answer["arms"]]})
 
 
+def test_every_key_of_train(small_base, tmp_path, capsys):
+    sets = [
+        *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
+        *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "rows=96"),
+        *("optimiser.lr=3e-4", "budget.kind=steps", "budget.amount=36", "evaluation.count=12"),
+        *("evaluation.samples=2", f"model={small_base}", "evaluation.forecast_at=[0.6, 0.7]"),
+    ]
+    words = ["train", "demo", "-o", str(tmp_path / "run"), *(w for s in sets for w in ("--set", s))]
+    cut = printed(capsys, *words, "--until", "18", "--json")
+    assert (cut["status"], cut["step"], cut["forecast"]) == ("cut", 18, None)
+    answer = printed(capsys, "train", str(tmp_path / "run"), "--resume", "--json")
+    assert (answer["status"], answer["step"], answer["evaluations"]) == ("finished", 36, 13)
+    check("scalerl train, scalerl demo", answer)
+    last = json.loads((tmp_path / "run" / "evals.jsonl").read_text().splitlines()[-1])
+    forecast = answer["forecast"]
+    assert answer["pass_rate"] == forecast["measured"] == last["pass_rate"]
+    low, high = forecast["prediction"]
+    assert forecast["outcome"] == ("inside" if low <= last["pass_rate"] <= high else "outside")
+    assert answer["compute"]["flops"] == sum(last["flops"].values())
+
+
 def test_the_guide_shows_what_fit_prints(tmp_path, monkeypatch, capsys):
     guide, readme = (DOCS / "forecast.md").read_text(), (DOCS.parent / "README.md").read_text()
     shown = r"    scalerl (fit log.csv [^\n]*)\n\n```\n(.*?)```"

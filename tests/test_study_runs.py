@@ -17,6 +17,7 @@ import pytest
 
 from scalerl.errors import InputError, WriteError
 from scalerl.files import lock
+from scalerl.ingest.sources import read_source
 from scalerl.record import RunRecord
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
@@ -61,6 +62,18 @@ def table(folder):
     }
     frozen = [(row["run"], row["at"], row["target_compute"], row["mean"]) for row in study.forecasts]
     return evals, frozen, [run.outcome for run in study.runs]
+
+
+def test_runs_are_tracked_one_by_one_and_are_what_they_are_without(study, whole, tmp_path):
+    tracked = replace(study, set=study.set | {"tracking": {"to": ["tensorboard"]}})
+    run_study(make_plan(tracked), tmp_path / "study", cores=2, watch=lambda progress: None)
+    assert table(tmp_path / "study") == table(whole.path)
+    for run in StudyRecord.read(tmp_path / "study").runs:
+        settings = run.record.config["recipe"]["tracking"]
+        assert (settings["name"], settings["group"]) == (f"{run.plan.arm}-seed0", study.name)
+        (log,) = read_source(run.record.path / "tensorboard")
+        flops_N = run.record.compute("flops")
+        np.testing.assert_allclose(log.record.compute("flops"), flops_N, rtol=1e-6)
 
 
 def rows(path):

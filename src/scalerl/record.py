@@ -287,7 +287,7 @@ class RunRecord:
         return view("run_html", self)
 
     def _axis(self, axis: str) -> np.ndarray:
-        return np.array([_axis_value(point, axis) for point in self.evals], dtype=float)
+        return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
 
 
 def final_folder(run: Path) -> Path:
@@ -315,7 +315,8 @@ def _why_no_run(path: Path) -> str:
     return "a file, not a run folder" if path.exists() else "no such run folder"
 
 
-def _axis_value(point: EvalPoint, axis: str) -> float:
+def compute_of(point: EvalPoint, axis: str) -> float:
+    """Cumulative training compute of one evaluation, in units of one of `AXES`; NaN where not known."""
     if axis in ("gpu_hours", "dollars"):
         seconds = point.device_seconds
         return (seconds.generate + seconds.train + seconds.idle) / 3600

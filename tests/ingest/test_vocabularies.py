@@ -5,6 +5,21 @@ from scalerl.ingest.vocabulary import ROLES, known_names, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.
 STEPS = {
+    "scalerl": """
+        train/version train/skipped train/reward_mean train/correct train/groups train/groups_used
+        train/completions train/completions_used train/zero_variance train/truncated train/interrupted
+        train/mean_length train/loss train/grad_norm train/lr train/entropy train/ratio_mean train/ratio_max
+        train/ratio_clipped train/ess train/logp_shift train/multi_version train/kv_age_max train/pool
+        train/queue_generating train/queue_generated train/queue_verified train/ledger_admitted
+        train/ledger_trained train/ledger_zero_variance train/ledger_truncated train/ledger_failed
+        train/ledger_in_flight train/restarted compute/device_seconds_generate compute/device_seconds_train
+        compute/device_seconds_evaluate compute/device_seconds_idle compute/flops_generate compute/flops_train
+        compute/tokens_generated compute/tokens_trained compute/wall_seconds compute/idle_seconds_generate
+        compute/idle_seconds_train train/age_mean train/age_max train/age_share_over_4 compute/gpu_hours
+        compute/flops compute/tokens eval/pass_rate eval/samples eval/prompts eval/version eval/n_prompts
+        eval/n_samples eval/mean_p_1mp eval/failed eval/truncated eval/interrupted eval/mean_length
+        eval/entropy eval/gpu_hours eval/flops eval/tokens forecast/mean forecast/ceiling forecast/identified
+        forecast/low forecast/high forecast/ceiling_low forecast/ceiling_high health/alarm_length_drift""",
     "trl": """
         loss grad_norm learning_rate epoch num_tokens step_time reward reward_std frac_reward_zero_std kl
         entropy completions/mean_length completions/min_length completions/max_length
@@ -109,6 +124,25 @@ STEPS = {
 
 # What each role is of them, the most fitting first; roles that are not here have none.
 ROLES_OF = {
+    "scalerl": {
+        "held_out": "eval/pass_rate",
+        "train_reward": "train/reward_mean",
+        "entropy": "train/entropy",
+        "truncated": "train/truncated",
+        "ratio_clipped": "train/ratio_clipped",
+        "age_mean": "train/age_mean",
+        "mean_length": "train/mean_length",
+        "grad_norm": "train/grad_norm",
+        "loss": "train/loss",
+        "lr": "train/lr",
+        "samples_so_far": "eval/samples",
+        "gpu_hours_so_far": "eval/gpu_hours",
+        "flops_so_far": "eval/flops",
+        "all_tokens_so_far": "eval/tokens",
+        "n_prompts": "eval/n_prompts",
+        "n_samples": "eval/n_samples",
+        "mean_p_1mp": "eval/mean_p_1mp",
+    },
     "trl": {
         "held_out": "eval_rewards/accuracy_reward/mean eval_reward",
         "train_reward": "rewards/accuracy_reward/mean reward",

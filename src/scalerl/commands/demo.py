@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 from scalerl.commands._parser import examples
-from scalerl.commands.train import run_training
+from scalerl.commands.train import add_json_argument, run_training
 
 # Of its 17 steps ten would be warm-up: while the rate rises, no curve in compute tells what comes after.
 QUICK = [
@@ -35,6 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
     demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
+    add_json_argument(demo)
     demo.set_defaults(run=run)
 
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
     quick = QUICK if args.quick else []
     recipe = load_recipe("demo", [f"seed={args.seed}", *quick])
-    run_training(recipe, args.output or _unused(Path("runs") / "demo"))
+    run_training(recipe, args.output or _unused(Path("runs") / "demo"), as_json=args.json)
 
 
 def _unused(folder: Path) -> Path:

@@ -6,13 +6,14 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive
 from scalerl.errors import InterruptedRunError
 
 if TYPE_CHECKING:
+    from scalerl.record import RunRecord
     from scalerl.rl.recipe import Recipe
 
 
@@ -50,7 +51,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="go on from the newest checkpoint of the run folder; start where there is none",
     )
+    add_json_argument(train)
     train.set_defaults(run=run)
+
+
+def add_json_argument(command: argparse.ArgumentParser) -> None:
+    """`--json` of the commands that train."""
+    command.add_argument("--json", action="store_true", help="print one JSON object at the end, and no table")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -61,14 +68,18 @@ def run(args: argparse.Namespace) -> None:
     folder: Path | None = args.output
     if folder is None and args.resume and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
-    run_training(recipe, folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}", args.resume, args.until)
+    folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
+    run_training(recipe, folder, args.resume, args.until, args.json)
 
 
-def run_training(recipe: Recipe, folder: Path, resume: bool = False, until: float = math.inf) -> None:
-    """Train, write the report, and print the closing table."""
+def run_training(
+    recipe: Recipe, folder: Path, resume: bool = False, until: float = math.inf, as_json: bool = False
+) -> None:
+    """Train, write the report, and print the closing table, or the same as JSON."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
+    from scalerl.jsonl import dumps
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.process import stopped_by_signals
@@ -97,4 +108,46 @@ def run_training(recipe: Recipe, folder: Path, resume: bool = False, until: floa
             raise
         fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
         raise InterruptedRunError(f"interrupted; scalerl train {folder} --resume goes on{fits}") from None
-    print_closing(record, report=write_report(record))
+    report = write_report(record)
+    if as_json:
+        print(dumps(_closing(record, report)))
+    else:
+        print_closing(record, report=report)
+
+
+def _closing(record: RunRecord, report: Path) -> dict[str, Any]:
+    """The closing figures: what was measured, and the forecast that is judged by it, as it was frozen."""
+    from scalerl.record import final_folder
+    from scalerl.report import frozen_forecasts, judge, main_forecast
+
+    last = record.evals[-1] if record.evals else None
+    frozen = main_forecast(frozen_forecasts(record))
+    forecast = None
+    if frozen is not None:
+        outcome = judge(record, frozen)
+        forecast = {
+            "axis": frozen.axis,
+            "made_at": frozen.compute,
+            "target_compute": frozen.target_compute,
+            "mean": frozen.mean,
+            "prediction": frozen.prediction,
+            "rerun": frozen.rerun,
+            "identified": frozen.fit["identified"],
+            "ceiling": frozen.fit["median"]["A"],
+            "ceiling_interval": frozen.fit["intervals"]["A"],
+            "measured": outcome.measured and outcome.measured.pass_rate,
+            "outcome": outcome.word,
+        }
+    axes = record.logged_axes() if last else ()
+    return {
+        "run": str(record.path),
+        "name": record.config["name"],
+        "status": "finished" if final_folder(record.path).is_dir() else "cut",
+        "step": last and last.step,
+        "evaluations": len(record.evals),
+        "pass_rate": last and last.pass_rate,
+        "compute": {axis: float(record.compute(axis)[-1]) for axis in axes},
+        "forecast": forecast,
+        "alarms": len(record.alarms),
+        "report": str(report),
+    }

@@ -60,16 +60,20 @@ def counters(
         model: what a token costs.
     """
     warnings: list[str] = []
-    seconds = _seconds(log, vocabulary)
-    if seconds is not None:
+    spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0)
+    seconds = spent or _seconds(log, vocabulary)
+    if seconds is not None and spent is None:
         if seconds.step_N[0] > 0:
             warnings.append(
                 f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it"
             )
         seconds = _on_devices(seconds, log, vocabulary, devices, warnings)
-    tokens = _counted(log, vocabulary, "tokens", "tokens_so_far")
+    # As for others, a token counts as sampled once and trained once: in all as many as were logged.
+    tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5) or _counted(
+        log, vocabulary, "tokens", "tokens_so_far"
+    )
     samples = _counted(log, vocabulary, "samples", "samples_so_far") or _by_config(log, vocabulary)
-    flops = None
+    flops = _so_far(log, vocabulary, "flops_so_far", 1.0) if model is None else None
     if model is not None and tokens is not None:
         length = _usual(log, vocabulary, "mean_length")
         each = model.forward(1.0, length if math.isfinite(length) else 0.0)
@@ -162,16 +166,23 @@ def _product(log: Log, keys: Sequence[tuple[str, ...]]) -> tuple[float, str]:
 
 def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str) -> Counter | None:
     """A counter that is logged since the start, or step by step."""
-    for name in vocabulary.matches(so_far, log.metrics):
-        series = log.metrics[name]
-        step_N, total_N = series.step_N, np.maximum.accumulate(series.value_N)
-        if step_N[0] > 0:
-            step_N, total_N = np.insert(step_N, 0, 0.0), np.insert(total_N, 0, 0.0)
-        return Counter(step_N, total_N, name)
+    if (total := _so_far(log, vocabulary, so_far, 1.0)) is not None:
+        return total
     for name in vocabulary.matches(each, log.metrics):
         series = log.metrics[name]
         spent_N = series.value_N * _window(series.step_N)
         return _added_up(series.step_N, spent_N, f"{name}, added up")
+    return None
+
+
+def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float) -> Counter | None:
+    """A counter that is logged since the start, in so many units of ours."""
+    for name in vocabulary.matches(role, log.metrics):
+        series = log.metrics[name]
+        step_N, total_N = series.step_N, unit * np.maximum.accumulate(series.value_N)
+        if step_N[0] > 0:
+            step_N, total_N = np.insert(step_N, 0, 0.0), np.insert(total_N, 0, 0.0)
+        return Counter(step_N, total_N, name)
     return None
 
 

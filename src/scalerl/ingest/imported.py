@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} (--y NAME)"))
     rows = _rows(log, vocabulary, taken, warnings)
+    noise = {role: _first(log, vocabulary, role) for role in ("n_prompts", "n_samples", "mean_p_1mp")}
     points = tuple(
-        _point(step, rate, time, n_samples(name), made, rows)
+        replace(_point(step, rate, time, n_samples(name), made, rows), **_known_noise(noise, step))
         for step, rate, time in zip(
             series.step_N.tolist(), rate_N.tolist(), series.time_N.tolist(), strict=True
         )
@@ -229,6 +230,20 @@ def _point(
         mean_length=health.get("mean_length", math.nan),
         entropy=health.get("entropy", math.nan),
     )
+
+
+def _first(log: Log, vocabulary: Vocabulary, role: str) -> Series | None:
+    return next((log.metrics[name] for name in vocabulary.matches(role, log.metrics)), None)
+
+
+def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, Any]:
+    """The sampling noise of an evaluation, where a trainer logs what it is made of; else nothing."""
+    if any(one is None for one in series.values()):
+        return {}
+    found = {role: one.at(step) for role, one in series.items() if one is not None}
+    if any(math.isnan(value) or value < 0 for value in found.values()):
+        return {}
+    return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 
 
 def _taken_counters(made: Counters) -> list[tuple[str, str]]:

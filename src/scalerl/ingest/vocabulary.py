@@ -55,6 +55,16 @@ class Vocabulary:
     samples: tuple[str, ...] = ()
     """Completions of one step."""
     samples_so_far: tuple[str, ...] = ()
+    gpu_hours_so_far: tuple[str, ...] = ()
+    """Device-hours of generating, training and idling since the start, evaluations left out."""
+    flops_so_far: tuple[str, ...] = ()
+    """Of generating and training, since the start."""
+    all_tokens_so_far: tuple[str, ...] = ()
+    """Tokens sampled, and tokens trained on, added up since the start."""
+    n_prompts: tuple[str, ...] = ()
+    """Of an evaluation: held-out prompts, completions of each, and the mean over prompts of p (1 - p)."""
+    n_samples: tuple[str, ...] = ()
+    mean_p_1mp: tuple[str, ...] = ()
     device_keys: tuple[tuple[str, ...], ...] = ()
     """Of the config: the product of these is the number of devices."""
     sample_keys: tuple[tuple[str, ...], ...] = ()

@@ -37,6 +37,7 @@ from scalerl.rl.pool import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.schedule import AnySchedule, PipelineRL
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tracking.settings import Tracking
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     health: Health = field(default_factory=Health)
+    tracking: Tracking = field(default_factory=Tracking)
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:

@@ -15,7 +15,7 @@ from scalerl.rl.recipe import Recipe, recipe_of_run
 from scalerl.run_writer import RECORDS
 
 _LOG = logging.getLogger("scalerl")
-_FREE = ("checkpoint", "health")
+_FREE = ("checkpoint", "health", "tracking")
 """What may be changed on the way: nothing that is trained depends on it."""
 
 

@@ -11,7 +11,7 @@ import math
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 
 from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, DivergedError, PausedError
+from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
 from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
@@ -43,6 +44,9 @@ from scalerl.rl.resume import (
     is_finished,
 )
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
+from scalerl.rl.tracking import TrackedRun, Tracker
+from scalerl.rl.tracking.follow import Follower, check
+from scalerl.rl.tracking.process import Setup
 from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
 
@@ -76,6 +80,7 @@ def train(
     evaluate_aside: bool = True,
     stop: threading.Event | None = None,
     until: float = math.inf,
+    trackers: Sequence[Tracker] = (),
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -90,9 +95,14 @@ def train(
     set, the run makes a checkpoint after the step under way, and ends as by Ctrl-C. Once `until` of the
     budget is spent, in its unit, it makes a checkpoint and returns; `resume` then goes on from there.
 
+    The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
+    which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
+    warnings of "scalerl", and changes nothing of the run.
+
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
-            model cannot be loaded, or does not fit the recipe's context.
+            model cannot be loaded, or does not fit the recipe's context; a tracker is not installed, or
+            cannot go to another process.
         WriteError: the disk does not take the record, or the checkpoint that a stop needs; what was written
             before is kept.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
@@ -105,10 +115,13 @@ def train(
     elif is_finished(folder):
         check_recipe(folder, check_prompts(recipe, model_folder))
         return RunRecord.read(folder)
+    trackers = [*recipe.tracking.trackers(), *trackers]
+    check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     with ExitStack() as closing:
         run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
         try:
+            run.follow(trackers, forecaster, closing)
             if run.train(forecaster, stop or threading.Event(), until):
                 run.save_final()
         except DivergedError as error:
@@ -182,6 +195,29 @@ class _Run:
         else:
             self.evaluations.ask(0, self.learner.weights())
 
+    def follow(self, trackers: Sequence[Tracker], forecaster: Forecaster | None, closing: ExitStack) -> None:
+        """Log the run to `trackers` from here on, until `closing` ends them."""
+        settings, budget, path = self.recipe.tracking, self.recipe.budget, self.folder.absolute()
+        known = (path / "evals.jsonl").exists()
+        run = TrackedRun(
+            path,
+            settings.name or path.name,
+            settings.project,
+            settings.group,
+            read_object(path / "config.json"),
+            self.learner.version + 1,
+        )
+        setup = Setup(
+            trackers,
+            run,
+            forecaster,
+            budget.kind,
+            budget.amount,
+            RunRecord.read(path).evals if known else (),
+            settings.close_seconds,
+        )
+        self.follower = closing.enter_context(Follower(setup))
+
     def train(self, forecaster: Forecaster | None, stop: threading.Event, until: float) -> bool:
         """Until the budget is spent or the pool has run dry; false where `until` came first."""
         self.clock.lap()
@@ -226,6 +262,7 @@ class _Run:
             self.counters.evaluate_seconds += time.perf_counter() - started
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
+        self.follower.step(row)
         self.health.step(row)
         for failure in self.verifier.new_failures():
             _LOG.warning(failure)
@@ -264,11 +301,14 @@ class _Run:
         return self.counters.flops if self.recipe.budget.kind == "flops" else float(self.learner.version)
 
     def _on_finding(self, finding: Finding) -> None:
-        self.writer.alarm(finding.json())
+        row = finding.json()
+        self.writer.alarm(row)
+        self.follower.finding(row)
         self.view.finding(finding)
 
     def _on_point(self, point: EvalPoint) -> None:
         self.view.point(point)
+        self.follower.evaluation(point)
         self.health.evaluation(point)
 
 

@@ -27,7 +27,7 @@ LEAST_EVALUATIONS = 6
 _TRIAL_SEED = MOST_SEED + 1
 """The first seed of trials, which no study reaches."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
-_UNTRAINED = ("checkpoint", "health", "activation_checkpointing")
+_UNTRAINED = ("checkpoint", "health", "tracking", "activation_checkpointing")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,11 @@ class Plan:
 
     def recipe(self, run: PlannedRun, arm: Arm) -> Recipe:
         """The recipe of one run."""
-        return replace(arm.recipe, seed=run.seed, model=run.model)
+        tracking = arm.recipe.tracking
+        named = replace(tracking, name=f"{run.arm}-seed{run.seed}", group=tracking.group or self.name)
+        return replace(
+            arm.recipe, seed=run.seed, model=run.model, tracking=named if tracking.to else tracking
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What study.json holds."""
@@ -115,6 +119,7 @@ def make_plan(study: Study) -> Plan:
         InputError: a recipe is refused, or the study could not compare what it runs.
     """
     base = _base(study)
+    base.tracking.trackers()  # which complains of one that is not installed
     rule = study.rule
     arms = expand(base, rule)
     budgets = study.budgets or (base.budget.amount,)

@@ -1,0 +1,129 @@
+"""The trackers as the training loop sees them: it sends, and neither waits nor fails."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Any
+
+from scalerl.errors import InputError, PausedError
+from scalerl.record import EvalPoint
+from scalerl.rl.process import deaf_to_interrupts
+from scalerl.rl.tracking import metrics
+from scalerl.rl.tracking.process import MOST_ROWS, End, Row, Setup, brief_error, work
+from scalerl.rl.tracking.tracker import Status, Tracker
+
+_LOG = logging.getLogger("scalerl")
+_GRACE = 5.0
+"""Seconds beyond those that the process has to close, after which it is ended."""
+
+
+def check(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) -> None:
+    """Refuse what cannot go to another process.
+
+    Raises:
+        InputError: it says which one, and why.
+    """
+    for what in (*trackers, forecaster) if trackers else ():
+        try:
+            pickle.dumps(what)
+        except Exception as error:
+            raise InputError(
+                f"tracking: {what!r} cannot go to another process ({brief_error(error)})"
+            ) from None
+
+
+class Follower:
+    """Sends a run to its trackers, in a process of their own; a context, whose end waits for them a while."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._seconds = setup.close_seconds + _GRACE
+        self._lost = 0
+        self._ending = False
+        self._process: Any = None
+        if not setup.trackers:
+            return
+        context = get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        # What is sent at its start Python waits for until it is read; so that is nothing but the pipe.
+        self._process = context.Process(target=work, args=(theirs,), name="trackers")
+        try:
+            with deaf_to_interrupts():
+                self._process.start()
+        except OSError as error:
+            self._process = None
+            _LOG.warning("tracking: no process for it (%s); training goes on", error.strerror)
+            return
+        finally:
+            theirs.close()
+        self._queue.put(setup)
+        self._threads = [threading.Thread(target=do, daemon=True) for do in (self._send, self._listen)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Follower:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is None:
+            return
+        stopped = kind is not None and issubclass(kind, KeyboardInterrupt | PausedError)
+        status: Status = "stopped" if stopped else "failed" if kind else "finished"
+        self._ending = True
+        self._queue.put(End(status))
+        try:
+            self._process.join(self._seconds)
+        finally:  # a second Ctrl-C, too
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+                _LOG.warning("tracking: its process was ended; not all may be logged")
+        for thread in self._threads:
+            thread.join(_GRACE)
+        self._ours.close()
+        if self._lost:
+            _LOG.warning("tracking: %d rows were not logged", self._lost)
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A line of steps.jsonl."""
+        self._put(lambda: Row(row["step"], row["time"], metrics.of_step(row)))
+
+    def evaluation(self, point: EvalPoint) -> None:
+        """An evaluation that is on record."""
+        self._put(lambda: point)
+
+    def finding(self, row: Mapping[str, Any]) -> None:
+        """A line of alarms.jsonl."""
+        self._put(lambda: Row(row["step"], row["time"], metrics.of_finding(row)))
+
+    def _put(self, make: Callable[[], Any]) -> None:
+        if self._process is None:
+            return
+        if self._queue.qsize() >= MOST_ROWS:
+            self._lost += 1
+        else:
+            self._queue.put(make())
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the process has died, which the other thread says
+            while True:
+                item = self._queue.get()
+                self._ours.send(item)
+                if isinstance(item, End):
+                    return
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                _LOG.warning("%s", self._ours.recv())
+        if not self._ending:
+            _LOG.warning("tracking: its process died; nothing more is logged, and training goes on")

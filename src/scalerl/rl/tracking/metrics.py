@@ -1,0 +1,74 @@
+"""The names under which a run is logged: those of its folder, with a word before them.
+
+    train/FIELD     a line of steps.jsonl; FIELD_KEY where the field is an object
+    health/FIELD    of these the probe's; health/alarm_METRIC, 2 for an alarm, 1 for a warning, 0 once over
+    compute/...     the run's cumulative counters at a step
+    eval/FIELD      a line of evals.jsonl, with the compute at which the evaluation was asked for
+    forecast/...    of the end of the run, from the evaluations so far, beside the last of them
+
+Evaluations have names of their own for compute: they end after later steps, and a counter must not go back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from scalerl.record import EvalPoint, compute_of
+
+_COMPUTE = ("device_seconds", "flops", "tokens", "wall_seconds", "idle_seconds")
+_PROBE = ("logp_gap", "logp_gap_max", "rank", "rank_variance", "head_gap", "head_gap_rms", "probe_tokens")
+_LEVELS = {"warning": 1.0, "alarm": 2.0}
+
+
+def of_step(row: Mapping[str, Any]) -> dict[str, float]:
+    """A line of steps.jsonl; histograms are left out."""
+    found = {}
+    for name, value in _flat(row):
+        field = name.partition("/")[0]
+        place = "compute" if field in _COMPUTE else "health" if field in _PROBE else "train"
+        found[f"{place}/{name.replace('/', '_')}"] = value
+    counters = {key: row.get(key) for key in ("device_seconds", "flops", "tokens")}
+    point = EvalPoint.from_json({"step": row["step"], "pass_rate": 0.0, **counters})
+    return _finite(found | _totals("compute", point))
+
+
+def of_evaluation(point: EvalPoint) -> dict[str, float]:
+    """A line of evals.jsonl."""
+    found = {f"eval/{name}": value for name, value in _flat(vars(point))}
+    return _finite(found | _totals("eval", point))
+
+
+def of_finding(row: Mapping[str, Any]) -> dict[str, float]:
+    """A line of alarms.jsonl."""
+    return {f"health/alarm_{row['metric']}": 0.0 if row["over"] else _LEVELS[row["level"]]}
+
+
+def of_forecast(row: Mapping[str, Any]) -> dict[str, float]:
+    """A line as forecasts.jsonl has it: pass rate at the end, ceiling, and whether that is identified."""
+    fit = row["fit_json"]
+    spans = {"": row["prediction"], "ceiling_": fit["intervals"]["A"] or (None, None)}
+    found = {"mean": row["mean"], "ceiling": fit["median"]["A"], "identified": fit["identified"]}
+    for prefix, (low, high) in spans.items():
+        found |= {f"{prefix}low": low, f"{prefix}high": high}
+    # The ceiling is withheld where no curve describes the run.
+    return _finite({f"forecast/{name}": float(v) for name, v in found.items() if v is not None})
+
+
+def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a row, those of an object in it as FIELD/KEY."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{key}", float(one)) for key, one in value.items())
+        elif name not in ("step", "time") and isinstance(value, int | float):
+            yield name, float(value)
+
+
+def _totals(prefix: str, point: EvalPoint) -> dict[str, float]:
+    """The compute axes that are no fields."""
+    return {f"{prefix}/{axis}": compute_of(point, axis) for axis in ("gpu_hours", "flops", "tokens")}
+
+
+def _finite(found: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if math.isfinite(value)}

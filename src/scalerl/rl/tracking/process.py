@@ -1,0 +1,235 @@
+"""The process of the trackers: it takes what the training loop sends, makes the forecasts, and logs.
+
+Every tracker has a thread and a queue, so that one that hangs holds up no other. At the end the process waits
+so long and no longer; what hangs then ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from scalerl.errors import ScalerlError
+from scalerl.files import write_atomically
+from scalerl.jsonl import dumps, read_object
+from scalerl.record import EvalPoint, RunRecord
+from scalerl.rl.tracking import metrics
+from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
+
+MOST_ROWS = 1000
+"""That wait for a tracker, or for this process; what comes while there are so many is not logged."""
+MOST_FAILURES = 10
+"""In a row, after which a tracker is given up."""
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+KEPT = "tracking.json"
+"""In the run folder: what trackers need to go on with a run."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the process is told at its start."""
+
+    trackers: Sequence[Tracker]
+    run: TrackedRun
+    forecaster: Callable[[RunRecord, str, float], Mapping[str, Any]] | None
+    axis: str
+    end: float
+    """Of the budget, on that axis."""
+    evals: tuple[EvalPoint, ...]
+    """That a run which goes on has already."""
+    close_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Metrics at a step, at Unix seconds."""
+
+    step: int
+    time: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class End:
+    """Of the run: the last that is sent."""
+
+    status: Status
+
+
+def work(parent: Connection) -> None:
+    """Log what comes until the end is sent, or nobody is there to send."""
+    for number in _DEAF_TO:  # the trainer answers them, and says when it ends
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output is the command's
+    say = _Speaker(parent)
+    try:
+        setup: Setup = parent.recv()
+    except EOFError:
+        return
+    except Exception as error:  # a tracker of a module that is not found here
+        say(f"the trackers cannot be loaded ({brief_error(error)})")
+        return
+    kept = _Kept(setup.run, say)
+    lanes = [_Lane(tracker, kept, say) for tracker in setup.trackers]
+    forecasts = _Forecasts(setup, say)
+    status: Status = "failed"  # where the trainer has died
+    try:
+        while not isinstance(item := parent.recv(), End):
+            row = forecasts.beside(item) if isinstance(item, EvalPoint) else item
+            for lane in lanes:
+                lane.put(row)
+        status = item.status
+    except (EOFError, OSError):
+        pass
+    _close(lanes, status, setup.close_seconds, say)
+    os._exit(0)  # threads that hang, and what libraries do at an exit, are not waited for
+
+
+def _close(lanes: Sequence[_Lane], status: Status, seconds: float, say: _Speaker) -> None:
+    until = time.monotonic() + seconds
+    for lane in lanes:
+        lane.end(status)
+    for lane in lanes:
+        lane.join(max(until - time.monotonic(), 0.0))
+    for lane in lanes:
+        if lane.is_alive():
+            say(f"{lane.tracker.name} was not done {seconds:g} s after the end: {lane.waiting} rows waited")
+        if lane.lost:
+            say(f"{lane.tracker.name}: {lane.lost} of {lane.rows} rows were not logged")
+
+
+class _Lane(threading.Thread):
+    """A tracker, its thread, and the rows that wait for it."""
+
+    def __init__(self, tracker: Tracker, kept: _Kept, say: _Speaker) -> None:
+        super().__init__(daemon=True)
+        self.tracker = tracker
+        self.rows = self.lost = 0
+        self._kept, self._say = kept, say
+        self._queue: queue.SimpleQueue[Row | End] = queue.SimpleQueue()
+        self._failures = 0
+        self.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are not logged yet."""
+        return self._queue.qsize()
+
+    def put(self, row: Row) -> None:
+        """Log it, when its turn comes; it is lost where too many wait."""
+        self.rows += 1
+        if self.waiting >= MOST_ROWS:
+            self.lost += 1
+        else:
+            self._queue.put(row)
+
+    def end(self, status: Status) -> None:
+        """Close it after the rows that wait."""
+        self._queue.put(End(status))
+
+    def run(self) -> None:
+        """Open, log, close; whatever is raised is said, and no more than that."""
+        is_open = self._try(self._open, "was not opened, and is given up")
+        while not isinstance(item := self._queue.get(), End):
+            if not is_open or self._failures >= MOST_FAILURES:
+                self.lost += 1
+            else:
+                self._log(item)
+        if is_open:
+            self._try(lambda: self.tracker.close(item.status), "was not closed")
+
+    def _open(self) -> None:
+        self._kept.keep(self.tracker.name, self.tracker.open(self._kept.of(self.tracker.name)))
+
+    def _log(self, row: Row) -> None:
+        said = "loses rows" if not self.lost else ""
+        if self._failures == MOST_FAILURES - 1:
+            said = f"is given up after {MOST_FAILURES} rows that failed"
+        if self._try(lambda: self.tracker.log(row.step, row.time, row.metrics), said):
+            self._failures = 0
+        else:
+            self._failures, self.lost = self._failures + 1, self.lost + 1
+
+    def _try(self, do: Callable[[], None], otherwise: str) -> bool:
+        try:
+            do()
+        except BaseException as error:  # libraries end threads by SystemExit, too
+            if otherwise:
+                self._say(f"{self.tracker.name} {otherwise} ({brief_error(error)}); training goes on")
+            return False
+        return True
+
+
+class _Forecasts:
+    """The forecast of the run's end after every evaluation: that of `scalerl fit` at that moment."""
+
+    def __init__(self, setup: Setup, say: _Speaker) -> None:
+        self._forecaster, self._axis, self._end = setup.forecaster, setup.axis, setup.end
+        self._run = RunRecord(setup.run.folder, dict(setup.run.config), setup.evals)
+        self._say = say
+
+    def beside(self, point: EvalPoint) -> Row:
+        """The row of an evaluation, with the forecast from all up to it where there is one."""
+        self._run = replace(self._run, evals=(*self._run.evals, point))
+        row = metrics.of_evaluation(point)
+        try:
+            if self._forecaster is not None:
+                row |= metrics.of_forecast(self._forecaster(self._run, self._axis, self._end))
+        except ScalerlError:  # too early to say anything
+            pass
+        except Exception as error:
+            self._say(f"no more forecasts are logged ({brief_error(error)}); training goes on")
+            self._forecaster = None
+        return Row(point.step, point.time, row)
+
+
+class _Kept:
+    """tracking.json: what each tracker needs to go on, by its name."""
+
+    def __init__(self, run: TrackedRun, say: _Speaker) -> None:
+        self._run, self._say = run, say
+        self._path = run.folder / KEPT
+        self._lock = threading.Lock()
+        try:
+            self._all: dict[str, Any] = read_object(self._path) if self._path.exists() else {}
+        except ScalerlError as error:
+            say(f"{error}; trackers begin anew")
+            self._all = {}
+
+    def of(self, name: str) -> TrackedRun:
+        """The run as this tracker is to see it."""
+        kept = self._all.get(name)
+        return replace(self._run, kept=kept if isinstance(kept, dict) else {})
+
+    def keep(self, name: str, values: Mapping[str, str]) -> None:
+        """For the next resume."""
+        if where := values.get("where"):
+            self._say(f"{name}: {where}")
+        with self._lock:
+            self._all[name] = dict(values)
+            write_atomically(self._path, dumps(self._all, indent=2) + "\n")
+
+
+class _Speaker:
+    """Tells the trainer what the user is to hear; from any thread."""
+
+    def __init__(self, parent: Connection) -> None:
+        self._parent, self._lock = parent, threading.Lock()
+
+    def __call__(self, text: str) -> None:
+        with self._lock, suppress(OSError):  # nobody is there
+            self._parent.send(f"tracking: {text}")
+
+
+def brief_error(error: BaseException) -> str:
+    """The first line of an error, and not all of that."""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return text if len(text) <= 200 else f"{text[:200]}..."

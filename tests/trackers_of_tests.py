@@ -1,0 +1,95 @@
+"""Real trackers that tests give to runs: one that keeps all it is told, and those that fail in every way.
+
+They go to another process, which imports them from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalerl.rl.tracking import Status, TrackedRun
+from scalerl.rl.tracking.tensorboard import TensorboardTracker
+
+
+@dataclass
+class Keeps:
+    """Writes all to a file, line by line."""
+
+    file: Path
+    name: str = "keeps"
+
+    def open(self, run: TrackedRun) -> Mapping[str, str]:
+        self._write({"open": run.name, "group": run.group, "kept": dict(run.kept), "first": run.first_step})
+        return {"opened": str(int(run.kept.get("opened", 0)) + 1)}
+
+    def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        self._write({"step": step, "time": time, "metrics": metrics})
+
+    def close(self, status: Status) -> None:
+        self._write({"close": status})
+
+    def _write(self, row: Mapping[str, object]) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+@dataclass
+class Fails:
+    """Raises, or never comes back, at one of its three calls."""
+
+    at: str
+    how: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.how} at {self.at}"
+
+    def open(self, run: TrackedRun) -> Mapping[str, str]:
+        self._at("open")
+        return {}
+
+    def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        self._at("log")
+
+    def close(self, status: Status) -> None:
+        self._at("close")
+
+    def _at(self, where: str) -> None:
+        if where != self.at:
+            return
+        if self.how == "hangs":
+            time.sleep(10_000)
+        if self.how == "exits":
+            raise SystemExit(3)
+        if self.how == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise ConnectionError("no route to host\nand a second line")
+
+
+class NotEverySecond(Fails):
+    """Fails at every other row: each time there is one that works between."""
+
+    rows = 0
+
+    def log(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
+        self.rows += 1
+        if self.rows % 2:
+            super().log(step, time, metrics)
+
+
+class OnAFullDisk(TensorboardTracker):
+    """TensorBoard's, where the kernel takes no more than 20 kB of a file."""
+
+    def open(self, run: TrackedRun) -> Mapping[str, str]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXFSZ])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        return super().open(run)
