@@ -30,7 +30,7 @@ from scalerl.curve import Fit, fit
 from scalerl.curve.campaign import MIN_SIBLINGS
 from scalerl.curve.scores import interval_score
 from scalerl.errors import CannotAnswerError
-from scalerl.study import formats
+from scalerl.report import formats
 from scalerl.study.forecast_scores import JudgedForecast, score_forecasts
 from scalerl.study.record import ATTEMPTS, DECISIONS, FORECASTS, PLAN, StudyRecord
 from scalerl.study.tables import scores_table, study_tables

@@ -154,3 +154,10 @@ def misfit(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
     found = hostile_study.build(tmp_path_factory.mktemp("misfit") / "study", draw=1, forecast=False)
     assert any(run.misfit for run in found.arms[0].fits)
     return found
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says it where pages were not looked at."""
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    if missed := sum("browser tests need" in why for why in skipped):
+        terminalreporter.write_line(f"{missed} browser tests skipped: they need chromium and playwright")

@@ -89,8 +89,9 @@ def test_a_run_folder(tmp_path, capsys):
         (["fit", "{folder}", "--y", "reward"], 2, "--y names a column"),
         (["fit", "{log}", "--x", "flop"], 2, "no column 'flop'"),
         (["fit", "{log}", "--target", ".5"], 2, "--target and --budget belong together"),
-        (["report", "{log}"], 2, "log.csv: a file, not a run folder"),
-        (["report", "{folder}/nothing"], 2, "nothing: no such run folder"),
+        (["report", "{log}", "--target", ".5"], 2, "--target is the pass rate to reach at --budget"),
+        (["report", "{folder}/nothing"], 2, "nothing: no such file"),
+        (["report", "{log}", "{folder}/nothing"], 2, "nothing: no such file"),
         (["fit", "{log}", "--min-compute", "7000"], 3, "too few"),
     ],
 )

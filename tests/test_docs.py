@@ -124,6 +124,20 @@ def test_every_key_of_compare(tables, capsys):
     check("scalerl compare", printed(capsys, "compare", *tables[:2], *asked))
 
 
+def test_every_key_of_a_report(tables, tmp_path, capsys):
+    words = ["--budget", "20000", "-o", str(tmp_path / "p.html"), "--json"]
+    answer = printed(capsys, "report", *tables[:2], *words)
+    fitted = printed(capsys, "fit", tables[0], "--at", "20000", "--json")
+    assert answer["runs"][0].pop("fit") == fitted
+    compared = printed(capsys, "compare", *tables[:2], "--budget", "20000", "--json")
+    for pair in compared["pairs"]:
+        del pair["paired_prompts"], pair["paper"]
+    assert answer.pop("comparison") | {"sources": compared["sources"]} == compared
+    for run in answer["runs"]:
+        run["fit"] = None
+    check("scalerl report", answer | {"comparison": None})
+
+
 def test_every_key_of_backtest(tables, capsys):
     check("scalerl backtest", printed(capsys, "backtest", tables[0], "--at", "1/4,1/2", "--json"))
 

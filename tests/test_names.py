@@ -2,7 +2,7 @@
 
 from scalerl.files import folder_name
 from scalerl.jsonl import flat
-from scalerl.study.table import changes_in_words
+from scalerl.report.table import changes_in_words
 
 
 def test_names_become_names_of_folders():

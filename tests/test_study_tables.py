@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from hostile_study import ARMS, BUDGET, FAILED, check_latex
-from scalerl.study import formats
+from scalerl.report import formats
+from scalerl.report.table import Table
 from scalerl.study.answers import answers
 from scalerl.study.figures import forest_figure
 from scalerl.study.kinds import kind_of
 from scalerl.study.page import study_latex, study_markdown, write_study_report
-from scalerl.study.table import Table
 from scalerl.study.tables import (
     decisions_table,
     forecasts_table,

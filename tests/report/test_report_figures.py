@@ -62,9 +62,12 @@ def test_figure_files(run, tmp_path):
     svg = curve_figure(run, frozen=frozen, out=tmp_path / "curve.svg")
     assert "#0072b2" in svg.read_text()
     ET.parse(svg)
-    with pytest.raises(InputError, match=r"curve\.pdf: a figure is written as \.svg or \.png"):
-        curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.png", "curve.svg"]
+    pdf = curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert curve_figure(run, frozen=frozen, out=tmp_path / "curve.pdf").read_bytes() == pdf
+    with pytest.raises(InputError, match=r"curve\.jpg: a figure is written as \.svg, \.png or \.pdf"):
+        curve_figure(run, frozen=frozen, out=tmp_path / "curve.jpg")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["curve.pdf", "curve.png", "curve.svg"]
 
 
 def test_health_leaves_out_what_was_not_logged():

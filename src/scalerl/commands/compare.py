@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     compare.add_argument(
         "--group",
-        type=_group,
+        type=group,
         action="append",
         default=[],
         metavar="NAME=RUN,RUN",
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve import compare
     from scalerl.jsonl import dumps
 
-    groups = _groups(args.group)
-    _check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
+    groups = groups_of(args.group)
+    check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
     named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
     recipes = _by_recipe([_read(path, args) for path in args.runs], named)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
@@ -212,7 +212,7 @@ def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, 
     """The groups that were named, then runs by the recipe in their config.json less the seed and the name."""
     groups: dict[str, list[_Run]] = {}
     for run in runs:
-        groups.setdefault(_recipe_key(run), []).append(run)
+        groups.setdefault(recipe_key(run.record, run.path), []).append(run)
     recipes = dict(named)
     for members in groups.values():
         name = _name(members[0])
@@ -224,10 +224,11 @@ def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, 
     return recipes
 
 
-def _recipe_key(run: _Run) -> str:
-    recipe = run.record.config.get("recipe") if run.record else None
+def recipe_key(record: RunRecord | None, alone: str) -> str:
+    """What runs of one recipe have in common, by their config.json; `alone` where that does not say."""
+    recipe = record.config.get("recipe") if record else None
     if not isinstance(recipe, dict):
-        return run.path
+        return alone
     return json.dumps(
         {key: value for key, value in recipe.items() if key not in ("seed", "name")}, sort_keys=True
     )
@@ -238,14 +239,15 @@ def _name(run: _Run) -> str:
     return name if isinstance(name, str) and name else Path(run.path).stem
 
 
-def _groups(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
+def groups_of(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """The paths of every --group by its name."""
     for name, _ in pairs:
         if [other for other, _ in pairs].count(name) > 1:
             raise InputError(f"--group {name} is given twice: list all of its runs in one")
     return dict(pairs)
 
 
-def _check_once(paths: Sequence[str]) -> None:
+def check_once(paths: Sequence[str]) -> None:
     """A run that is given twice would count as two seeds."""
     seen: set[Path] = set()
     for path in paths:
@@ -255,7 +257,8 @@ def _check_once(paths: Sequence[str]) -> None:
         seen.add(place)
 
 
-def _group(text: str) -> tuple[str, list[str]]:
+def group(text: str) -> tuple[str, list[str]]:
+    """An argument that names the runs of a recipe."""
     name, equals, runs = text.partition("=")
     paths = [part for part in runs.split(",") if part]
     if not (name and equals and paths):

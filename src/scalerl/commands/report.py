@@ -1,49 +1,247 @@
-"""`scalerl report`: the page of a run, or its main figure alone."""
+"""`scalerl report`: the page of a run or its main figure alone; or of several runs, over one another."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from scalerl.commands._data import add_data_arguments, asked_of
 from scalerl.commands._parser import examples
+from scalerl.commands._text import positive, print_warnings, share
+from scalerl.commands.compare import check_once, group, groups_of, recipe_key
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.ingest.load import Data, is_run_folder, read_all
+
+if TYPE_CHECKING:
+    from scalerl.curve.comparison import Comparison
+    from scalerl.report.overlay import OverlayRun
+    from scalerl.report.runs import RunsView
+
+_OF_SEVERAL = (
+    *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
+    *("budget", "target", "base", "group", "markdown", "latex", "figures"),
+)
+"""Options that the page of one run alone has no use for: with one of them it gets the page of several."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
     """The arguments of `scalerl report`."""
     report = commands.add_parser(
         "report",
-        help="write report.html of a run",
-        description="Write the page of a run, self-contained, or its main figure alone.",
+        help="write the page of a run, or of several over one another",
+        description="Write the page of a run, or of several over one another: one file that loads nothing.",
         epilog=examples("""
   scalerl report runs/mine                                      # writes runs/mine/report.html
-  scalerl report runs/mine -o page.html
   scalerl report runs/mine --figure curve.png
+  scalerl report runs/a-seed0 runs/b-seed0 log.csv --budget 16000 --target 0.6 -o page.html
+  scalerl report runs/a-seed0 runs/b-seed0 --figures figures/ --latex table.tex
 """),
     )
-    report.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
-    report.add_argument("-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html")
+    report.add_argument("runs", metavar="RUN|FILE", nargs="*", help="run folders, or what `fit` reads")
     report.add_argument(
-        "--figure", metavar="FILE", type=Path, help="write its main figure alone, .png or .svg"
+        "-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html, or of runs.html"
     )
+    report.add_argument(
+        "--figure", metavar="FILE", type=Path, help="of one RUN: its main figure alone, .svg, .png or .pdf"
+    )
+    several = report.add_argument_group("several runs")
+    several.add_argument("--budget", type=positive, metavar="C", help="forecast every run at this compute")
+    several.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
+    several.add_argument("--base", metavar="NAME", help="compare with this recipe (the first)")
+    several.add_argument(
+        "--group",
+        type=group,
+        action="append",
+        default=[],
+        metavar="NAME=RUN,RUN",
+        help="these runs are the seeds of one recipe (run folders of one recipe are known as such)",
+    )
+    several.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables in Markdown too")
+    several.add_argument("--latex", metavar="FILE", type=Path, help="write the tables in LaTeX too")
+    several.add_argument(
+        "--figures",
+        metavar="FOLDER|FILE",
+        type=Path,
+        help="write the figures too: as SVG, PNG and PDF to a folder, or the overlay to one file",
+    )
+    add_data_arguments(report)
     report.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the page or the figure, and print where it is."""
+    asked = [name for name in _OF_SEVERAL if getattr(args, name) not in (None, False, [])]
+    if args.figure:
+        if args.output or asked or len(args.runs) != 1:
+            raise InputError("--figure writes the figure of one RUN alone: leave out everything else")
+        _figure(args.runs[0], args.figure)
+    elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
+        from scalerl.report import write_report
+
+        print(write_report(args.runs[0], out=args.output))
+    else:
+        _several(args)
+
+
+def _figure(folder: str, out: Path) -> None:
     from scalerl.curve import fit
     from scalerl.record import RunRecord
-    from scalerl.report import axis_for, curve_figure, frozen_forecasts, main_forecast, write_report
+    from scalerl.report import axis_for, curve_figure, frozen_forecasts, main_forecast
 
-    if args.figure and args.output:
-        raise InputError("--figure writes the figure alone: leave out -o")
-    if not args.figure:
-        print(write_report(args.run_folder, out=args.output))
-        return
-    record = RunRecord.read(args.run_folder)
+    record = RunRecord.read(folder)
     frozen = main_forecast(frozen_forecasts(record))
     try:
         whole = fit(record, x=axis_for(record, frozen=frozen))
     except CannotAnswerError:  # the evaluations can be drawn all the same
         whole = None
-    print(curve_figure(record, whole, frozen=frozen, out=args.figure))
+    print(curve_figure(record, whole, frozen=frozen, out=out))
+
+
+def _several(args: argparse.Namespace) -> None:
+    from scalerl.report.runs import warnings_of
+    from scalerl.report.runs_page import runs_latex, runs_markdown, write_runs_report, write_text
+
+    if args.target is not None and args.budget is None:
+        raise InputError("--target is the pass rate to reach at --budget: give that, too")
+    view, sources = _view(args)
+    written = [write_runs_report(view, args.output or Path("runs.html"))]
+    if args.markdown:
+        written.append(write_text(args.markdown, runs_markdown(view)))
+    if args.latex:
+        written.append(write_text(args.latex, runs_latex(view)))
+    if args.figures:
+        from scalerl.report.runs_figures import write_figures
+
+        written += write_figures(view, args.figures)
+    if args.json:
+        _print_json(view, sources, written)
+        return
+    print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
+    print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
+    print("\n".join(map(str, written)))
+
+
+def _print_json(view: RunsView, sources: Sequence[str], written: Sequence[Path]) -> None:
+    from scalerl.jsonl import dumps
+
+    at = [] if view.budget is None else [view.budget]
+    runs = [
+        {
+            "name": run.name,
+            "source": source,
+            "reason": run.reason or None,
+            "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
+        }
+        for run, source in zip(view.runs, sources, strict=True)
+    ]
+    answer = {"files": [str(path) for path in written], "axis": view.axis, "runs": runs}
+    answer["recipes"] = [{"name": name, "runs": list(names)} for name, names in view.groups.items()]
+    answer["comparison"] = view.comparison and view.comparison.to_json()
+    print(dumps(answer | {"not_compared": view.not_compared or None}, indent=2))
+
+
+def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
+    """The runs, read, named and fitted, and their sources.
+
+    Raises:
+        InputError: one of them cannot be read, or they have no compute axis in common.
+    """
+    from scalerl.report.overlay import OverlayRun
+    from scalerl.report.runs import RunsView, distinct, fit_or_reason
+
+    named = groups_of(args.group)
+    paths = [*(path for paths in named.values() for path in paths), *args.runs]
+    if not paths:
+        raise InputError("report needs a RUN or a FILE")
+    check_once(paths)
+    found = [data for path in paths for data in read_all(path, args.x, asked_of(args), args.price)]
+    found = _on_one_axis(found, args.price)
+    names = distinct([_name(data) for data in found], [data.path for data in found])
+    options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
+    runs = []
+    for name, data in zip(names, found, strict=True):
+        run = OverlayRun(name, data.points, data.record)
+        fit, reason = fit_or_reason(run, **options)
+        runs.append(replace(run, fit=fit, reason=reason))
+    recipes = _recipes(runs, found, named)
+    comparison, why = _comparison(recipes, args)
+    view = RunsView(
+        runs=tuple(runs),
+        budget=args.budget,
+        target=args.target,
+        groups={name: [run.name for run in members] for name, members in recipes.items()},
+        comparison=comparison,
+        not_compared=why,
+        **options,
+    )
+    return view, [data.path for data in found]
+
+
+def _on_one_axis(found: list[Data], price: float | None) -> list[Data]:
+    """The same on the first axis that all have, where they have several by default."""
+    from scalerl.curve import Points
+    from scalerl.record import AXES
+
+    own = dict.fromkeys(data.points.axis for data in found)
+    if len(own) == 1:
+        return found
+    for axis in dict.fromkeys((*own, *AXES)):
+        records = [data.record for data in found if data.points.axis != axis]
+        if all(record is not None and axis in record.logged_axes() for record in records):
+            return [
+                data
+                if data.points.axis == axis or data.record is None
+                else replace(data, points=Points.from_record(data.record, axis, price))
+                for data in found
+            ]
+    on = {data.points.axis: data.path for data in found}
+    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
+    raise InputError(f"the runs have no compute axis in common: {listed}; choose one with --x")
+
+
+def _name(data: Data) -> str:
+    name = data.record.config.get("name") if data.record else None
+    if isinstance(name, str) and name:
+        return name
+    path = Path(data.path)
+    return (path.name if path.is_dir() else path.stem) or str(path)
+
+
+def _recipes(
+    runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, list[str]]
+) -> dict[str, list[OverlayRun]]:
+    """The groups that were named, then runs by the recipe of their config.json, called after their first."""
+    of = {path: name for name, paths in named.items() for path in paths}
+    recipes: dict[str, list[OverlayRun]] = {name: [] for name in named}
+    called: dict[str, str] = {}
+    for run, data in zip(runs, found, strict=True):
+        name = of.get(data.path)
+        if name is None:
+            key = recipe_key(data.record, run.name)
+            # The name alone where no other recipe has it, though the names of its runs have more.
+            name = called.setdefault(key, run.name if _name(data) in recipes else _name(data))
+            if name in named:
+                raise InputError(f"--group {name} has the name of a run that is not in it: call it otherwise")
+        recipes.setdefault(name, []).append(run)
+    return recipes
+
+
+def _comparison(
+    recipes: dict[str, list[OverlayRun]], args: argparse.Namespace
+) -> tuple[Comparison | None, str]:
+    """The comparison of the recipes that have a fit; or why there is none."""
+    from scalerl.curve import compare
+
+    if args.base is not None and args.base not in recipes:
+        raise InputError(f"no recipe '{args.base}' to compare with; recipes: {', '.join(recipes)}")
+    fits = {name: [run.fit for run in runs if run.fit is not None] for name, runs in recipes.items()}
+    fits = {name: found for name, found in fits.items() if found}
+    if args.base is not None and args.base not in fits:
+        return None, f"Nothing is compared: no run of {args.base} could be fitted."
+    if len(fits) < 2:
+        return None, f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
+    target = args.target if args.target is not None and 0 < args.target < 1 else None
+    return compare(fits, base=args.base, budget=args.budget, target=target, level=args.level), ""

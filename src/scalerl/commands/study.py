@@ -57,7 +57,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     verdict.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
     verdict.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
     verdict.add_argument(
-        "--figures", nargs="+", choices=("svg", "png"), default=[], help="write the figures as files too"
+        "--figures",
+        nargs="+",
+        choices=("svg", "png", "pdf"),
+        default=[],
+        help="write the figures as files too",
     )
     verdict.add_argument(
         "--json",
@@ -142,9 +146,9 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
     """The table of runs, and what they cost in all; or that as JSON."""
     from scalerl.jsonl import dumps
     from scalerl.report.numbers import unit_for
+    from scalerl.report.table import changes_in_words
     from scalerl.study.estimate import estimate
     from scalerl.study.plan import rate_in_words
-    from scalerl.study.table import changes_in_words
 
     cost = estimate(plan, folder, args.like, cores)
     if args.json:

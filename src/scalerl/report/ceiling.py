@@ -86,7 +86,7 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     spent = float(fit.points.compute_N[-1])
     unit = unit_for(fit.axis, spent)
     if fit.misfit is not None:
-        said = [_sentence(fit.misfit.why), "The ceiling of the whole run is withheld."]
+        said = [sentence(fit.misfit.why), "The ceiling of the whole run is withheld."]
         if part is not None and fit.misfit.keep is not None:
             low, high = (plain(end / unit.size) for end in fit.misfit.keep)
             ceiling = ceiling_text(part.to_json(), math.nan)
@@ -95,7 +95,7 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     if fit.identified:
         return []
     told = f"To tell it: {to_tell_text(fit.to_json(), unit, spent)}."
-    return [Notice("Too early to tell the ceiling.", f"{_sentence(fit.why)} {told}")]
+    return [Notice("Too early to tell the ceiling.", f"{sentence(fit.why)} {told}")]
 
 
 def part_that_holds(fit: Fit) -> Fit | None:
@@ -114,5 +114,6 @@ def part_that_holds(fit: Fit) -> Fit | None:
         return None  # it is too short, or does not rise
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A reason as a sentence of its own."""
     return f"{text[:1].upper()}{text[1:]}."

@@ -63,7 +63,7 @@ def curve_svg(
 def curve_figure(
     run: RunRecord, fit: Fit | None = None, *, frozen: FrozenForecast | None = None, out: str | Path
 ) -> Path:
-    """Write the figure of `curve_svg` to the file `out` (.svg or .png), for a README or a slide.
+    """Write the figure of `curve_svg` to the file `out` (.svg, .png or .pdf), for a README or a slide.
 
     Raises:
         InputError: `out` ends otherwise, or the counters behind the compute axis are missing.

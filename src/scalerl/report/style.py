@@ -117,8 +117,12 @@ def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(described)}" ', 1)
 
 
+FIGURES = (".svg", ".png", ".pdf")
+"""Endings of the files that a figure is written to."""
+
+
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure as `.svg`, or as `.png` at 200 dots per inch.
+    """Write the figure as `.svg`, as `.pdf`, or as `.png` at 200 dots per inch.
 
     Raises:
         InputError: the name ends otherwise.
@@ -132,8 +136,11 @@ def save_figure(figure: Figure, path: Path) -> Path:
         elif path.suffix == ".png":
             with style():
                 figure.savefig(path, format="png", dpi=200)
+        elif path.suffix == ".pdf":
+            with style():
+                figure.savefig(path, format="pdf", metadata={"CreationDate": None})
         else:
-            raise InputError(f"{path}: a figure is written as .svg or .png")
+            raise InputError(f"{path}: a figure is written as {', '.join(FIGURES[:-1])} or {FIGURES[-1]}")
     except OSError as error:
         raise WriteError(f"{path}: {error.strerror or error}") from error
     return path

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from scalerl.curve.comparison import Claim, Pair
 from scalerl.report.numbers import p_value, signed, unit_for
+from scalerl.report.table import difference_cell, rate_cell
 from scalerl.study.best import last_gains
 from scalerl.study.kinds import Kind, is_made, kind_of
-from scalerl.study.table import difference_cell, rate_cell
 from scalerl.study.verdict import ArmSummary, StudyVerdict
 
 HEADINGS: dict[Kind, str] = {

@@ -12,26 +12,19 @@ import numpy as np
 
 from scalerl.curve.fit import fit
 from scalerl.curve.posterior import Draws
-from scalerl.curve.quantiles import Interval, draw_quantiles, tails
+from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.curve.sides import PASS_RATES, draw_recipe, given_family, quantities
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.report.frozen import REACHED
 from scalerl.report.numbers import as_float, as_mapping
+from scalerl.report.table import Estimate
 from scalerl.study.record import StudyRecord, StudyRun
 
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
 """How far seeds of an arm are taken to be apart where each has a base model of its own: our own judgement. It
 is what an arm by itself is known by; in comparisons the base models drop out."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Median and interval of a quantity of a recipe: over its seeds, their variance included."""
-
-    median: float
-    interval: Interval
 
 
 @dataclass(frozen=True)

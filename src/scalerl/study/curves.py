@@ -5,42 +5,20 @@ Shapes: N evaluations of a run, M computes of a curve.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from scalerl.curve.families import Curve
 from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import tails
 from scalerl.report.frozen import Band
+from scalerl.report.labels import short_names
 from scalerl.report.numbers import Unit
-from scalerl.study.labels import short_names
+from scalerl.report.overlay_figures import ArmCurve, RunPoints
 from scalerl.study.verdict import ArmSummary, StudyVerdict
 
 _DRAWS = 2048
 _MOST_POINTS = 2400
 """Evaluations that are drawn in one figure, all runs together; more are thinned."""
-
-
-@dataclass(frozen=True)
-class RunPoints:
-    """The evaluations of one run that are drawn, compute in units of the figure, and its least squares."""
-
-    compute_N: np.ndarray
-    pass_rate_N: np.ndarray
-    curve: Curve | None
-    """The paper's curve, compute in units of the figure; None without a fit, or where none describes it."""
-
-
-@dataclass(frozen=True)
-class ArmCurve:
-    """An arm as it is drawn: its runs, and its mean curve over seeds with the band, where it has one."""
-
-    name: str
-    """As it fits beside a figure."""
-    base: bool
-    runs: tuple[RunPoints, ...]
-    band: Band | None
 
 
 def arm_curves(verdict: StudyVerdict, unit: Unit) -> list[ArmCurve]:

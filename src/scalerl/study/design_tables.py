@@ -8,7 +8,7 @@ from scalerl.curve.allocation_table import Allocation, Best
 from scalerl.curve.comparison import Difference
 from scalerl.curve.effect_tables import Effect, Effects, OnParameter
 from scalerl.report.numbers import p_value, rate, rate_interval, unit_for
-from scalerl.study.table import Cell, Column, Row, Table, difference_cell, share, spread_keys, words
+from scalerl.report.table import Cell, Column, Row, Table, difference_cell, share, spread_keys, words
 
 _TITLES = {"A": "ceiling A", "log_C_mid": "C_mid"}
 

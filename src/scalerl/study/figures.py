@@ -1,4 +1,4 @@
-"""The figures of a study: differences and forecasts here, curves in `scalerl.study.curve_figures`.
+"""The figures of a study: differences and forecasts here, curves in `scalerl.report.overlay_figures`.
 
 forest      every arm against the base, in ceiling and in efficiency, with intervals
 forecasts   what was forecast against what was measured, by the share of the compute it was made at
@@ -15,12 +15,12 @@ import numpy as np
 
 from scalerl.curve.comparison import Claim, Difference
 from scalerl.curve.quantiles import Interval
+from scalerl.report.labels import short_names
 from scalerl.report.numbers import percent, signed, unit_for
+from scalerl.report.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.report.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
 from scalerl.study.answers import claim_text
-from scalerl.study.curve_figures import linearised_figure, overlay_figure
 from scalerl.study.curves import arm_curves
-from scalerl.study.labels import short_names
 from scalerl.study.verdict import JudgedForecast, StudyVerdict
 
 if TYPE_CHECKING:
@@ -50,12 +50,10 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
         found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
     unit = unit_for(verdict.axis, verdict.budget)
     curves = arm_curves(verdict, unit)
-    for name, title, made in (
-        ("overlay", "Pass rate against compute", overlay_figure(verdict, curves, unit)),
-        ("linearised", "The linearised curve", linearised_figure(curves, unit)),
-    ):
-        if made is not None:
-            found.append(StudyFigure(name, title, *made))
+    if (figure := overlay_figure(curves, unit)) is not None:
+        found.append(StudyFigure("overlay", "Pass rate against compute", figure, _overlay(verdict, curves)))
+    if (made := linearised_figure(curves, unit)) is not None:
+        found.append(StudyFigure("linearised", "The linearised curve", *made))
     if (figure := forecasts_figure(verdict)) is not None:
         found.append(StudyFigure("forecasts", "Forecast against measured", figure, _FORECASTS))
     return found
@@ -71,6 +69,16 @@ _FORECASTS = (
     "Every forecast as it was frozen, with its prediction interval, against the evaluation that came of it. "
     "Filled: inside; hollow: outside. On the line the two are equal."
 )
+
+
+def _overlay(verdict: StudyVerdict, arms: Sequence[ArmCurve]) -> str:
+    level = percent(verdict.comparison.level if verdict.comparison else 0.95)
+    text = (
+        "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
+        f"{level} interval, the variance between seeds included, up to where its runs reach."
+    )
+    bare = [arm.name for arm in arms if arm.band is None]
+    return text + (f" Without a curve: {', '.join(bare)}." if bare else "")
 
 
 def forest_figure(verdict: StudyVerdict) -> Figure | None:

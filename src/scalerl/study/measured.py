@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from scalerl.report.numbers import DASH, rate, signed, unit_for
+from scalerl.report.table import Cell, Column, Row, Table, words
 from scalerl.study.arm_fits import ArmSummary
-from scalerl.study.table import Cell, Column, Row, Table, words
 from scalerl.study.verdict import StudyVerdict
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)

@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from scalerl.errors import WriteError
 from scalerl.files import write_atomically
-from scalerl.study import formats
+from scalerl.report import formats
+from scalerl.report.table import Table
 from scalerl.study.answers import HEADINGS, Answer, answers, budget_text
-from scalerl.study.table import Table
 from scalerl.study.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict import StudyVerdict
 from scalerl.tty import console_for
@@ -33,8 +33,6 @@ _IN_TERMINAL = (
     *("arm", "seeds_finished", "A", "pass_rate_at_budget"),
     *("A_difference", "compute_to_own_ratio", "verdict"),
 )
-_FOLDED = 24
-"""Rows from which on a table of the page is folded away."""
 
 
 def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Sequence[str] = ()) -> list[Path]:
@@ -43,7 +41,7 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
     Args:
         verdict: the answer of the study.
         folder: where the files go; made where there is none.
-        figures: also write every figure as a file of these formats ("svg", "png").
+        figures: also write every figure as a file of these formats ("svg", "png", "pdf").
 
     Raises:
         InputError: a figure is asked for in another format.
@@ -214,7 +212,6 @@ def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]
         "links": _links(verdict, folder),
         "plan": plan_rows(verdict),
         "assumptions": assumptions(verdict),
-        "folded": _FOLDED,
     }
 
 

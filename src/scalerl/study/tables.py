@@ -10,11 +10,7 @@ from typing import Any
 from scalerl.curve.backtest import RIVALS
 from scalerl.curve.comparison import Claim, Pair
 from scalerl.report.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
-from scalerl.study.answers import budget_text, claim_text
-from scalerl.study.design_tables import allocation_table, effects_table
-from scalerl.study.kinds import WORDS, kind_of
-from scalerl.study.measured import measured_table
-from scalerl.study.table import (
+from scalerl.report.table import (
     Cell,
     Column,
     Mark,
@@ -30,6 +26,10 @@ from scalerl.study.table import (
     spread_keys,
     words,
 )
+from scalerl.study.answers import budget_text, claim_text
+from scalerl.study.design_tables import allocation_table, effects_table
+from scalerl.study.kinds import WORDS, kind_of
+from scalerl.study.measured import measured_table
 from scalerl.study.verdict import ArmSummary, FittedRun, ForecastScore, StudyVerdict
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")

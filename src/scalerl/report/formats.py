@@ -1,4 +1,4 @@
-"""A table (`scalerl.study.table`) as Markdown, LaTeX, CSV and plain text.
+"""A table (`scalerl.report.table`) as Markdown, LaTeX, CSV and plain text.
 
 Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
 """
@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalerl.study.table import Column, Raw, Table
+from scalerl.report.table import Column, Raw, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",

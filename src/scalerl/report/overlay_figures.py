@@ -1,6 +1,6 @@
-"""The figures of a study's curves: the arms over one another, and the paper's linearised plot.
+"""Figures of curves: recipes or runs over one another, and the paper's linearised plot.
 
-With more arms than there are colours that stay apart, each has a panel of its own, against the base.
+With more of them (arms, here) than colours that stay apart, each has a panel of its own, against the base.
 
     F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1)        log F against log C has slope B (arXiv 2510.13786)
 """
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scalerl.report.numbers import Unit, percent, plain
+from scalerl.curve.families import Curve
+from scalerl.report.frozen import Band
+from scalerl.report.labels import LOOKS, label_ends
+from scalerl.report.numbers import Unit, plain
 from scalerl.report.style import MUTED, new_figure, plain_rates, style
-from scalerl.study.curves import ArmCurve, RunPoints
-from scalerl.study.labels import LOOKS, label_ends
-from scalerl.study.verdict import StudyVerdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,9 +28,31 @@ if TYPE_CHECKING:
 Look = tuple[str, str]
 """Colour and marker."""
 _COLUMNS = 4
+_MOST_PANELS = 24
 _LARGEST_LOG = 600.0
 _DECADES = 0.7
 """How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
+
+
+@dataclass(frozen=True)
+class RunPoints:
+    """The evaluations of one run that are drawn, compute in units of the figure, and its least squares."""
+
+    compute_N: np.ndarray
+    pass_rate_N: np.ndarray
+    curve: Curve | None
+    """The paper's curve, compute in units of the figure; None without a fit, or where none describes it."""
+
+
+@dataclass(frozen=True)
+class ArmCurve:
+    """An arm as it is drawn: its runs, and its mean curve over seeds with the band, where it has one."""
+
+    name: str
+    """As it fits beside a figure."""
+    base: bool
+    runs: tuple[RunPoints, ...]
+    band: Band | None
 
 
 @dataclass(frozen=True)
@@ -48,20 +70,12 @@ class _Plot:
     """What stands in the corner of an arm's own panel."""
 
 
-def overlay_figure(verdict: StudyVerdict, arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str] | None:
-    """Pass rate against compute in `unit`, arm over arm; and its caption. None without an evaluation."""
+def overlay_figure(arms: Sequence[ArmCurve], unit: Unit) -> Figure | None:
+    """Pass rate against compute in `unit`, arm over arm. None without an evaluation."""
     if not any(len(run.compute_N[run.compute_N > 0]) for arm in arms for run in arm.runs):
         return None
-    figure = _drawn(
-        arms, unit, _Plot("pass rate on the held-out prompts", _overlay, plain_rates, _name, lambda arm: "")
-    )
-    level = percent(verdict.comparison.level if verdict.comparison else 0.95)
-    text = (
-        "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
-        f"{level} interval, the variance between seeds included, up to where its runs reach."
-    )
-    bare = [arm.name for arm in arms if arm.band is None]
-    return figure, text + (f" Without a curve: {', '.join(bare)}." if bare else "")
+    plot = _Plot("pass rate on the held-out prompts", _overlay, plain_rates, _name, lambda arm: "")
+    return _drawn(arms, unit, plot)
 
 
 def linearised_figure(arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str] | None:
@@ -101,9 +115,11 @@ def linearised(run: RunPoints) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _drawn(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
-    """All arms in one frame, or a panel for each."""
+    """All arms in one frame, or a panel for each; a crowd without a base in one frame again, unnamed."""
+    crowded = len(arms) > _MOST_PANELS and not any(arm.base for arm in arms)
+    lay_out = _one if len(arms) <= len(LOOKS) else _crowd if crowded else _many
     with style():
-        return (_one if len(arms) <= len(LOOKS) else _many)(arms, unit, plot)
+        return lay_out(arms, unit, plot)
 
 
 def _one(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
@@ -149,6 +165,20 @@ def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     below = f"training compute ({unit.name}, logarithmic){black}"
     figure.supxlabel(below, fontsize=9, color=MUTED, y=0.06 / height)
     figure.supylabel(plot.label, fontsize=9, color=MUTED, x=0.006)
+    return figure
+
+
+def _crowd(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
+    figure = new_figure(10.0, 4.6)
+    figure.subplots_adjust(left=0.062, right=0.985, bottom=0.11, top=0.985)
+    axes = figure.subplots()
+    _compute_axis(axes, _computes(arms), wide=True)
+    for arm in arms:
+        band = arm.band and Band(arm.band.compute_M, *[arm.band.median_M] * 3)
+        plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o"), False)
+    plot.axis(axes)
+    axes.set_xlabel(f"training compute ({unit.name}, logarithmic); {len(arms)} runs")
+    axes.set_ylabel(plot.label)
     return figure
 
 

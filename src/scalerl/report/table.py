@@ -1,6 +1,6 @@
 """Tables as data: every cell holds the text for people and the numbers behind it.
 
-One definition serves Markdown, LaTeX, CSV, the page and the terminal (`scalerl.study.formats`), so that none
+One definition serves Markdown, LaTeX, CSV, the page and the terminal (`scalerl.report.formats`), so that none
 of them can say something else than the others.
 """
 
@@ -25,12 +25,19 @@ from scalerl.report.numbers import (
     signed,
     signed_interval,
 )
-from scalerl.study.verdict import Estimate
 
 Raw = str | float | int | None
 """What stands in a CSV: None and NaN are empty there."""
 Mark = Literal["", "base", "moved", "open"]
 """How a row stands out: the base, an arm that moves something, one of which nothing can be said."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Median and interval of a quantity; of a recipe, over its seeds, their variance included."""
+
+    median: float
+    interval: Interval
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,157 @@
+"""Several runs that are shown together: what they were asked, how they compare, and what was assumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from scalerl.curve.families import FAMILIES
+from scalerl.report.numbers import Unit, as_mapping, percent, plain, rate, unit_for
+from scalerl.report.overlay import OverlayRun
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+    from scalerl.curve.comparison import Comparison
+
+_AXES = {
+    "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",
+    "flops": "floating-point operations of generating and training",
+    "tokens": "tokens that were generated and trained on",
+    "samples": "completions that the trainer consumed",
+    "steps": "trainer steps",
+    "dollars": "GPU-hours at a price",
+}
+
+
+@dataclass(frozen=True)
+class RunsView:
+    """Runs on one compute axis, each fitted or with the reason why not, and how their recipes compare."""
+
+    runs: tuple[OverlayRun, ...]
+    level: float = 0.95
+    budget: float | None = None
+    """Compute to forecast at, in the unit of the axis."""
+    target: float | None = None
+    """Pass rate to reach at the budget."""
+    r0: float | Literal["free"] | None = None
+    min_compute: float = 0.0
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the runs of every recipe that is compared, by the name of the recipe."""
+    comparison: Comparison | None = None
+    not_compared: str = ""
+    """Why nothing is compared, in a sentence."""
+
+    @property
+    def axis(self) -> str:
+        """The compute axis of all fits."""
+        return self.runs[0].points.axis
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of compute in tables."""
+        largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
+        return unit_for(self.axis, max(largest, self.budget or 0.0))
+
+    @property
+    def title(self) -> str:
+        """The names of a few runs, or how many there are."""
+        names = [run.name for run in self.runs]
+        return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
+
+
+def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
+    """The fit of a run, or why there is none.
+
+    Raises:
+        InputError: an option is not valid.
+    """
+    from scalerl.curve import fit
+    from scalerl.errors import CannotAnswerError
+
+    try:
+        return fit(run.points, **options), ""  # type: ignore[arg-type]
+    except CannotAnswerError as error:
+        return None, local(run, str(error)).removeprefix(f"{Path(run.points.source).name}: ")
+
+
+def warnings_of(run: OverlayRun) -> list[str]:
+    """What was said of a run while it was read and fitted, each once."""
+    found = run.fit.warnings if run.fit is not None else run.points.warnings
+    return list(dict.fromkeys(local(run, warning) for warning in found))
+
+
+def local(run: OverlayRun, message: str) -> str:
+    """The message without the folder that it is about: a page is shown on other machines."""
+    path = Path(run.points.source)
+    parents = {path.parent, run.record.path if run.record is not None else path.parent}
+    for parent in sorted(map(str, parents), key=len, reverse=True):
+        message = message.replace(f"{parent}{os.sep}", "")
+    return message
+
+
+def assumptions(view: RunsView) -> list[str]:
+    """What the numbers rest on, in sentences."""
+    level, axis = percent(view.level), view.axis
+    labels = ", ".join(family.label for family in FAMILIES)
+    said = [
+        f"Compute is {_AXES.get(axis, f'the column {axis} of the logs')}. All fits are on this axis; on "
+        "another, curves are drawn along each run’s own clock, and end where the run does.",
+        _start(view),
+        f"Intervals are central, at {level}. A, forecasts and bands average families of curves ({labels}) by "
+        "their posterior weights; B and C_mid are those of the log-logistic curve, R(C) = R_0 + (A − R_0) / "
+        "(1 + (C_mid / C)^B).",
+    ]
+    if view.min_compute > 0:
+        cut = view.unit.show(view.min_compute)
+        said.append(f"Evaluations below {cut}, but for those before training, are not fitted.")
+    if view.comparison is not None:
+        said.append(view.comparison.priors())
+    return said
+
+
+def _start(view: RunsView) -> str:
+    if view.r0 == "free":
+        return "Evaluations before any training are left out, and R_0 is fitted to the others."
+    if view.r0 is not None:
+        return f"The pass rate before training, R_0, is given as {rate(view.r0)}."
+    return "Evaluations before any training are data as the others are, and R_0 is fitted with them."
+
+
+def taken(run: OverlayRun) -> str:
+    """Of the log of another trainer, what was taken for what; empty of a run folder and of a table."""
+    config = run.record.config if run.record is not None else {}
+    if not (said := as_mapping(config.get("taken"))):
+        return ""
+    source = as_mapping(config.get("source"))
+    parts = [f"{what}: {text}" for what, text in said.items()]
+    return f"{source.get('format')}, names of {source.get('trainer')}. {'; '.join(parts)}"
+
+
+def last_measured(run: OverlayRun, name: str) -> str:
+    """The last value that the evaluations have of a figure of health (a field of `EvalPoint`); or a dash."""
+    values = [getattr(point, name) for point in run.record.evals] if run.record is not None else []
+    known = [value for value in values if value == value]
+    if not known:
+        return plain(None)
+    return percent(known[-1]) if name in ("truncated", "failed") else plain(known[-1])
+
+
+def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """The names, with as much of the path beside one as tells it from others of the same name."""
+    found = list(names)
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [place for place, other in enumerate(names) if other == name]
+        parts = [Path(paths[place]).parts for place in places]
+        # One log may hold two runs of one name: then their numbers tell them apart.
+        for depth in range(1, max(map(len, parts)) + 1):
+            ends = ["/".join(part[-depth:]) for part in parts]
+            if len(set(ends)) == len(ends):
+                break
+        else:
+            ends = [f"{number}" for number in range(1, len(places) + 1)]
+        for place, end in zip(places, ends, strict=True):
+            found[place] = f"{name} ({end})"
+    return found

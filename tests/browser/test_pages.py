@@ -1,0 +1,194 @@
+"""What people see and do in a page: without a network, by keyboard, on a narrow screen and in the dark."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from browser_tools import redrawn
+from scalerl.report.numbers import rate
+from scalerl.report.overlay import overlay
+from simulated_runs import BUDGET, HOSTILE, tokens_at
+
+POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
+LINES = """() => document.querySelector('.sc-plot').data
+  .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
+KINDS = ("several", "hundred", "long", "run", "study")
+
+
+@pytest.fixture
+def several(visit, pages):
+    page = visit(pages["several"])
+    page.wait_for_selector("#chart[data-drawn]")
+    return page
+
+
+def points_of(page, name):
+    """The trace of a run's evaluations."""
+    return next(trace for trace in page.evaluate(POINTS) if trace["meta"].get("run") == name)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, scheme):
+    page = visit(pages[kind], width, scheme)
+    if kind in ("several", "hundred", "long"):
+        page.wait_for_selector("#chart[data-drawn]")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.scrollWidth") <= width
+    assert page.title() != "owned"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, background.removeprefix("rgb(").rstrip(")").split(","))) > 3 * 128
+    assert light == (scheme == "light")
+    assert page.locator("img").count() == 0
+
+
+def test_the_chart_is_readable_in_the_dark(visit, pages):
+    page = visit(pages["several"], scheme="dark")
+    page.wait_for_selector("#chart[data-drawn]")
+    text = page.evaluate("getComputedStyle(document.querySelector('.sc-plot .xtick text')).fill")
+    assert min(map(int, text.removeprefix("rgb(").rstrip(")").split(","))) > 128
+    with redrawn(page):
+        page.emulate_media(color_scheme="light")
+    text = page.evaluate("getComputedStyle(document.querySelector('.sc-plot .xtick text')).fill")
+    assert max(map(int, text.removeprefix("rgb(").rstrip(")").split(","))) < 160
+
+
+def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
+    hours = points_of(several, "base")["x"]
+    np.testing.assert_allclose(hours, shown.runs[0].points.compute_N, rtol=1e-4)
+    with redrawn(several):
+        several.locator("#chart select").first.select_option("tokens")
+    tokens = np.array(points_of(several, "base")["x"])
+    np.testing.assert_allclose(tokens / tokens[-1], tokens_at(np.array(hours)) / tokens_at(BUDGET), rtol=1e-4)
+    assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
+    assert "tokens" in several.locator(".sc-plot .xtitle").text_content()
+
+
+def test_hovering_shows_what_was_measured(several, shown):
+    points = shown.runs[1].points
+    place = several.evaluate(
+        """([name, i]) => {
+          const plot = document.querySelector('.sc-plot');
+          plot.scrollIntoView();
+          const trace = plot.data.find((one) => one.meta && one.meta.run === name);
+          const { xaxis, yaxis } = plot._fullLayout, box = plot.getBoundingClientRect();
+          const [x, y] = [xaxis.l2p(trace.x[i]), yaxis.l2p(trace.y[i])];
+          return [box.x + xaxis._offset + x, box.y + yaxis._offset + y];
+        }""",
+        [HOSTILE, 20],
+    )
+    several.mouse.move(place[0] - 2, place[1])
+    several.mouse.move(*place)
+    several.wait_for_selector(".hoverlayer .hovertext")
+    text = several.locator(".hoverlayer").text_content()
+    assert HOSTILE[:40] in text
+    assert "step 200, 10,000 GPU-hours" in text
+    assert f"pass rate {rate(points.pass_rate_N[20])} ± {rate(points.noise_sd_N[20])}" in text
+    assert several.locator(".hoverlayer image, .hoverlayer a, .hoverlayer script").count() == 0
+
+
+def test_every_control_is_reached_and_works_by_keyboard(several):
+    reached = []
+    for _ in range(14):
+        several.keyboard.press("Tab")
+        reached.append(several.evaluate("document.activeElement.outerHTML.slice(0, 70)"))
+        if "Logarithmic" in reached[-1]:
+            with redrawn(several):
+                several.keyboard.press("Enter")
+    found = " ".join(reached)
+    assert found.count("<select") == 2
+    assert found.count('type="checkbox"') == 3
+    for control in ("Logarithmic", "Whole view", 'class="sc-plot', "modebar-btn"):
+        assert control in found
+    assert several.locator("#chart").get_attribute("data-drawn") == "gpu_hours log"
+    several.locator("#chart select").first.focus()
+    with redrawn(several):
+        several.keyboard.press("ArrowDown")
+    assert several.locator("#chart").get_attribute("data-drawn") == "flops log"
+    several.locator('input[type="checkbox"]').nth(1).focus()
+    with redrawn(several):
+        several.keyboard.press("Space")
+    assert [trace["meta"]["run"] for trace in several.evaluate(POINTS)] == ["base", "flat"]
+
+
+def test_arrow_keys_read_evaluation_by_evaluation(several, shown):
+    several.locator(".sc-plot").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp"):
+        several.keyboard.press(key)
+    said = several.locator(".sc-said").inner_text()
+    assert said.startswith("<script>document.title='owned'</script>")
+    assert f"step 10, 500 GPU-hours, pass rate {rate(shown.runs[1].points.pass_rate_N[1])}" in said
+    several.wait_for_selector(".hoverlayer .hovertext")
+
+
+def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
+    assert "open" not in points_of(several, "base")["marker"]["symbol"][-1]
+    with redrawn(several):
+        several.locator("#chart select").last.select_option("frozen")
+    symbols = points_of(several, "base")["marker"]["symbol"]
+    assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
+    lines = several.evaluate(LINES)
+    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["median"]
+    assert lines[0] + lines[1][1:] == frozen
+
+
+def test_a_name_is_text(several):
+    legend = several.locator(".sc-legend")
+    assert HOSTILE.split(" %")[0] in legend.inner_text()
+    assert legend.locator("script, img").count() == 0
+    assert several.locator("td script, td img, h1 script").count() == 0
+
+
+def test_newer_data_are_drawn_and_choices_stay(several, shown):
+    newer = overlay([shown.runs[0]])
+    several.evaluate(
+        """(data) => {
+          const element = document.getElementById('chart');
+          const first = JSON.parse(document.getElementById('runs').textContent);
+          window.chart = scalerlChart(element, first, { axis: 'tokens', log: true });
+        }""",
+        newer,
+    )
+    several.wait_for_selector("#chart[data-drawn='tokens log']")
+    with redrawn(several):
+        several.evaluate("(data) => window.chart.update(data)", newer)
+    assert several.locator("#chart").get_attribute("data-drawn") == "tokens log"
+    assert [trace["meta"]["run"] for trace in several.evaluate(POINTS)] == ["base"]
+    assert several.locator(".sc-legend li").count() == 1
+
+
+def test_a_hundred_runs_are_grey_until_they_are_ticked(visit, pages):
+    page = visit(pages["hundred"])
+    page.wait_for_selector("#chart[data-drawn]")
+    traces = "() => document.querySelector('.sc-plot').data.length"
+    assert page.evaluate(traces) == 2
+    started = time.perf_counter()
+    with redrawn(page):
+        page.locator("#chart select").first.select_option("flops")
+    print(f"\n100 runs: axis switched in {1000 * (time.perf_counter() - started):.0f} ms")
+    page.get_by_label("Find a run").fill("run 42")
+    assert page.locator(".sc-legend li:visible").count() == 1
+    with redrawn(page):
+        page.locator(".sc-legend li:visible input").check()
+    assert points_of(page, "run 42")["x"]
+    assert page.evaluate(traces) > 2
+
+
+def test_ten_thousand_evaluations_are_thinned_and_said_to_be(visit, pages):
+    page = visit(pages["long"])
+    page.wait_for_selector("#chart[data-drawn]")
+    trace = points_of(page, "long")
+    assert 500 < len(trace["x"]) < 1300
+    assert min(trace["y"]) == 0.2
+    assert "Of 10,000 evaluations" in page.locator(".sc-note").inner_text()
+    started = time.perf_counter()
+    with redrawn(page):
+        page.get_by_role("button", name="Logarithmic").click()
+    print(f"\n10,000 evaluations: axis switched in {1000 * (time.perf_counter() - started):.0f} ms")
+
+
+def test_the_data_of_a_page_are_those_of_the_overlay(several, shown):
+    text = several.locator("#runs").text_content()
+    assert json.loads(text) == overlay(shown.runs, budget=16_000.0, target=0.55)

@@ -1,0 +1,131 @@
+"""What a chart of several runs holds: the clocks of other axes, thinning, and what is drawn of fits."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.errors import InputError
+from scalerl.record import RunRecord
+from scalerl.report.overlay import OverlayRun, overlay, thin
+from scalerl.report.web import script_json
+from simulated_runs import BUDGET, tokens_at, write_run
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    record = RunRecord.read(write_run(tmp_path_factory.mktemp("run") / "a", "a"))
+    points = Points.from_record(record, "gpu_hours")
+    return OverlayRun("a", points, record, fit(points))
+
+
+def by_key(found):
+    return {axis["key"]: axis for axis in found["axes"]}
+
+
+def test_the_axis_of_the_fits_comes_first_and_every_logged_one_is_there(shown):
+    found = overlay([shown])
+    assert found["axis"] == "gpu_hours"
+    assert list(by_key(found)) == ["gpu_hours", "flops", "tokens", "samples", "steps"]
+    run = found["runs"][0]
+    assert run["compute"]["steps"] == run["step"]
+    np.testing.assert_allclose(run["pass_rate"], shown.points.pass_rate_N, rtol=1e-5)
+    np.testing.assert_allclose(run["noise"], shown.points.noise_sd_N, rtol=1e-2)
+
+
+def test_a_curve_on_another_axis_goes_along_the_clock_of_the_run_and_ends_with_it(shown):
+    curve = overlay([shown], budget=2 * BUDGET)["runs"][0]["fit"]["curve"]
+    hours = np.array(curve["compute"]["gpu_hours"])
+    tokens = np.array(curve["compute"]["tokens"], dtype=float)
+    assert hours[-1] == 2 * BUDGET
+    np.testing.assert_array_equal(np.isnan(tokens), hours > BUDGET)
+    inside = hours <= BUDGET
+    # Straight between two evaluations, it lies above the convex truth by at most d^2 / 8 of its curvature.
+    truth, gap = tokens_at(hours[inside]), 1e5 * (BUDGET / 24) ** 2 / (4 * BUDGET)
+    assert ((tokens[inside] >= truth * (1 - 1e-4)) & (tokens[inside] <= truth + gap * 1.01)).all()
+
+
+def test_the_band_is_that_of_the_fit(shown):
+    curve = overlay([shown])["runs"][0]["fit"]["curve"]
+    median, low, high = shown.fit.band(np.array(curve["compute"]["gpu_hours"], dtype=float))
+    for name, expected in (("median", median), ("low", low), ("high", high)):
+        np.testing.assert_allclose(curve[name], expected, atol=1e-4)
+
+
+def test_a_frozen_forecast_stands_as_it_was_written(shown):
+    found = overlay([shown])["runs"][0]["forecasts"]
+    row = shown.record.forecasts[0]
+    assert [one["leads"] for one in found] == [True]
+    assert found[0]["interval"] == pytest.approx(row["prediction"], rel=1e-5)
+    assert found[0]["target"]["gpu_hours"] == BUDGET
+    assert found[0]["target"]["tokens"] == pytest.approx(tokens_at(BUDGET))
+    assert found[0]["measured"] == pytest.approx(shown.points.pass_rate_N[-1], rel=1e-5)
+    assert found[0]["outcome"] in ("inside", "outside")
+    assert found[0]["curve"]["median"] == pytest.approx(row["curve"]["median"], rel=1e-3)
+
+
+def test_evaluations_that_a_fit_leaves_out_are_said(shown):
+    cut = fit(shown.points, r0=0.3, min_compute=2000.0, max_compute=10_000.0)
+    run = overlay([replace(shown, fit=cut)])["runs"][0]
+    hours = np.array(run["compute"]["gpu_hours"])
+    np.testing.assert_array_equal(run["used"], (hours >= 2000) & (hours <= 10_000))
+    assert run["fit"]["window"]["gpu_hours"] == [2000, 10_000]
+
+
+def test_of_a_run_that_no_curve_describes_the_part_that_holds_is_drawn():
+    compute_N = np.linspace(0, BUDGET, 40)
+    rates_N = Curve(LOG_LOGISTIC, 0.6, 1.9, 2500.0, 0.3)(compute_N)
+    rates_N = rates_N + np.random.default_rng(0).normal(0, 0.004, 40)
+    rates_N[28:] -= 0.1
+    whole = fit(Points.from_arrays(compute_N, rates_N, noise_sd=0.004))
+    assert whole.misfit is not None
+    found = overlay([OverlayRun("jump", whole.points, fit=whole)])["runs"][0]["fit"]
+    assert found["A"] is None
+    assert found["misfit"]
+    assert found["of_part"]
+
+
+def test_runs_without_a_fit_or_an_evaluation_are_shown_with_their_reason():
+    none = Points.from_arrays([], [])
+    flat = Points.from_arrays([1.0, 2.0], [0.3, 0.3])
+    found = overlay([OverlayRun("none", none, reason="too few"), OverlayRun("flat", flat, reason="flat")])
+    assert [run["reason"] for run in found["runs"]] == ["too few", "flat"]
+    assert [run["fit"] for run in found["runs"]] == [None, None]
+    assert found["level"] is None
+    assert json.loads(script_json(found)) == found
+
+
+def test_one_name_or_two_axes_are_refused(shown):
+    with pytest.raises(InputError, match="one name"):
+        overlay([shown, shown])
+    with pytest.raises(InputError, match="one compute axis, found compute, gpu_hours"):
+        overlay([shown, OverlayRun("b", Points.from_arrays([1.0], [0.5]))])
+
+
+@pytest.mark.parametrize(("n", "most"), [(10_000, 1200), (5000, 40), (41, 40), (1201, 1200)])
+def test_thinning_keeps_ends_and_outliers(n, most):
+    value_N = np.random.default_rng(0).normal(size=n)
+    value_N[n // 3], value_N[n // 2] = 9.0, -9.0
+    kept = thin(value_N, most)
+    assert len(kept) <= 1.05 * most
+    assert len(kept) > 0.5 * most
+    assert {0, n - 1, n // 3, n // 2} <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+
+
+def test_a_start_that_a_logarithmic_axis_stretches_is_drawn_densely():
+    kept = thin(np.zeros(10_000), 1200)
+    assert (kept < 30).sum() > 15
+    assert (kept >= 9000).sum() > 40
+
+
+def test_few_evaluations_are_all_drawn():
+    np.testing.assert_array_equal(thin(np.arange(40.0), 40), np.arange(40))
+
+
+def test_json_in_a_page_cannot_end_its_script():
+    text = script_json({"name": "</script><!--&", "nan": float("nan")})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"name": "</script><!--&", "nan": None}
