@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import example_files
+from growing import Growing
 from scalerl.cli import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.backtest import OURS, RIVALS
@@ -140,6 +141,12 @@ def test_every_key_of_a_report(tables, tmp_path, capsys):
 
 def test_every_key_of_backtest(tables, capsys):
     check("scalerl backtest", printed(capsys, "backtest", tables[0], "--at", "1/4,1/2", "--json"))
+
+
+def test_every_key_of_watch(tmp_path, capsys):
+    run = Growing(tmp_path / "run", 12)
+    run.alarm(100)
+    check("scalerl watch", printed(capsys, "watch", str(run.path), "--once", "--json", "--target", ".5"))
 
 
 def test_every_key_of_a_study(studies, tmp_path):

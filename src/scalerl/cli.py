@@ -12,7 +12,19 @@ import sys
 from collections.abc import Sequence
 
 from scalerl._version import __version__
-from scalerl.commands import backtest, compare, completion, demo, fit, ingest, report, study, train
+from scalerl.commands import (
+    backtest,
+    compare,
+    completion,
+    demo,
+    fit,
+    ingest,
+    report,
+    serve,
+    study,
+    train,
+    watch,
+)
 from scalerl.commands._parser import Parser, examples
 from scalerl.errors import ScalerlError
 
@@ -83,6 +95,8 @@ def _parser() -> Parser:
     ingest.add(commands)
     train.add(commands)
     study.add(commands)
+    watch.add(commands)
+    serve.add(commands)
     demo.add(commands)
     completion.add(commands, parser)
     return parser

@@ -65,3 +65,31 @@ def folder_name(name: str, empty: str = "_") -> str:
     # What is cut off may be all that tells two names apart.
     start = kept.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
     return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def signature(path: Path) -> object:
+    """Something that is another once what is at `path` has changed; None where nothing is.
+
+    Of a run folder the files that are read count, of another folder all that is below it.
+    """
+    if not path.is_dir():
+        return _state(path)
+    if (path / "evals.jsonl").exists():
+        return tuple(_state(path / name) for name in _OF_RUNS)
+    return tuple(
+        (name, _state(Path(folder, name))) for folder, _, names in os.walk(path) for name in sorted(names)
+    )
+
+
+_OF_RUNS = (
+    *("config.json", "evals.jsonl", "steps.jsonl", "alarms.jsonl", "forecasts.jsonl"),
+    "checkpoints/final",
+)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        now = path.stat()
+    except OSError:
+        return None
+    return now.st_ino, now.st_size, now.st_mtime_ns

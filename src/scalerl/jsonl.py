@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,29 @@ def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
         InputError: what `read_jsonl` raises.
     """
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
+
+
+def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
+    """The last whole object of a JSONL file that may be written to; empty where there is none.
+
+    No more than its last `most` bytes are read, as the file of a long run is large.
+
+    Raises:
+        InputError: there is such a file, and it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
+            lines = file.read(most).split(b"\n")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    for line in reversed(lines):
+        with suppress(ValueError, RecursionError):
+            if isinstance(row := json.loads(line), dict):
+                return row
+    return {}
 
 
 def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,12 +96,18 @@ class _Beside:
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.curve import compare
+    from scalerl.curve.recipes import by_recipe
     from scalerl.jsonl import dumps
 
     groups = groups_of(args.group)
     check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
     named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
-    recipes = _by_recipe([_read(path, args) for path in args.runs], named)
+    recipes = by_recipe(
+        [_read(path, args) for path in args.runs],
+        lambda run: run.record,
+        lambda run: run.path,
+        named,
+    )
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
     result = compare(
         fits,
@@ -206,37 +211,6 @@ def _rule(base: PaperFit | str, recipe: PaperFit | str) -> PaperComparison | str
         return paper_compare(base, recipe)
     except (InputError, CannotAnswerError) as error:
         return f"nothing: {error}"
-
-
-def _by_recipe(runs: Sequence[_Run], named: dict[str, list[_Run]]) -> dict[str, list[_Run]]:
-    """The groups that were named, then runs by the recipe in their config.json less the seed and the name."""
-    groups: dict[str, list[_Run]] = {}
-    for run in runs:
-        groups.setdefault(recipe_key(run.record, run.path), []).append(run)
-    recipes = dict(named)
-    for members in groups.values():
-        name = _name(members[0])
-        if name in recipes:  # another recipe of the same name
-            name = members[0].path
-        if name in recipes:
-            raise InputError(f"{name}: given twice; name the groups apart with --group NAME=RUN,RUN")
-        recipes[name] = members
-    return recipes
-
-
-def recipe_key(record: RunRecord | None, alone: str) -> str:
-    """What runs of one recipe have in common, by their config.json; `alone` where that does not say."""
-    recipe = record.config.get("recipe") if record else None
-    if not isinstance(recipe, dict):
-        return alone
-    return json.dumps(
-        {key: value for key, value in recipe.items() if key not in ("seed", "name")}, sort_keys=True
-    )
-
-
-def _name(run: _Run) -> str:
-    name = run.record.config.get("name") if run.record else None
-    return name if isinstance(name, str) and name else Path(run.path).stem
 
 
 def groups_of(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.commands._data import add_data_arguments, asked_of
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_warnings, share
-from scalerl.commands.compare import check_once, group, groups_of, recipe_key
+from scalerl.commands.compare import check_once, group, groups_of
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import Data, is_run_folder, read_all
 
@@ -214,6 +214,8 @@ def _recipes(
     runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, list[str]]
 ) -> dict[str, list[OverlayRun]]:
     """The groups that were named, then runs by the recipe of their config.json, called after their first."""
+    from scalerl.curve.recipes import recipe_key
+
     of = {path: name for name, paths in named.items() for path in paths}
     recipes: dict[str, list[OverlayRun]] = {name: [] for name in named}
     called: dict[str, str] = {}

@@ -144,18 +144,9 @@ class Forecaster:
     def line(self, end: float) -> str:
         """The forecast of the end of the run, at compute `end`, in one line; or why there is none yet."""
         try:
-            result = self.fit
+            return forecast_line(self._points, self.fit, end)
         except CannotAnswerError as error:
-            distinct = len(np.unique(self._points.compute_N))
-            if distinct < MIN_TO_FIT:
-                return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
-            return f"no forecast: {str(error).removeprefix(f'{self._points.source}: ')}"
-        forecast = result.forecast(end)
-        ceiling = "ceiling not identified yet"
-        if result.identified:
-            ceiling = f"ceiling {result.ceiling:.3f} {span(result.intervals.A)}"
-        at = f"{end:,.6g} {self._points.axis}"
-        return f"forecast of the end ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
+            return forecast_line(self._points, error, end)
 
     def callback(self, end: float, file: TextIO | None = None) -> Callable[..., None]:
         """A function for a training loop: it takes an evaluation as `add` does, and prints `line(end)`.
@@ -168,3 +159,20 @@ class Forecaster:
             print(self.line(end), file=file or sys.stderr, flush=True)
 
         return evaluated
+
+
+def forecast_line(points: Points, found: Fit | CannotAnswerError, end: float) -> str:
+    """The forecast of the end of a run, at compute `end`, in one line; or why there is none yet."""
+    if isinstance(found, CannotAnswerError):
+        distinct = len(np.unique(points.compute_N))
+        if distinct < MIN_TO_FIT:
+            return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
+        return f"no forecast: {str(found).removeprefix(f'{points.source}: ')}"
+    forecast = found.forecast(end)
+    ceiling = "ceiling not identified yet"
+    if found.identified:
+        ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"
+    if found.misfit:
+        ceiling = f"no curve describes the run: {found.lack_of_fit}"
+    at = f"{end:,.6g} {points.axis}"
+    return f"forecast of the end ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"

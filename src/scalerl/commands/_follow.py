@@ -1,0 +1,85 @@
+"""A run or a log that is written to, read again when it has changed and never more often than it can bear."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.files import signature
+from scalerl.ingest.load import Source, read_data
+from scalerl.jsonl import read_object
+
+if TYPE_CHECKING:
+    from scalerl.curve import Points
+    from scalerl.report.standing import Asked, Standing
+
+_AFTER_READ, _AFTER_FIT = 10, 4
+"""A look is followed by at least this many times as long as it read, or fitted, without one."""
+
+
+class Follower:
+    """Looks at a source.
+
+    `run` is how it stood when it could last be read, None before it could be; `problem` is why the last look
+    read nothing, empty where it did, or had nothing to read.
+    """
+
+    def __init__(self, path: str, x: str | None, source: Source, price: float | None, asked: Asked) -> None:
+        self.path, self.problem = Path(path), ""
+        self.run: Standing | None = None
+        self._how, self._asked = (x, source, price), asked
+        self._seen: object = ()
+        self._read_took = self._fit_took = 0.0
+
+    def look(self) -> bool:
+        """Read the source if it has changed; whether `run` is another since.
+
+        A source that cannot be read, as one that is being rewritten, leaves `run` as it was.
+        """
+        started, self._fit_took = time.monotonic(), 0.0
+        seen = signature(self.path)
+        changed = seen != self._seen
+        if changed:
+            self._seen = seen
+            try:
+                self.run, self.problem = self._read(), ""
+            except InputError as error:
+                self.problem, changed = str(error), False
+        self._read_took = time.monotonic() - started - self._fit_took
+        return changed
+
+    def pause(self, interval: float) -> float:
+        """Seconds until the next look: `interval`, or as long as the last look asks for."""
+        return max(interval, _AFTER_READ * self._read_took + _AFTER_FIT * self._fit_took)
+
+    def begun(self) -> bool:
+        """Whether this is the folder of a run that has no evaluation yet."""
+        try:
+            return "schema" in read_object(self.path / "config.json")
+        except InputError:
+            return False
+
+    def _read(self) -> Standing:
+        from scalerl.report.standing import stand
+
+        data = read_data(self.path, *self._how)
+        run = stand(data.points, data.record, self._asked)
+        before = self.run
+        if before is not None and _same(before.points, run.points):
+            return replace(run, found=before.found)  # a step has no new evaluation to fit
+        started = time.monotonic()
+        fitted = run.fitted()
+        self._fit_took = time.monotonic() - started
+        return fitted
+
+
+def _same(one: Points, other: Points) -> bool:
+    arrays = ((one.compute_N, other.compute_N), (one.pass_rate_N, other.pass_rate_N))
+    return (one.axis, one.warnings) == (other.axis, other.warnings) and all(
+        np.array_equal(a, b) for a, b in arrays
+    )

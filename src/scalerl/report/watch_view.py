@@ -1,0 +1,159 @@
+"""How a run stands, for a person: the view of a terminal, and the line of one evaluation."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from scalerl.alarms import Alarm
+from scalerl.report.alarms import alarm_text
+from scalerl.report.ceiling import ceiling_text, to_tell_text
+from scalerl.report.curve_view import known_ceiling
+from scalerl.report.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.report.numbers import duration, percent, plain, rate, rate_interval
+from scalerl.report.standing import Standing
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_LEAST_ROWS, _MOST_ROWS = 7, 18
+"""Of the plot."""
+
+
+def view(run: Standing, now: float, console: Console, note: str = "") -> RenderableType:
+    """The whole view in the size of the console; `note` is what there is to say of the last look."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from scalerl.report.terminal_plot import ASCII, UNICODE, key, plot
+
+    signs = ASCII if console.options.ascii_only else UNICODE
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    rows = [*view_rows(run, now), *([("", note)] if note else [])]
+    for label, value in rows:
+        table.add_row(Text(label, style="bold cyan"), Text(value, style=_colour(label, value)))
+    head = Text(title(run), style="bold")
+    if not len(run.points):
+        return Group(head, table)
+    legend = key(run, signs)
+    taken = sum(len(console.render_lines(part, pad=False)) for part in (head, legend, table))
+    height = min(max(console.height - taken - 2, _LEAST_ROWS), _MOST_ROWS)
+    return Group(head, *plot(run, min(console.width - 1, 110), height, signs), legend, table)
+
+
+def title(run: Standing) -> str:
+    """The name of the run, and where it is."""
+    state = "ended" if run.ended else ""
+    step = f"step {run.last_step:,}" if run.last_step is not None else ""
+    share = f"{percent(run.share)} of the budget" if math.isfinite(run.share) else ""
+    return "  ".join(part for part in (run.name, state, step, share) if part)
+
+
+def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
+    """What stands below the plot, as rows (label, value)."""
+    count = len(run.points)
+    measured = f"{rate(run.pass_rate)}  evaluation {count}, at {run.unit.show(run.compute)}"
+    rows = [("pass rate", measured if count else "no evaluation yet"), *_forecast_rows(run)]
+    if run.chance is not None:
+        asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
+        chance = f"probability {run.chance.probability:.2f} of {asked}"
+        rows.append(("verdict", f"{run.chance.verdict.upper()}: {chance}"))
+    rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
+    if speed := _speed(run):
+        rows.append(("speed", speed))
+    rows.append(("last line", _last(run, now)))
+    return rows
+
+
+def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
+    fit, told = run.fit, run.forecast
+    if fit is None or told is None:
+        return [("forecast", run.why_no_fit)] if len(run.points) else []
+    when = "the end" if math.isfinite(run.budget) else "twice the compute so far"
+    at = f"at {when} ({run.unit.show(run.end)})"
+    fit_json = fit.to_json()
+    known = known_ceiling(run.record) if run.record is not None else math.nan
+    rows = [
+        ("forecast", f"{rate(told.mean)} {rate_interval(told.prediction)}  {at}"),
+        ("ceiling A", ceiling_text(fit_json, known)),
+    ]
+    if fit.misfit:
+        rows.append(("why withheld", fit.why))
+    elif not fit.identified:
+        rows.append(("to tell it", to_tell_text(fit_json, run.unit, run.compute)))
+    if run.record is not None and (frozen := main_forecast(frozen_forecasts(run.record))):
+        rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
+    return rows
+
+
+def _health(run: Standing) -> list[str]:
+    still = [alarm for alarm in run.alarms if alarm.last is None]
+    over = len(run.alarms) - len(still)
+    figures = {"truncated": percent, "entropy": plain, "mean_length": plain}
+    shown = [
+        f"{name.replace('_', ' ')} {show(run.health(name))}"
+        for name, show in figures.items()
+        if math.isfinite(run.health(name))
+    ]
+    told = [f"open: {alarm_text(still)}"] if still else []
+    told += [f"{over} over"] if over else []
+    if run.record is not None and not run.alarms and shown:
+        told = ["no alarms"]
+    return [text for text in ("; ".join(told), "  ".join(shown)) if text]
+
+
+def _speed(run: Standing) -> str:
+    parts = []
+    if run.speed > 0:
+        parts.append(f"{run.unit.show(3600 * run.speed)} per hour")
+    if run.tokens_per_second > 0:
+        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
+    return "  ".join(parts)
+
+
+def _last(run: Standing, now: float) -> str:
+    parts = []
+    if math.isfinite(run.time):
+        parts.append(f"evaluation {ago(now - run.time)}")
+    if run.last_line > run.time:
+        parts.append(f"step {ago(now - run.last_line)}")
+    if run.ended:
+        parts.append("the run has ended")
+    elif math.isfinite(eta := run.eta(now)):
+        parts.append(f"budget spent in {duration(eta)}" if eta > 0 else "beyond the time expected")
+    return "  ".join(parts) or "times are not logged"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was; clocks of two machines may differ by some seconds."""
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def line(run: Standing) -> str:
+    """One evaluation and what is forecast with it, in one line without the name of the run."""
+    from scalerl.curve.online import forecast_line
+
+    parts = [f"evaluation {len(run.points)}" if run.step is None else f"step {run.step}"]
+    if math.isfinite(run.share):
+        parts.append(f"{percent(run.share)} of the budget")
+    parts.append(f"pass rate {run.pass_rate:.3f}")
+    if run.tokens_per_second > 0:
+        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
+    parts.append(forecast_line(run.points, run.found, run.end))
+    if run.chance is not None:
+        parts.append(f"{run.chance.verdict}, probability {run.chance.probability:.2f}")
+    if still := [alarm for alarm in run.alarms if alarm.last is None]:
+        parts.append(alarm_text(still))
+    return "  ".join(parts)
+
+
+def alarm_line(alarm: Alarm) -> str:
+    """An alarm that has begun or is over, as a line."""
+    return f"{alarm.level}: {alarm}"
+
+
+def _colour(label: str, value: str) -> str:
+    if label == "verdict":
+        return "green" if value.startswith("GO:") else "red" if value.startswith("NO-GO:") else ""
+    return "bold yellow" if label == "health" and value.startswith("open:") else ""

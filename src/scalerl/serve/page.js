@@ -1,0 +1,289 @@
+/* The list of runs, followed live; the chosen ones laid over one another (chart.js) and compared. */
+"use strict";
+
+(() => {
+  const MOST = 40;  // as the server has it
+  const at = (id) => document.getElementById(id);
+  const body = document.querySelector("#runs tbody");
+  const rows = new Map();  // by id: {run, line, box}
+  let chosen = new Set();
+  let version = 0;
+  let axis = "";
+  let chart = null;
+  let chartOf = "";  // ids of the runs that are drawn
+  let fittedOn = "";
+  let first = true;
+
+  // The token is in a cookie from here on, and out of the address and the history.
+  const address = new URL(location.href);
+  if (address.searchParams.has("token")) {
+    address.searchParams.delete("token");
+    history.replaceState(null, "", address);
+  }
+
+  function node(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  const known = (value) => value !== null && value !== undefined;
+  const rate = (value) => (known(value) ? value.toFixed(3).replace(/^(-?)0\./, "$1.") : "–");
+  const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
+  const spread = ([low, high]) => `[${rate(low)}, ${rate(high)}]`;
+
+  function duration(seconds) {
+    if (seconds < 120) return `${Math.max(seconds, 0).toFixed(0)} s`;
+    if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
+    return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(0)} d`;
+  }
+
+  async function ask(path) {
+    const answer = await fetch(path);
+    const found = await answer.json();
+    if (!answer.ok) throw new Error(found.error || `the server answers ${answer.status}`);
+    return found;
+  }
+
+  // The list
+
+  function line(run) {
+    const made = rows.get(run.id) || { line: node("tr"), box: node("input", { type: "checkbox" }) };
+    if (!made.run) made.box.addEventListener("change", () => choose(run.id, made.box.checked));
+    made.run = run;
+    made.box.disabled = !run.evaluations;
+    const shown = run.path === run.name ? "" : run.path;
+    const name = node("span", { class: "name" }, run.name, node("small", {}, shown));
+    const head = node("th", { scope: "row" }, node("label", {}, made.box, name));
+    made.line.replaceChildren(head, ...cells(run));
+    rows.set(run.id, made);
+  }
+
+  function cells(run) {
+    if (!known(run.evaluations)) return [node("td", { class: "error", colspan: "6" }, run.error)];
+    const cell = (label, text, kind = "") => node("td", { "data-label": label, class: kind }, text);
+    return [
+      cell("step", whole(run.last_step)),
+      cell("pass rate", rate(run.pass_rate)),
+      cell("forecast", forecast(run), "wide"),
+      cell("ceiling A", ceiling(run), "wide"),
+      state(run),
+      cell("last line", age(run)),
+    ];
+  }
+
+  function age(run) {
+    return run.updated ? `${duration(Date.now() / 1000 - run.updated)} ago` : "–";
+  }
+
+  function forecast(run) {
+    if (run.forecast) return `${rate(run.forecast.mean)} ${spread(run.forecast.prediction)}`;
+    if (run.waits) return "…";
+    return run.evaluations < 5 ? `too early: ${run.evaluations} evaluations` : "none";
+  }
+
+  function ceiling(run) {
+    if (!run.ceiling) return run.waits ? "…" : "–";
+    if (run.ceiling.lack_of_fit) return `withheld: ${run.ceiling.lack_of_fit}`;
+    return `${rate(run.ceiling.A)} ${run.ceiling.identified ? spread(run.ceiling.interval) : "not identified"}`;
+  }
+
+  function state(run) {
+    const open = run.alarms.filter((alarm) => alarm.until === null);
+    const told = [...(run.error ? [run.error] : []), ...open.map((alarm) => alarm.text)];
+    const made = node("td", { "data-label": "state", class: told.length ? "wide" : "" });
+    const words = [run.ended ? "ended" : known(run.share) ? `${Math.round(100 * run.share)} %` : "not ended"];
+    if (!run.ended && known(run.compute_per_second) && known(run.share) && run.share < 1) {
+      const left = (run.end - run.compute) / run.compute_per_second - (Date.now() / 1000 - run.time);
+      if (left > 0) words.push(`${duration(left)} to go`);
+    }
+    made.append(words.join(", "));
+    if (run.target) {
+      const chance = `${rate(run.target.pass_rate)} with probability ${rate(run.target.probability)}`;
+      const verdict = `${run.target.verdict.toUpperCase()}: ${chance}`;
+      made.append(node("small", { class: run.target.verdict === "go" ? "good" : "" }, verdict));
+    }
+    for (const text of told) made.append(node("small", { class: "told" }, text));
+    return made;
+  }
+
+  function order() {
+    const by = at("order").value;
+    const value = ({ run }) => {
+      if (by === "name") return 0;
+      return (by === "forecast" ? run.forecast && run.forecast.mean : run[by]) ?? -1;
+    };
+    const found = [...rows.values()].sort((a, b) =>
+      value(b) - value(a) || a.run.name.localeCompare(b.run.name) || a.run.path.localeCompare(b.run.path));
+    body.append(...found.map((one) => one.line));
+  }
+
+  function filter() {
+    const wanted = at("find").value.toLowerCase();
+    for (const { run, line: shown } of rows.values()) {
+      shown.hidden = !`${run.name} ${run.path}`.toLowerCase().includes(wanted);
+    }
+  }
+
+  async function refresh() {
+    const found = await ask(`api/runs?since=${version}`);
+    const before = rows.size;
+    version = found.version;
+    const ids = new Set(found.ids);
+    for (const [id, one] of rows) {
+      if (!ids.has(id)) { one.line.remove(); rows.delete(id); chosen.delete(id); }
+    }
+    found.runs.forEach(line);
+    if (rows.size !== before) order();
+    filter();
+    at("folder").textContent = found.folder;
+    document.title = `${found.folder} · scalerl`;
+    const running = [...rows.values()].filter(({ run }) => known(run.evaluations) && !run.ended).length;
+    const count = `${whole(rows.size)} run${rows.size === 1 ? "" : "s"}, ${whole(running)} not ended`;
+    at("state").textContent = found.looking ? `${count}; looking for more` : count;
+    at("empty").hidden = rows.size > 0 || found.looking;
+    at("empty").textContent = `No runs in ${found.folder} yet: they are shown as soon as there are any.`;
+    if (first && !found.looking) start(found.ids);
+    if (found.runs.some((run) => chosen.has(run.id)) || [...chosen].join() !== chartOf) draw();
+  }
+
+  // What is chosen: it is in the address, so that a view can be kept or sent
+
+  function start(ids) {
+    first = false;
+    const asked = new URLSearchParams(location.hash.slice(1));
+    axis = asked.get("axis") || "";
+    chosen = new Set((asked.get("runs") || "").split(",").filter((id) => ids.includes(id)));
+    const newest = [...rows.values()].filter(({ run }) => run.evaluations)
+      .sort((a, b) => (b.run.updated || 0) - (a.run.updated || 0));
+    if (!chosen.size) newest.slice(0, 3).forEach(({ run }) => chosen.add(run.id));
+    for (const [id, { box }] of rows) box.checked = chosen.has(id);
+  }
+
+  function choose(id, on) {
+    chosen[on ? "add" : "delete"](id);
+    keep();
+    draw();
+  }
+
+  function keep() {
+    const kept = new URLSearchParams({ runs: [...chosen].join(",") });
+    if (axis) kept.set("axis", axis);
+    history.replaceState(null, "", `#${kept}`);
+  }
+
+  // The chart; one question at a time, and the last one counts
+
+  let asking = false;
+  let again = false;
+
+  async function draw() {
+    if (asking) { again = true; return; }
+    asking = true;
+    try {
+      await overlay();
+    } finally {
+      asking = false;
+    }
+    if (again) { again = false; draw(); }
+  }
+
+  async function overlay() {
+    const ids = [...chosen].join();
+    at("compare").disabled = chosen.size < 2;
+    if (!chosen.size || chosen.size > MOST) {
+      at("why").textContent = chosen.size ? `Choose up to ${MOST} runs.` : "Choose runs in the list.";
+      at("chart").hidden = true;
+      chartOf = "";
+      return;
+    }
+    try {
+      const data = await ask(`api/overlay?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
+      at("why").textContent = data.runs.filter((run) => run.reason).map((run) => `${run.name}: ${run.reason}.`).join(" ");
+      axes(data);
+      at("chart").hidden = false;
+      if (chart) chart.update(data);
+      else chart = scalerlChart(at("chart"), data, { label: "Pass rate against compute" });
+      if (fittedOn !== data.axis) drawOn(data.axis);
+      [chartOf, fittedOn] = [ids, data.axis];
+    } catch (error) {
+      at("why").textContent = `${error.message}.`;
+      if (axis) { axis = ""; again = true; }
+    }
+  }
+
+  /* Another axis of the fits is drawn on that axis, until another is chosen in the chart. */
+  function drawOn(key) {
+    const select = at("chart").querySelector(".sc-controls select");
+    if (select.value === key) return;
+    select.value = key;
+    select.dispatchEvent(new Event("change"));
+  }
+
+  function axes(data) {
+    const names = Object.fromEntries(data.axes.map((one) => [one.key, one.key.replace("_", "-")]));
+    at("axis").replaceChildren(...data.common.map((key) => node("option", { value: key }, names[key] || key)));
+    at("axis").value = data.axis;
+  }
+
+  // The comparison
+
+  async function compare() {
+    const ids = [...chosen].join();
+    at("compared").textContent = "Comparing.";
+    at("pairs").replaceChildren();
+    try {
+      const found = await ask(`api/compare?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
+      const tables = found.pairs.map(({ rows: lines }) => node("table", {}, node("tbody", {},
+        ...lines.map(([label, text]) => node("tr", {}, node("th", { scope: "row" }, label), node("td", {}, text))))));
+      at("pairs").replaceChildren(...tables);
+      at("compared").textContent = `As of ${new Date().toLocaleTimeString()}. ${found.priors}`;
+    } catch (error) {
+      at("compared").textContent = `${error.message}.`;
+    }
+  }
+
+  // Live
+
+  let refreshing = false;
+  let newer = false;
+
+  async function changed() {
+    if (refreshing) { newer = true; return; }
+    refreshing = true;
+    try {
+      await refresh();
+    } catch (error) {
+      at("state").textContent = `${error.message}.`;
+    }
+    await new Promise((done) => setTimeout(done, 500));  // many changes at once are one
+    refreshing = false;
+    if (newer) { newer = false; changed(); }
+  }
+
+  function follow() {
+    const events = new EventSource("events");
+    events.onmessage = (event) => { if (Number(event.data) !== version) changed(); };
+    events.onerror = () => {
+      at("state").textContent = "The server does not answer; this is what it said last.";
+      if (events.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
+    };
+  }
+
+  at("find").addEventListener("input", filter);
+  at("order").addEventListener("change", order);
+  at("compare").addEventListener("click", compare);
+  at("axis").addEventListener("change", () => { axis = at("axis").value; keep(); draw(); });
+  at("none").addEventListener("click", () => {
+    chosen.clear();
+    for (const { box } of rows.values()) box.checked = false;
+    keep();
+    draw();
+  });
+  setInterval(() => { for (const { run, line: shown } of rows.values()) {
+    if (known(run.evaluations)) shown.lastElementChild.textContent = age(run);
+  } }, 10000);
+  changed();
+  follow();
+})();

@@ -1,0 +1,321 @@
+"""What was read and fitted of the runs in a folder, what has changed since when, what is asked of several.
+
+Everything here blocks, and is called from threads. A source is read again when it has changed; a fit is made
+when it is asked for or when there is time, one at a time, and of a growing run every few seconds at most.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import InputError, ScalerlError
+from scalerl.files import signature
+from scalerl.record import RunRecord
+from scalerl.serve.listing import Entry, scan
+
+if TYPE_CHECKING:
+    from scalerl.report.standing import Asked, Standing
+
+_EVERY = 1.0
+"""Seconds between two looks at the folder, at least."""
+_PATIENCE = 10
+"""A read is followed by at least this many times its length without one of the same source."""
+_REFIT = 3.0
+"""Seconds between two fits of a growing run."""
+_KEPT = 64
+"""Fits that are kept whole, of two megabytes each."""
+MOST = 40
+"""Runs that are laid over one another."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run as it is listed."""
+
+    id: str
+    row: dict[str, Any]
+    """For the page; without "version"."""
+    record: RunRecord | None = None
+    version: int = 0
+    """When `row` was changed last."""
+    stale: bool = False
+    """Whether the row's fit is not of all evaluations."""
+    fitted: float = field(default=float("-inf"))
+    """When it was fitted last, by the monotonic clock."""
+
+
+class Store:
+    """The runs in a folder. `version` grows with every change."""
+
+    def __init__(self, root: Path, asked: Asked) -> None:
+        self.root = root.resolve()
+        self._asked = asked
+        # A page that was open on another server of this folder has an older one than any here.
+        self.version = int(time.time() * 1000)
+        self._runs: dict[str, Run] = {}
+        self._of_entry: dict[str, list[str]] = {}
+        self._seen: dict[str, tuple[object, float]] = {}
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Standing]] = OrderedDict()
+        self._answers: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+        self._changing, self._looking, self._fitting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._due = float("-inf")
+        self.looked = threading.Event()
+        """Whether the folder was looked at once."""
+
+    def refresh(self) -> None:
+        """Look at the folder, unless that was done a moment ago."""
+        with self._looking:
+            started = time.monotonic()
+            if started < self._due:
+                return
+            entries = scan(self.root)
+            for name in self._of_entry.keys() - entries.keys():
+                self._replace(name, [])
+                del self._of_entry[name], self._seen[name]
+            for entry in entries.values():
+                self._look(entry)
+            took = time.monotonic() - started if self.looked.is_set() else 0.0
+            self._due = time.monotonic() + max(_EVERY, _PATIENCE * took)
+            if not self.looked.is_set():
+                self.looked.set()
+                self.version += 1
+
+    def listed(self, since: int = 0) -> dict[str, Any]:
+        """All ids, and the rows that have changed since a version."""
+        with self._changing:
+            runs = list(self._runs.values())
+            changed = [run.row for run in runs if run.version > since]
+            return {
+                "folder": self.root.name,
+                "version": self.version,
+                "looking": not self.looked.is_set(),
+                "target": self._asked.target,
+                "ids": [run.id for run in runs],
+                "runs": changed,
+            }
+
+    def fit_next(self) -> bool:
+        """Fit one of the runs whose row waits for it; false where there is none."""
+        now = time.monotonic()
+        with self._changing:
+            waiting = [run for run in self._runs.values() if run.stale and now - run.fitted >= _REFIT]
+            run = max(waiting, key=lambda run: run.row["updated"] or 0.0, default=None)
+            if run is None or run.record is None:
+                return False
+            run.fitted = now
+        made = self._fitted(run, run.record.default_axis)
+        row = self._row(made, run.row, waits=False)
+        with self._changing:
+            run.fitted, run.stale = time.monotonic(), False
+            if made.record is run.record:
+                self._change(run, row)
+            else:  # it is growing: this was the fit of some seconds ago
+                run.stale = True
+        return True
+
+    def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
+        """The data of a chart of these runs: see `scalerl.report.overlay`.
+
+        Raises:
+            KeyError: there is no run of this id.
+            InputError: they are too many, or have no such axis in common.
+        """
+        from scalerl.report.overlay import OverlayRun, overlay
+
+        runs, axis = self._chosen(ids, axis)
+        made = {run.id: self._fitted(run, axis) for run in runs}
+        names = _names(runs)
+        budgets = [one.budget for one in made.values() if one.budget > 0]
+
+        def answer() -> dict[str, Any]:
+            shown = [
+                OverlayRun(names[run.id], one.points, one.record, one.fit, self._plain(one.why_no_fit))
+                for run, one in ((run, made[run.id]) for run in runs)
+            ]
+            data = overlay(shown, budget=max(budgets, default=None), target=self._asked.target)
+            return data | {"common": self._common(runs), "ids": [run.id for run in runs]}
+
+        return self._once(("overlay", axis, *made.values()), answer)
+
+    def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
+        """The comparison of these runs, runs of one recipe being its seeds.
+
+        Raises:
+            KeyError: there is no run of this id.
+            InputError: they cannot be compared.
+            CannotAnswerError: one of them cannot be fitted.
+        """
+        from scalerl.curve import compare
+        from scalerl.curve.recipes import by_recipe
+
+        runs, axis = self._chosen(ids, axis)
+        made = [self._fitted(run, axis) for run in runs]
+        for one in made:
+            if one.fit is None:
+                raise InputError(f"{one.name}: {one.why_no_fit}")
+
+        def answer() -> dict[str, Any]:
+            groups = by_recipe(
+                made,
+                lambda one: one.record,
+                lambda one: self._plain(str(one.record.path)) if one.record else one.name,
+            )
+            if len(groups) < 2:
+                raise InputError("these runs are of one recipe: there is nothing to compare it with")
+            fits = {name: [one.fit for one in group if one.fit] for name, group in groups.items()}
+            result = compare(fits)
+            pairs = [{"rows": result.rows(pair)} for pair in result.pairs]
+            return {"axis": axis, "pairs": pairs, "priors": result.priors(), "result": result.to_json()}
+
+        return self._once(("compare", axis, *made), answer)
+
+    def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str]:
+        with self._changing:
+            runs = [self._runs[one] for one in dict.fromkeys(ids)]
+        if not 0 < len(runs) <= MOST:
+            raise InputError(f"choose 1 to {MOST} runs, found {len(runs)}")
+        for run in runs:
+            if run.record is None:
+                raise InputError(f"{run.row['name']}: {run.row['error']}")
+            if not run.record.evals:
+                raise InputError(f"{run.row['name']}: no evaluation yet")
+        common = self._common(runs)
+        own = [run.record.default_axis for run in runs if run.record]
+        axis = axis or next((one for one in own if one in common), common[0])
+        if axis not in common:
+            raise InputError(f"not all of these runs have the axis {axis!r}; they have {', '.join(common)}")
+        return runs, axis
+
+    @staticmethod
+    def _common(runs: Sequence[Run]) -> list[str]:
+        """Axes that all of the runs have; the steps always are."""
+        axes = [run.record.logged_axes() for run in runs if run.record is not None]
+        return [axis for axis in axes[0] if all(axis in others for others in axes)]
+
+    def _once(self, key: tuple[Any, ...], answer: Any) -> dict[str, Any]:
+        """What was answered before of the same fits, or the answer."""
+        if key not in self._answers:
+            self._answers[key] = answer()
+            while len(self._answers) > 8:
+                self._answers.popitem(last=False)
+        return self._answers[key]
+
+    def _look(self, entry: Entry) -> None:
+        seen, due = self._seen.get(entry.id, (None, 0.0))
+        started = time.monotonic()
+        now = signature(entry.path)
+        if now == seen or started < due:
+            return
+        try:
+            self._replace(entry.id, self._read(entry))
+        except Exception as error:  # whatever one log does to its reader: the other runs are listed
+            said = self._said(error)
+            before = self._of_entry.get(entry.id)
+            if before:  # it may be in the middle of being written
+                with self._changing:
+                    for name in before:
+                        self._change(self._runs[name], self._runs[name].row | {"error": said})
+            else:
+                self._replace(entry.id, [Run(entry.id, _broken(entry, said))])
+        took = time.monotonic() - started
+        self._seen[entry.id] = now, time.monotonic() + _PATIENCE * took
+
+    def _read(self, entry: Entry) -> list[Run]:
+        if entry.refused:
+            raise InputError(entry.refused)
+        if entry.format == "run":
+            records = [RunRecord.read(entry.path)]
+        else:
+            from scalerl.ingest.sources import read_source
+
+            records = [one.record for one in read_source(entry.path, format=entry.format)]
+        return [self._run(entry, record, n if len(records) > 1 else None) for n, record in enumerate(records)]
+
+    def _run(self, entry: Entry, record: RunRecord, number: int | None) -> Run:
+        from scalerl.curve import Points
+        from scalerl.report.standing import stand
+
+        name = entry.id if number is None else f"{entry.id}.{number}"
+        standing = stand(Points.from_record(record, record.default_axis), record, self._asked)
+        before = self._runs.get(name)
+        about = {"id": name, "path": entry.shown, "format": entry.format}
+        row = self._row(standing, about, waits=True)
+        if before is not None and before.record is not None:
+            kept = ("forecast", "no_forecast", "ceiling", "target")
+            row |= {key: before.row[key] for key in kept}
+        run = Run(name, row, record, stale=True)
+        run.fitted = before.fitted if before is not None else run.fitted
+        return run
+
+    def _row(self, standing: Standing, about: dict[str, Any], waits: bool) -> dict[str, Any]:
+        found = standing.to_json(time.time())
+        kept = {key: about[key] for key in ("id", "path", "format")}
+        why = self._plain(found["no_forecast"])
+        updated = standing.last_line if math.isfinite(standing.last_line) else None
+        return kept | found | {"no_forecast": why, "error": "", "waits": waits, "updated": updated}
+
+    def _replace(self, entry: str, runs: list[Run]) -> None:
+        """The runs of an entry are these from now on."""
+        with self._changing:
+            for name in set(self._of_entry.get(entry, ())) - {run.id for run in runs}:
+                self._runs.pop(name, None)
+                self.version += 1
+            self._of_entry[entry] = [run.id for run in runs]
+            for run in runs:
+                self._runs[run.id] = run
+                self._change(run, run.row)
+
+    def _change(self, run: Run, row: dict[str, Any]) -> None:
+        self.version += 1
+        run.row, run.version = row, self.version
+
+    def _fitted(self, run: Run, axis: str) -> Standing:
+        """The run on an axis with its fit; of a growing run as it stood at most some seconds ago."""
+        from scalerl.curve import Points
+        from scalerl.report.standing import stand
+
+        record = run.record
+        assert record is not None
+        with self._fitting:
+            at, kept = self._kept.get((run.id, axis), (0.0, None))
+            if kept is not None and (kept.record is record or time.monotonic() - at < _REFIT):
+                self._kept.move_to_end((run.id, axis))
+                return kept
+            made = stand(Points.from_record(record, axis), record, self._asked).fitted()
+            self._kept[run.id, axis] = time.monotonic(), made
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return made
+
+    def _said(self, error: Exception) -> str:
+        if isinstance(error, ScalerlError):
+            return self._plain(str(error))
+        return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+    def _plain(self, text: str) -> str:
+        """Without the folder that is served: a page may be read elsewhere."""
+        return text.replace(f"{self.root}/", "")
+
+
+def _broken(entry: Entry, error: str) -> dict[str, Any]:
+    name = os.fsencode(entry.path.name).decode(errors="replace")
+    about = {"id": entry.id, "path": entry.shown, "format": entry.format, "name": name}
+    return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
+
+
+def _names(runs: Sequence[Run]) -> dict[str, str]:
+    """A name of its own for every run of a chart: with its path where two have the same."""
+    names = [run.row["name"] for run in runs]
+    found: dict[str, str] = {}
+    for run, name in zip(runs, names, strict=True):
+        apart = name if names.count(name) == 1 else f"{name} ({run.row['path']})"
+        found[run.id] = f"{apart} {run.id}" if apart in found.values() else apart
+    return found

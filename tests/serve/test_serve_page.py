@@ -1,0 +1,163 @@
+"""The page in a browser: what it shows, follows and loads, and by which means it is used."""
+
+import contextlib
+import shutil
+
+import pytest
+
+from growing import Growing
+from serve_process import server
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NASTY = '<img src=x onerror="alert(1)">&amp;<script>alert(2)</script>'
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def served(original, tmp_path_factory):
+    """The address of a server, and a run in it that is growing."""
+    folder = shutil.copytree(original, tmp_path_factory.mktemp("page") / "runs")
+    growing = Growing(folder / "growing", 12, 5, name=NASTY)
+    growing.alarm(100)
+    with server(folder, "--target", "0.58") as (_, address):
+        yield address, growing
+
+
+@contextlib.contextmanager
+def opened(browser, address, at="", width=1280, **options):
+    """A page that loads from its server alone, and says nothing on its console; opened `at` an address."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+    page.set_default_timeout(60_000)
+    said = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(dialog.message) or dialog.dismiss())
+    page.on("request", lambda request: None if request.url.startswith(address) else said.append(request.url))
+    page.goto(at or address)
+    page.wait_for_selector("#chart[data-drawn]")
+    yield page
+    page.close()
+    assert said == []
+
+
+def until(page, condition):
+    """Wait for something in the page; its policy forbids what Playwright would do by itself."""
+    for _ in range(600):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(condition)
+
+
+def row(page, name):
+    return page.locator("#runs tbody tr").filter(has_text=name)
+
+
+def test_an_evaluation_that_is_made_appears(browser, served):
+    address, growing = served
+    with opened(browser, address) as page:
+        newest = row(page, "onerror")
+        assert newest.locator(".name").inner_text().startswith(NASTY)
+        assert page.locator("img").count() == 0
+        assert "truncated 0.14" in newest.inner_text()
+        newest.locator("input").check()
+        step = f"{20 * growing.n + 5:,}"
+        growing.grow()
+        playwright.expect(newest.locator("td").first).to_have_text(step, timeout=60_000)
+        points = "document.querySelector('.sc-plot').data.filter((t) => t.meta).map((t) => t.x.length)"
+        until(page, f"{points}.includes({growing.n})")
+
+
+def test_runs_are_chosen_overlaid_and_compared(browser, served):
+    with opened(browser, served[0]) as page:
+        page.click("#none")
+        until(page, "document.querySelector('#chart').hidden")
+        assert page.locator("#compare").is_disabled()
+        for name in ("a-0", "a-1", "b-0"):
+            row(page, name).locator("input").check()
+        until(page, "document.querySelectorAll('.sc-legend li').length === 3")
+        page.click("#compare")
+        page.wait_for_selector("#pairs table")
+        assert "2 seeds" in page.locator("#pairs").inner_text()
+        # The address keeps the choice.
+        page.reload()
+        until(page, "document.querySelectorAll('.sc-legend li').length === 3")
+        assert page.locator("#runs input:checked").count() == 3
+        page.fill("#find", "b-0")
+        assert page.locator("#runs tbody tr:visible").count() == 1
+
+
+def test_the_axis_is_chosen_in_the_page(browser, served):
+    with opened(browser, served[0]) as page:
+        assert page.locator("#chart").get_attribute("data-drawn").startswith("steps ")
+        page.select_option("#axis", "tokens")
+        page.wait_for_selector("#chart[data-drawn^=tokens]")
+        assert "million tokens" in page.locator("#chart").inner_text()
+        page.locator(".sc-controls select").first.select_option("flops")
+        page.wait_for_selector("#chart[data-drawn^=flops]")
+
+
+def test_it_is_used_by_keyboard(browser, served):
+    with opened(browser, served[0]) as page:
+        box = row(page, "b-0").locator("input")
+        before = box.is_checked()
+        box.focus()
+        page.keyboard.press("Space")
+        assert box.is_checked() != before
+        page.locator(".sc-plot").focus()
+        page.keyboard.press("ArrowRight")
+        until(page, "/pass rate/.test(document.querySelector('.sc-said').textContent)")
+        seen = set()
+        page.locator("#find").focus()
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            seen.add(page.evaluate("document.activeElement.id || document.activeElement.type"))
+        assert {"order", "none", "checkbox"} <= seen
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_telephone_shows_all_of_it(browser, served, scheme):
+    with opened(browser, served[0], width=360, color_scheme=scheme) as page:
+        page.click("#compare")
+        playwright.expect(page.locator("#compared")).not_to_contain_text("Comparing", timeout=60_000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        assert row(page, "a-0").locator("td").first.is_visible()
+        ink, paper = page.evaluate(
+            "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+        )
+        light = [sum(map(int, colour[4:-1].split(","))) for colour in (ink, paper)]
+        assert (light[0] < light[1]) == (scheme == "light")
+
+
+def test_the_token_leaves_the_address_and_stays_good(browser, original):
+    with (
+        server(original, "--token") as (_, address),
+        opened(browser, address.partition("?")[0], address) as page,
+    ):
+        assert "token" not in page.url
+        assert page.evaluate("document.cookie") == ""
+        page.reload()
+        page.wait_for_selector("#chart[data-drawn]")
+        assert page.locator("#runs tbody tr").count() == 3
+
+
+def test_a_server_that_is_gone_is_said_to_be(browser, original):
+    with server(original) as (process, address):
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(address)
+        page.wait_for_selector("#chart[data-drawn]")
+        process.terminate()
+        playwright.expect(page.locator("#state")).to_contain_text("does not answer", timeout=60_000)
+        assert page.locator("#runs tbody tr").count() == 3
+        page.close()
