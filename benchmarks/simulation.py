@@ -80,7 +80,7 @@ def simulate(cell: Cell, rng: np.random.Generator) -> Simulated:
     curve = Curve(cell.truth.family, R_0 + cell.gain, cell.truth.B, C_MID, R_0)
     mean_N = curve(compute_N)
     if cell.truth.drift:
-        mean_N = mean_N + _drift(compute_N / C_MID, rng)
+        mean_N = mean_N + drift(compute_N / C_MID, rng)
     noise_N = noise(len(compute_N), cell.sd, cell.phi, rng, first=int(cell.step_0))
     return Simulated(compute_N, mean_N, mean_N + noise_N, curve.A)
 
@@ -90,7 +90,7 @@ def noise(n: int, sd: float, phi: float, rng: np.random.Generator, first: int = 
     return ar1(rng.normal(0, sd, n), np.where(np.arange(n) > first, phi, 0.0))
 
 
-def _drift(ratio_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def drift(ratio_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Three slow waves of random phase; it sets in with training, so that compute 0 has none."""
     period = DRIFT_PERIOD * np.array([0.8, 1.0, 1.4])[:, None]
     phase = rng.uniform(0, 2 * math.pi, (3, 1))

@@ -43,6 +43,20 @@ def test_the_mismatch_of_a_16_bit_model_is_there_and_an_fp32_head_on_both_sides_
     assert rows["both"][2] < min(rows[name][2] for name in rows if name != "both")
 
 
+def test_pruners_are_measured_on_the_same_studies():
+    rows = rows_of("sweep.py", "--studies", "1", "--jobs", "1")
+    budgets = {row[0]: float(row[1].split()[0]) for row in rows if "±" in row[1]}  # of the second order
+    assert budgets.pop("none") == 1.0
+    assert all(0.1 < budget <= 1.0 for budget in budgets.values())
+    for name, budget in budgets.items():
+        if name.startswith("forecast"):
+            assert budgets[f"early {name}"] <= budget
+    assert budgets["ASHA, factor 4, from 1/16"] < budgets["ASHA, factor 4, from 1/2"]
+    frontier = [row for row in rows if row[0] == "early forecast"]
+    assert len(frontier) == 2
+    assert all(0 < float(cell) <= 1 for row in frontier for cell in row[1:])
+
+
 @pytest.mark.parametrize("script", ["gpu.py"])
 def test_without_a_gpu_that_is_said_in_a_line(script):
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

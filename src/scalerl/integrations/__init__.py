@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
+    from scalerl.integrations.optuna import ForecastPruner
+    from scalerl.integrations.ray_tune import ForecastScheduler
+    from scalerl.integrations.rule import Rule
     from scalerl.integrations.trainer_callback import ForecastCallback
 
-__all__ = [
-    "ForecastCallback",
-]
+__all__ = ["ForecastCallback", "ForecastPruner", "ForecastScheduler", "Rule"]
 
 lazy(
     __name__,
     {
+        "optuna": "ForecastPruner",
+        "ray_tune": "ForecastScheduler",
+        "rule": "Rule",
         "trainer_callback": "ForecastCallback",
     },
 )

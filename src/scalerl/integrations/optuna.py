@@ -1,0 +1,72 @@
+"""Optuna: a pruner that stops trials whose forecast says that they cannot become the best.
+
+    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(target=400))
+
+and in the objective, after every evaluation, `trial.report(pass_rate, step)`, and `optuna.TrialPruned` if
+`trial.should_prune()`. `step` is the compute of the trial so far.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from optuna.pruners import BasePruner
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from scalerl.errors import InputError
+from scalerl.integrations.rule import Rule, Sweep
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+logger = logging.getLogger(__name__)
+
+
+class ForecastPruner(BasePruner):
+    """Prune by `scalerl.integrations.rule`. Why a trial was pruned is logged at the level INFO.
+
+    A step counts compute: Optuna's steps are integers, so report trainer steps where all trials' steps cost
+    the same, and else GPU-seconds or tokens. Step 0 is the evaluation before training. A trial that was
+    pruned has ended: Optuna cannot pause it.
+
+    Args:
+        target: the step at which a whole trial ends.
+        margin: in pass rate: trials are pruned that would not beat the best by as much. Below 0, only those
+            that would miss it by as much.
+        level: of the intervals; at .95 a trial's curve is above the bound that condemns it with probability
+            .025.
+        noise_sd: sampling noise of one evaluation, where it is known.
+        early: do not wait until a trial's ceiling is identified.
+
+    Raises:
+        InputError: an argument is out of its range; and by `prune`, if the study does not maximise or a value
+            is no pass rate in [0, 1]. NaN is skipped.
+    """
+
+    def __init__(
+        self,
+        target: float,
+        *,
+        margin: float = 0.0,
+        level: float = 0.95,
+        noise_sd: float | None = None,
+        early: bool = False,
+    ) -> None:
+        self.sweep = Sweep(Rule(target, margin, level, noise_sd, early))
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        """Whether the trial is hopeless beside those that are running and complete."""
+        if study.direction != StudyDirection.MAXIMIZE:
+            raise InputError(
+                "a pass rate is to be maximised: optuna.create_study(direction='maximize'), and with another "
+                "metric another pruner"
+            )
+        rivals = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
+        others = {rival.number: rival.intermediate_values for rival in rivals}
+        why = self.sweep.hopeless(trial.number, trial.intermediate_values, others)
+        if why:
+            logger.info("trial %d is pruned: %s", trial.number, why)
+        return why is not None

@@ -1,0 +1,156 @@
+"""Ray Tune: a scheduler that pauses trials whose forecast says that they cannot become the best.
+
+    scheduler = ForecastScheduler(metric="pass_rate", time_attr="gpu_hours", target=400)
+    tune.Tuner(train, tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=20))
+
+A trial that can go on later is paused, and frees its resources: one that has reported a checkpoint, or a
+class with `save_checkpoint`. A function without a checkpoint would start anew, and is stopped. Of the paused
+trials those are resumed that the best no longer beats, because it failed or its forecast has fallen; pending
+trials come first. When nothing else runs or waits, the rest are ended, or with `resume_paused` resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ray.tune.experiment import Trial
+from ray.tune.result import DEFAULT_METRIC, SHOULD_CHECKPOINT
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.trainable import FunctionTrainable
+
+from scalerl.errors import InputError
+from scalerl.integrations.rule import Rule, Sweep
+
+if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
+
+logger = logging.getLogger(__name__)
+
+
+class ForecastScheduler(FIFOScheduler):
+    """Pause or stop by `scalerl.integrations.rule`. Why is logged at the level INFO.
+
+    Args:
+        target: compute at which a whole trial ends, in the unit of `time_attr`.
+        metric: the pass rate among what a trial reports; by default that of `TuneConfig`.
+        time_attr: the compute of the trial so far among what it reports; iterations by default, which count
+            the same in all trials only if they cost the same.
+        margin: in pass rate: trials are stopped that would not beat the best by as much. Below 0, only those
+            that would miss it by as much.
+        level: of the intervals; at .95 a trial's curve is above the bound that condemns it with probability
+            .025.
+        noise_sd: sampling noise of one evaluation, where it is known.
+        early: do not wait until a trial's ceiling is identified.
+        pause: False stops hopeless trials for good. Paused ones count against `max_concurrent_trials`.
+        resume_paused: when no other trial runs or waits, resume the paused ones, the most promising first,
+            and run them to their end.
+
+    Raises:
+        InputError: an argument is out of its range; and in a study, if it minimises or a value is no pass
+            rate in [0, 1]. NaN is skipped.
+    """
+
+    _supports_buffered_results = False
+
+    def __init__(
+        self,
+        target: float,
+        *,
+        metric: str | None = None,
+        time_attr: str = "training_iteration",
+        margin: float = 0.0,
+        level: float = 0.95,
+        noise_sd: float | None = None,
+        early: bool = False,
+        pause: bool = True,
+        resume_paused: bool = False,
+    ) -> None:
+        super().__init__()
+        self._metric = metric
+        self._time_attr = time_attr
+        self._pause = pause
+        self._resume_paused = resume_paused
+        self._sweep = Sweep(Rule(target, margin, level, noise_sd, early))
+        self._values: dict[str, dict[float, float]] = {}
+        """Evaluations of the trials that may become the best, and of the paused."""
+        self._paused: set[str] = set()
+        self._spared: set[str] = set()
+        """Trials that are run to their end though they are hopeless."""
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """Take the metric of `TuneConfig`, whose mode is to be "max"."""
+        if mode not in (None, "max"):
+            raise InputError(f"a pass rate is to be maximised: mode='max', found {mode!r}")
+        accepted = super().set_search_properties(metric, mode, **spec)
+        if self._metric == DEFAULT_METRIC:
+            raise InputError(
+                "ForecastScheduler: which metric is the pass rate? Say metric=... here or in TuneConfig"
+            )
+        return accepted
+
+    def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
+        """Take an evaluation, and say whether the trial goes on."""
+        if self.metric not in result:
+            return TrialScheduler.CONTINUE
+        name = trial.trial_id
+        if self._time_attr not in result:
+            raise InputError(
+                f"trial {name} reports no {self._time_attr!r}, its compute, beside {self.metric!r}"
+            )
+        self._values.setdefault(name, {})[float(result[self._time_attr])] = float(result[self.metric])
+        why = None if name in self._spared else self._why(trial)
+        if why is None:
+            return TrialScheduler.CONTINUE
+        resumable = self._pause and (result.get(SHOULD_CHECKPOINT) or _can_resume(trial))
+        logger.info("trial %s is %s: %s", name, "paused" if resumable else "stopped", why)
+        if resumable:
+            self._paused.add(name)
+            return TrialScheduler.PAUSE
+        del self._values[name]
+        return TrialScheduler.STOP
+
+    def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
+        """Forget a trial that failed: the others need not beat it."""
+        self._values.pop(trial.trial_id, None)
+
+    def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
+        """Pending trials in their order, then paused ones; ends the paused when nothing else is left."""
+        trials = tune_controller.get_trials()
+        paused = [trial for trial in trials if trial.status == Trial.PAUSED]
+        for trial in trials:
+            if trial.status == Trial.PENDING:
+                return trial
+        for trial in paused:
+            if self._why(trial) is None:
+                return self._resumed(trial)
+        if any(trial.status == Trial.RUNNING and trial.trial_id not in self._spared for trial in trials):
+            return None
+        if paused and self._resume_paused:
+            trial = max(paused, key=lambda t: self._sweep.standing(t.trial_id, self._values[t.trial_id]).high)
+            self._spared.add(trial.trial_id)
+            return self._resumed(trial)
+        for trial in paused:
+            tune_controller.stop_trial(trial)
+        return None
+
+    def _resumed(self, trial: Trial) -> Trial:
+        if trial.trial_id in self._paused:
+            logger.info("trial %s is resumed", trial.trial_id)
+            self._paused.remove(trial.trial_id)
+        return trial
+
+    def _why(self, trial: Trial) -> str | None:
+        """Why a trial is hopeless beside those that are neither paused, stopped nor failed."""
+        others = {name: values for name, values in self._values.items() if name not in self._paused}
+        return self._sweep.hopeless(trial.trial_id, self._values.get(trial.trial_id, {}), others)
+
+    def debug_string(self) -> str:
+        """One line for Tune's table."""
+        return f"Forecasts at {self._sweep.rule.target:g} {self._time_attr}: {len(self._paused)} paused."
+
+
+def _can_resume(trial: Trial) -> bool:
+    """Whether a trial that is paused now goes on later where it was."""
+    trainable = trial.get_trainable_cls()
+    return trial.has_checkpoint() or not (trainable and issubclass(trainable, FunctionTrainable))

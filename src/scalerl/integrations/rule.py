@@ -1,0 +1,159 @@
+"""When a trial of a sweep is hopeless: the forecast of its end lies below what another trial reaches.
+
+    high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `target`
+
+A trial has a `high` only once its ceiling is identified (`Fit.identified`), and so none is stopped before,
+unless the rule is `early`; it has a `low` as soon as it can be fitted. Finished trials have both like the
+others: the largest value that any trial has shown is the luckiest of many noisy ones, and a fit's is not.
+
+The interval is that of the mean curve. Trials are compared with each other and the best of them is kept, so
+neither the noise of one more evaluation nor a rerun with another seed is in the question. At `level` .95 a
+mean curve is above its `high` with probability .025, and below its `low` with probability .025.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.curve.fit import fit
+from scalerl.curve.points import Points
+from scalerl.curve.quantiles import tails, weighted_quantiles
+from scalerl.curve.result import Fit, check_level
+from scalerl.errors import CannotAnswerError, InputError
+
+MIN_EVALUATIONS = 8
+"""With fewer the test for misfits says nothing."""
+GROWTH = 1.25
+"""A trial is fitted again when its compute has grown by this factor: less tells little that is new."""
+
+Values = Mapping[Any, float]
+"""The evaluations of a trial: pass rate by compute. NaN is skipped."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a trial reaches at the target: no less than `low`, no more than `high`; infinite if not known."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
+UNKNOWN = Standing()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which trials are hopeless.
+
+    Args:
+        target: compute at which trials are compared, in the unit in which they report.
+        margin: in pass rate. Trials are stopped that would not beat the best by as much; below 0, only those
+            that would miss it by as much.
+        level: of the intervals.
+        noise_sd: sampling noise of one evaluation, where it is known; none is assumed to have less.
+        early: also stop trials whose ceiling is not identified. Their intervals are wide, and a trial that is
+            below the best by more than that is hopeless all the same.
+
+    Raises:
+        InputError: an argument is out of its range.
+    """
+
+    target: float
+    margin: float = 0.0
+    level: float = 0.95
+    noise_sd: float | None = None
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.target) and self.target > 0):
+            raise InputError(f"the target is the compute of a whole trial, above 0; found {self.target:g}")
+        if not -1 < self.margin < 1:
+            raise InputError(f"the margin is a difference of pass rates, as 0.01; found {self.margin:g}")
+        check_level(self.level)
+
+    def points(self, values: Values, source: str = "trial") -> Points:
+        """The evaluations of a trial, by compute.
+
+        Raises:
+            InputError: a compute or a pass rate is out of its range; it names `source`.
+        """
+        compute_N, pass_rate_N = np.array(sorted(values.items()), dtype=float).reshape(-1, 2).T
+        return Points.from_arrays(compute_N, pass_rate_N, noise_sd=self.noise_sd, source=source)
+
+    def standing(self, points: Points) -> Standing:
+        """Fit a trial, and say what it reaches."""
+        if len(points) < MIN_EVALUATIONS:
+            return UNKNOWN
+        try:
+            return self.judge(fit(points))
+        except CannotAnswerError:
+            return UNKNOWN
+
+    def judge(self, result: Fit) -> Standing:
+        """What a trial with this fit reaches; nothing is known of one that no saturating curve describes."""
+        if result.misfit:
+            return UNKNOWN
+        post = result.posterior
+        low, high = weighted_quantiles(post.curve_at(self.target), post.weight, tails(self.level)).tolist()
+        return Standing(low, high if result.identified or self.early else math.inf)
+
+    def looked_at(self, values: Values) -> dict[float, float]:
+        """The evaluations up to the last at which a fit is due, by compute."""
+        compute = sorted(c for c, value in values.items() if not math.isnan(value))
+        last = len(compute)
+        while last > 1 and self._look(compute[last - 2]) == self._look(compute[last - 1]):
+            last -= 1
+        return {c: values[c] for c in compute[:last]}
+
+    def _look(self, compute: float) -> int:
+        """Which look at a trial this compute belongs to, counted from the one at the target."""
+        if not 0 < compute < math.inf:
+            return -(10**6)
+        return math.floor(math.log(compute / self.target) / math.log(GROWTH) + 1e-9)
+
+
+class Sweep:
+    """The trials of a sweep under a rule. Fits are made when they matter, and kept while nothing is new."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._known: dict[Hashable, tuple[dict[float, float], Standing]] = {}
+
+    def standing(self, trial: Hashable, values: Values) -> Standing:
+        """As `Rule.standing`, up to the last evaluation at which a fit is due."""
+        seen = self.rule.looked_at(values)
+        known = self._known.get(trial)
+        if known is None or known[0] != seen:
+            new = self.rule.standing(self.rule.points(seen, f"trial {trial}"))
+            known = self._known[trial] = seen, new
+        return known[1]
+
+    def hopeless(self, trial: Hashable, values: Values, others: Mapping[Any, Values]) -> str | None:
+        """One sentence why the trial is hopeless, or None if it is not.
+
+        `others` are the trials that it competes with: running and finished, not those that failed or were
+        stopped, as they can no longer be chosen. The trial that leads them all is never hopeless.
+
+        Raises:
+            InputError: a compute or a pass rate is out of its range; it names the trial.
+        """
+        rule, seen = self.rule, self.rule.looked_at(values)
+        self.rule.points(seen, f"trial {trial}")
+        if len(seen) < MIN_EVALUATIONS or max(seen) >= rule.target:
+            return None
+        lows = {name: self.standing(name, of).low for name, of in others.items() if name != trial}
+        best = max(lows, key=lambda name: lows[name], default=None)
+        bar = -math.inf if best is None else lows[best]
+        if seen[max(seen)] >= bar + rule.margin:
+            return None  # already there, and curves do not fall: no fit is needed
+        own = self.standing(trial, values)
+        if own.high >= bar + rule.margin or own.low >= bar:
+            return None
+        margin = f" (margin {rule.margin:+g})" if rule.margin else ""
+        least = f"trial {best} at least {bar:.3f}{margin}"
+        return f"at {rule.target:g} it reaches at most {own.high:.3f}, and {least}"

@@ -1,0 +1,144 @@
+"""The rule behind the pruner and the scheduler: when a trial is hopeless, and what is never stopped."""
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.errors import InputError
+from scalerl.integrations.rule import GROWTH, MIN_EVALUATIONS, UNKNOWN, Rule, Sweep
+
+TARGET = 400
+STEPS = np.arange(0, TARGET + 1, 10)
+
+
+def trial(A, C_mid=50.0, until=TARGET, seed=0, sd=0.005):
+    """Evaluations of a simulated trial, every 10 up to `until`."""
+    curve = Curve(LOG_LOGISTIC, A, 1.8, C_mid, 0.3)
+    noise_N = np.random.default_rng([seed, round(1000 * A)]).normal(0, sd, len(STEPS))
+    value_N = np.clip(curve(STEPS) + noise_N, 0, 1)
+    return {int(c): float(v) for c, v in zip(STEPS, value_N, strict=True) if c <= until}
+
+
+BEST = trial(0.70)
+
+
+def test_a_standing_holds_what_the_trial_will_reach():
+    rule = Rule(TARGET)
+    end = Curve(LOG_LOGISTIC, 0.5, 1.8, 50.0, 0.3)(TARGET)
+    standing = rule.standing(rule.points(trial(0.5, until=200)))
+    assert 0.3 < standing.low < end < standing.high < 0.6
+    narrow = Rule(TARGET, level=0.5)
+    inner = narrow.standing(narrow.points(trial(0.5, until=200)))
+    assert standing.low < inner.low < inner.high < standing.high
+    result = fit(rule.points(trial(0.5, until=200)))
+    assert result.forecast(TARGET).interval == (standing.low, standing.high)
+
+
+def test_it_is_hopeless_once_its_ceiling_is_identified_and_not_before():
+    own, sweep = trial(0.5), Sweep(Rule(TARGET))
+    said = {c: sweep.hopeless(1, {k: v for k, v in own.items() if k <= c}, {0: BEST}) for c in own}
+    first = min(c for c in said if said[c])
+    why = str(said[first])
+    assert why.startswith("at 400 it reaches at most 0.5")
+    assert "trial 0 at least 0.6" in why
+    for compute in (c for c in own if c >= 10 * MIN_EVALUATIONS):
+        points = Points.from_arrays([c for c in own if c <= compute], [own[c] for c in own if c <= compute])
+        if compute < first / GROWTH:
+            assert not fit(points).identified
+        if compute == first:
+            assert fit(points).identified
+    assert said[TARGET] is None  # at its end there is nothing to save
+
+
+def test_early_it_does_not_wait_for_the_ceiling():
+    own = trial(0.5, C_mid=200, until=150)
+    assert not fit(Rule(TARGET).points(own)).identified
+    assert Sweep(Rule(TARGET)).hopeless(1, own, {0: BEST}) is None
+    assert Sweep(Rule(TARGET, early=True)).hopeless(1, own, {0: BEST})
+
+
+def test_the_leader_is_never_hopeless_whatever_the_margin():
+    others = {name: trial(A, until=300) for name, A in enumerate((0.5, 0.505, 0.51, 0.515))}
+    for margin in (0.0, 0.05, 0.5):
+        sweep = Sweep(Rule(TARGET, margin))
+        left = [name for name, values in others.items() if not sweep.hopeless(name, values, others)]
+        assert left
+        lows = {name: sweep.standing(name, values).low for name, values in others.items()}
+        assert max(lows, key=lambda name: lows[name]) in left
+        if margin == 0.5:
+            assert len(left) == 1
+
+
+def test_a_margin_stops_more_and_a_negative_one_fewer():
+    own, best = trial(0.6, until=300), trial(0.62)
+    verdicts = [bool(Sweep(Rule(TARGET, m)).hopeless(1, own, {0: best})) for m in (-0.1, 0.0, 0.1)]
+    assert verdicts == sorted(verdicts)
+    assert verdicts[0] != verdicts[2]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        dict.fromkeys(range(0, 300, 10), 0.4),  # flat
+        {c: 0.6 - c / 1000 for c in range(0, 300, 10)},  # falls
+        {c: (0.45 + c / 2000 if c <= 150 else 0.6 - c / 2000) for c in range(0, 300, 10)},  # peaks
+        trial(0.5, until=60),  # too few
+    ],
+)
+def test_what_cannot_be_fitted_is_neither_stopped_nor_a_bar(values):
+    sweep = Sweep(Rule(TARGET, early=True))
+    assert sweep.hopeless(1, values, {0: BEST}) is None
+    assert sweep.standing(1, values) == UNKNOWN
+    assert sweep.hopeless(0, trial(0.35, until=300), {1: values}) is None
+
+
+def test_nan_is_skipped():
+    own = trial(0.5, until=250)
+    sweep = Sweep(Rule(TARGET))
+    assert sweep.hopeless(1, own | {15: math.nan, 255: math.nan}, {0: BEST}) == sweep.hopeless(
+        2, own, {0: BEST}
+    )
+    assert sweep.hopeless(3, {10: math.nan}, {0: BEST}) is None
+    assert sweep.hopeless(4, {}, {0: BEST}) is None
+
+
+def test_a_fit_is_made_when_the_compute_has_grown():
+    rule = Rule(TARGET)
+    assert max(rule.looked_at(BEST)) == TARGET
+    looks = [max(rule.looked_at({k: v for k, v in BEST.items() if k <= c})) for c in BEST if c]
+    assert looks == sorted(looks)
+    at = sorted(set(looks))
+    assert len(at) < len(STEPS) / 2
+    assert all(later / sooner < GROWTH**2 for sooner, later in itertools.pairwise(at) if sooner > 50)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": 0}, "above 0; found 0"),
+        ({"target": math.inf}, "above 0; found inf"),
+        ({"target": 1, "margin": 1.5}, "found 1.5"),
+        ({"target": 1, "level": 95}, "between 0 and 1, found 95"),
+    ],
+)
+def test_bad_options_are_refused(options, says):
+    with pytest.raises(InputError, match=says):
+        Rule(**options)
+
+
+def test_percent_are_refused_at_the_first_evaluation():
+    with pytest.raises(InputError, match=r"trial 7, point 1: .*percent divide by 100"):
+        Sweep(Rule(TARGET)).hopeless(7, {10: 45.0}, {})
+
+
+def test_the_rule_loads_no_tool():
+    code = (
+        "import sys, scalerl.integrations, scalerl.integrations.rule\n"
+        "assert not {'optuna', 'ray', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
