@@ -69,10 +69,10 @@ def metrics(trainer: str) -> str:
         if getattr(vocabulary, role)
     ]
     for role, meaning in (
-        ("device_keys", "devices, of the config"),
-        ("sample_keys", "completions of a step, of the config"),
+        ("device_sums", "devices, of the config"),
+        ("sample_sums", "completions of a step, of the config"),
     ):
-        rows += [(meaning, " x ".join(f"`{key}`" for key in keys)) for keys in getattr(vocabulary, role)]
+        rows += [(meaning, f"`{keys}`") for keys in getattr(vocabulary, role)]
     return table(["what", "metric: of several the first that is there"], rows)
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import signal
+from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
@@ -51,6 +53,22 @@ def read_hostile(format, path):
             assert all(a < b for a, b in itertools.pairwise(steps))
             assert all(map(math.isfinite, steps + values))
     return logs
+
+
+@contextmanager
+def alarm(seconds):
+    """Ends what takes longer as an error; of tests that may wait for ever, not of how fast anything is."""
+
+    def ring(signum, frame):
+        raise AssertionError(f"still at it after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def everything(name):

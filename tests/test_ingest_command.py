@@ -85,6 +85,15 @@ def test_several_runs_are_written_side_by_side_and_one_is_chosen_to_fit(tmp_path
     assert "no run 'three'; there are one/a, two" in capsys.readouterr().err
 
 
+def test_a_run_that_is_chosen_may_lie_beside_one_without_a_pass_rate(tmp_path, capsys):
+    export = tmp_path / "export.csv"
+    lines = [f"{s},{0.3 + 0.2 * s / (s + 40)},{s / 100}" for s in range(0, 400, 20)]
+    export.write_text("\n".join([f"Step,actor - {METRIC},trainer - {METRIC}", *lines]))
+    assert main(["fit", str(export)]) == 2
+    assert "trainer" in capsys.readouterr().err
+    assert main(["fit", str(export), "--run", "actor", "--json"]) == 0
+
+
 def test_logs_are_compared_and_backtested_as_runs_are(tmp_path, capsys):
     logs = [write(tmp_path / f"{name}.jsonl", verl_rows(seed)) for seed, name in enumerate("abc")]
     groups = ["--group", f"old={logs[0]},{logs[1]}", "--group", f"new={logs[2]}", "--devices", "8"]

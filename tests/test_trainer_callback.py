@@ -331,7 +331,7 @@ def test_forecasts_are_taken_for_nothing_else():
                 assert not any(one.matches(role, [logged]) for role in vars(one) if role not in _OTHER)
 
 
-_OTHER = {"trainer", "scaled", "device_keys", "sample_keys"}
+_OTHER = {"trainer", "scaled", "device_sums", "sample_sums"}
 
 PROCESSES = """
 import sys

@@ -7,6 +7,7 @@ wrong and what would be right.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ environment:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if not words:  # a script whose command is an empty variable has done nothing: that is bad usage

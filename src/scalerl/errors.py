@@ -15,7 +15,7 @@ class ScalerlError(Exception):
     exit_status = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
+        super().__init__(printable(message))
 
 
 class InputError(ScalerlError):
@@ -62,6 +62,15 @@ class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 
     exit_status = 2
+
+
+def printable(text: str) -> str:
+    """Text of somebody's file for a terminal or a page: what is not printable is escaped.
+
+    That is line breaks, the codes by which a terminal is told things, marks that turn the direction of what
+    follows, and halves of surrogates, which no encoding takes.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 _BRIEF = reprlib.Repr()

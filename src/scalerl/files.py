@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from scalerl.errors import InputError
@@ -12,16 +13,16 @@ from scalerl.errors import InputError
 _LONGEST_NAME_BYTES = 100
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` whole or not at all: aside, synced, then renamed."""
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed."""
     aside = path.with_name(f".{path.name}.part")
     try:
         with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
 

@@ -6,7 +6,7 @@ import codecs
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ def read_bytes(path: Path) -> bytes:
     """The content of a file (or of a pipe, which can be read only once).
 
     Raises:
-        InputError: there is no such file, or it cannot be read.
+        InputError: there is no such file, it cannot be read, or it is a device, which may have no end.
     """
     try:
+        if path.is_char_device() or path.is_block_device():
+            raise InputError(f"{path}: a device; expected a file, or - for standard input")
         return path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
@@ -96,21 +98,33 @@ def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int
     """
     check_not_utf16(data, source)
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
+    numbered = ((number, line, number < len(lines)) for number, line in enumerate(lines, start=1))
+    return list(parse_lines(numbered, source, warnings))
+
+
+def parse_lines(
+    lines: Iterable[tuple[int, bytes, bool]], source: str, warnings: list[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of lines with the numbers of these; a line is its number, text, and whether it has an end.
+
+    An unfinished last line goes to `warnings`.
+
+    Raises:
+        InputError: a line that has an end is no JSON object.
+    """
+    for number, line, ended in lines:
         if not line.strip():
             continue
         try:
             row = json.loads(line.decode())
         except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
-            if number == len(lines):  # no newline after it: the writer was cut off
+            if not ended:  # the writer was cut off
                 warnings.append(f"{source}: the last line is unfinished (a crash while writing); left out")
-                continue
+                return
             raise InputError(f"{source}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{source}, line {number}: expected one JSON object")
-        rows.append((number, row))
-    return rows
+        yield number, row
 
 
 def number(value: Any, name: str) -> float:

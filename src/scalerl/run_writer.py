@@ -145,10 +145,10 @@ class RunWriter:
             WriteError: the disk does not take it.
         """
         # What makes it a run comes last.
-        lines = {"steps.jsonl": steps, "evals.jsonl": [asdict(point) for point in evals]}
+        lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
         for name, rows in lines.items():
             try:
-                write_atomically(self.path / name, "".join(dumps(row) + "\n" for row in rows))
+                write_atomically(self.path / name, (dumps(row) + "\n" for row in rows))
             except OSError as error:
                 raise _write_error(self.path / name, error) from error
 
@@ -205,9 +205,13 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: it is a file, or holds something."""
+    """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
     aside = folder / ".config.json.part"  # of a run that was killed as it began
-    if folder.exists() and (not folder.is_dir() or any(p != aside for p in folder.iterdir())):
+    try:
+        is_used = folder.exists() and (not folder.is_dir() or any(p != aside for p in folder.iterdir()))
+    except OSError as error:  # a name too long, a folder on the way that may not be entered
+        raise InputError(f"{folder}: {error.strerror or error}") from error
+    if is_used:
         raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
 
 

@@ -20,8 +20,8 @@ WORDS = Vocabulary(
     tokens=("tokens",),
     tokens_so_far=("all_tokens",),
     mean_length=("length",),
-    device_keys=(("nodes", "gpus_per_node"),),
-    sample_keys=(("prompts", "n"),),
+    device_sums=("nodes * gpus_per_node + engines * tp", "nodes * gpus_per_node"),
+    sample_sums=("prompts * n",),
 )
 
 
@@ -57,6 +57,15 @@ def test_devices_are_taken_from_the_config_and_the_user_has_the_last_word():
     made = counters(log(rows, config), WORDS)
     assert made.device_seconds.how == "seconds, x 16 devices (nodes x gpus_per_node)"
     assert made.samples.at(1) == 64
+    for engines, total, of in (
+        (3, 22, "(nodes x gpus_per_node + engines x tp)"),
+        (0, 16, "(nodes x gpus_per_node)"),  # none of their own
+        (-1, 16, "(nodes x gpus_per_node)"),
+        (None, 16, "(nodes x gpus_per_node)"),
+        (math.inf, 16, "(nodes x gpus_per_node)"),
+    ):
+        made = counters(log(rows, config | {"engines": engines, "tp": 2}), WORDS)
+        assert made.device_seconds.how == f"seconds, x {total} devices {of}"
     assert counters(log(rows, config), WORDS, devices=3).device_seconds.total_N.tolist() == [0, 3]
 
 
@@ -163,3 +172,11 @@ def test_what_is_no_number_is_passed_over():
     values = {"a": "0.5", "b": True, "c": math.nan, "d": math.inf, "e": None, "f": [1], "g": 10**400}
     found = log([(1, math.nan, {**values, "h": np.float32(0.5), "i": 3})])
     assert set(found.metrics) == {"h", "i"}
+
+
+def test_what_no_run_has_is_left_out():
+    rows = [(n, math.nan, {"seconds": 1e308, "tokens": 5.0}) for n in range(1, 5)]
+    made = counters(log(rows), WORDS, devices=8)
+    assert made.device_seconds is None
+    assert made.tokens is not None
+    assert made.warnings == ("left out, as no run has so much: seconds, x 8 devices (as given)",)

@@ -51,7 +51,7 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     assert found.record.default_axis == "gpu_hours"
     assert found.warnings == ()
     assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
-    assert found.steps[0] == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
+    assert next(found.steps()) == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
 
 
 def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():
@@ -101,7 +101,7 @@ def test_a_share_of_truncated_completions_that_never_moves_is_doubted():
     found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, Asked())
     assert "truncated completions is 0.25 in all 12 rows" in found.warnings[-1]
     found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, Asked())
-    assert found.steps[0]["truncated"] == 0
+    assert next(found.steps())["truncated"] == 0
     assert len(found.warnings) == 1  # none is cut, which may well be so
     assert math.isclose(found.record.evals[0].truncated, 0.0)
     found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, Asked())

@@ -119,6 +119,17 @@ def test_the_step_is_one_counter(tmp_path):
     assert log.notes == ("2 rows have no 'train/global_step' and were passed over",)
 
 
+@pytest.mark.parametrize("first", ["train", "eval"])
+def test_one_count_under_two_names(tmp_path, first):
+    rows = [{"_step": 0, "train/global_step": 1, "train/reward": 0.1}]
+    rows += [{"_step": 1, "eval/global_step": 1, "eval/eval_a_pass1": 0.2}]
+    rows += [{"_step": 2, "train/global_step": 2, "train/reward": 0.3}]
+    (log,) = FORMAT.read(write(tmp_path, dumped(rows if first == "train" else rows[1:])), everything)
+    assert log.metrics["eval/eval_a_pass1"].step_N.tolist() == [1]
+    assert log.metrics["train/reward"].step_N.tolist() == ([1, 2] if first == "train" else [2])
+    assert log.notes == ()
+
+
 def test_runs_by_a_column(tmp_path):
     rows = [
         {"step": n, "run_id": f"id{run}", "run_name": "same", "a": run} for n in range(3) for run in range(2)

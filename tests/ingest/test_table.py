@@ -118,6 +118,7 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("\x1c", "the file is empty"),  # white space of a text, and none of bytes
         (
             "gpuhours,pass_rate\n1,.5\n",
             "no column 'gpu_hours'; did you mean 'gpuhours'\\? columns: gpuhours, pass",

@@ -1,149 +1,18 @@
-import io
+"""The rows in files of W&B: values, steps, names, and which files are one run."""
+
 import json
 import math
-import os
-import random
-import shutil
-import struct
 import time
 import tracemalloc
-import zlib
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import wandb
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from wandb.proto import wandb_internal_pb2
 
-from scalerl import InputError
+from hostile_logs import everything
+from scalerl.ingest.sources import read_source
 from scalerl.ingest.wandb_offline import FORMAT
-
-pb: Any = wandb_internal_pb2  # its messages are made when it is imported
-MAGIC = b":W&B\xe1\xbe\x00"
-BLOCK = 32768
-
-
-def everything(name):
-    return True
-
-
-def read_one(path, wanted=everything):
-    (log,) = FORMAT.read(path, wanted)
-    return log
-
-
-def values(log, name):
-    return dict(zip(log.metrics[name].step_N.tolist(), log.metrics[name].value_N.tolist(), strict=True))
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory):
-    """Writes runs with W&B's own library, which may reach nothing outside: a function of folder and rows."""
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT"):
-            patch.setenv(f"WANDB_{name}_DIR", str(home))
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_ERROR_REPORTING", "false")
-
-        def log(folder, rows, steps=None, **options):
-            quiet = wandb.Settings(
-                console="off",
-                silent=True,
-                x_disable_stats=True,
-                x_disable_meta=True,
-                x_disable_machine_info=True,
-            )
-            folder.mkdir(exist_ok=True)
-            run = wandb.init(dir=folder, mode="offline", project="p", settings=quiet, **options)
-            for n, row in enumerate(rows):
-                run.log(row, step=None if steps is None else steps[n])
-            run.finish()
-            path = max((folder / "wandb").glob(f"*-{run.id}/*.wandb"))
-            limit = time.monotonic() + 30
-            while not is_whole(path) and time.monotonic() < limit:
-                time.sleep(0.01)  # the file is written by another process, which finish() does not wait for
-            return path
-
-        yield log
-        wandb.teardown()
-
-
-@pytest.fixture(scope="module")
-def run(logged, tmp_path_factory):
-    """A file of some blocks: 60 rows of a loss, of nested values and of long texts."""
-    rows = [{"loss": 1 / (n + 1), "a": {"b": n, "c": {"d": -n}}, "text": "x" * 1500} for n in range(60)]
-    return logged(tmp_path_factory.mktemp("run"), rows, id="one", name="a name", config={"lr": 0.1})
-
-
-def is_whole(path):
-    """Whether the record of the exit has been written."""
-    data = path.read_bytes()
-    at, record, last = len(MAGIC), b"", pb.Record()
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:
-            at += BLOCK - at % BLOCK
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        record += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4) and at <= len(data):
-            last.ParseFromString(record)
-            record = b""
-            if last.HasField("exit"):
-                return True
-    return False
-
-
-def framed(records):
-    """Records as W&B writes them."""
-    out = io.BytesIO()
-    out.write(MAGIC)
-    place = len(MAGIC)
-    for record in records:
-        first = True
-        while True:
-            room = BLOCK - place % BLOCK
-            if room < 7:
-                out.write(bytes(room))
-                place, room = place + room, BLOCK
-            part, record = record[: room - 7], record[room - 7 :]
-            kind = (1 if not record else 2) if first else (4 if not record else 3)
-            crc = zlib.crc32(bytes([kind]) + part)
-            out.write(struct.pack("<IHB", crc, len(part), kind) + part)
-            place += 7 + len(part)
-            first = False
-            if not record:
-                break
-    return out.getvalue()
-
-
-def history(n, row, **more):
-    """A record of a row, as W&B makes it."""
-    record = pb.Record(num=n + 3)
-    for key, value in {**row, "_step": n, "_timestamp": 1.7e9 + n, "_runtime": n / 10, **more}.items():
-        item = record.history.item.add()
-        item.nested_key.append(key)
-        item.value_json = value if isinstance(value, str) else json.dumps(value)
-    record.history.step.num = n
-    return record.SerializeToString()
-
-
-def header(run_id="made", **more):
-    run = pb.Record(num=2)
-    run.run.run_id, run.run.start_time.seconds = run_id, 1_700_000_000
-    for key, value in more.items():
-        run.run.config.update.add(key=key, value_json=json.dumps(value))
-    return run.SerializeToString()
-
-
-def written(path, *records):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(framed(records))
-    return path
+from wandb_files import header, history, pb, read_one, values, written
 
 
 def test_values_names_times_and_config(run):
@@ -223,6 +92,19 @@ def test_the_trainers_own_steps_are_preferred(logged, tmp_path, name):
     assert log.notes == (
         f"the step is '{name}', and not W&B's count of calls; 9 rows without it are at the one before them",
     )
+
+
+def test_a_count_under_two_names_is_one(logged, tmp_path):
+    rows = []  # as OpenRLHF logs, without a step of W&B's
+    for n in range(1, 7):
+        rows.append({"train/rollout/reward_mean": 0.1 * n, "train/global_step": n})
+        if n % 2 == 0:
+            rows.append({"eval/eval_math_pass1": 0.1 * n, "eval/global_step": n})
+    (run,) = read_source(logged(tmp_path, rows))
+    assert run.config["source"]["trainer"] == "openrlhf"
+    assert [point.step for point in run.record.evals] == [2, 4, 6]
+    assert [row["step"] for row in run.steps()] == [1, 2, 3, 4, 5, 6]
+    assert "the step is 'eval/global_step', and not W&B's count of calls" in run.warnings
 
 
 @pytest.mark.parametrize(
@@ -328,39 +210,6 @@ def test_a_broken_run_does_not_hide_the_others(logged, tmp_path):
     assert note.startswith(f"passed over: {broken}: the file is empty")
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"", "the file is empty"),
-        (MAGIC[:5], "ends after 5 bytes"),
-        (b"step,loss\n1,2\n", "not a file of W&B, it begins with b'step,lo'"),
-        (MAGIC[:6] + b"\x01", "of a version that is not known"),
-        (bytes(40000), "not a file of W&B"),
-    ],
-)
-def test_files_that_are_none(tmp_path, data, why):
-    path = tmp_path / "run-x.wandb"
-    path.write_bytes(data)
-    with pytest.raises(InputError) as raised:
-        FORMAT.read(path, everything)
-    assert str(raised.value).startswith(f"{path}: ")
-    assert why in str(raised.value)
-    assert "expected a run-ID.wandb" in str(raised.value)
-
-
-def test_what_is_recognised(run, tmp_path):
-    assert FORMAT.recognises(run)
-    assert FORMAT.recognises(Path(shutil.copy(run, tmp_path / "renamed")))
-    (tmp_path / "renamed").unlink()
-    (tmp_path / "log.csv").write_text("step,loss\n")
-    (tmp_path / "wandb").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "log.csv", tmp_path / "nothing", tmp_path / "wandb", tmp_path / "pipe"):
-        assert not FORMAT.recognises(path)
-    with pytest.raises(InputError, match="no file of W&B there; expected"):
-        FORMAT.read(tmp_path, everything)
-
-
 def test_a_file_with_no_rows(logged, tmp_path):
     log = read_one(logged(tmp_path, []))
     assert (log.metrics, log.names, log.notes) == ({}, (), ("no numbers were logged",))
@@ -397,93 +246,6 @@ def test_values_nested_in_one_piece_as_older_versions_have_them(tmp_path):
         "loss": {12: 3},
     }
     assert list(log.metrics["loss"].time_N) == [1_700_000_005]
-
-
-def cut(run, tmp_path, size):
-    path = tmp_path / "run-one.wandb"
-    path.write_bytes(run.read_bytes()[:size])
-    return path
-
-
-def test_a_torn_file_is_read_up_to_the_tear(run, tmp_path):
-    size = run.stat().st_size
-    assert size > 4 * BLOCK
-    draw = random.Random(0)
-    before = 0
-    for at in sorted(
-        [draw.randrange(size) for _ in range(50)] + [7, 20, BLOCK - 3, BLOCK, BLOCK + 3, 2 * BLOCK]
-    ):
-        path = cut(run, tmp_path, at)
-        try:
-            log = read_one(path)
-        except InputError:
-            assert at < len(MAGIC)
-            continue
-        found = values(log, "loss") if "loss" in log.metrics else {}
-        assert found == {n: 1 / (n + 1) for n in range(len(found))}
-        assert len(found) >= before
-        before = len(found)
-        others = ("ends within a record", "no numbers were logged", "has no history, only a summary")
-        assert all(any(other in note for other in others) for note in log.notes)
-    assert before > 50
-    torn = read_one(cut(run, tmp_path, size - 1))
-    assert torn.notes == (
-        "run-one.wandb ends within a record (the run was killed, or still writes): read up to there",
-    )
-
-
-def test_a_tear_between_two_blocks(tmp_path):
-    rows = [history(n, {"loss": n, "text": json.dumps("x" * 5000)}) for n in range(9)]
-    path = written(tmp_path / "run-x.wandb", header(), *rows)
-    path.write_bytes(path.read_bytes()[:BLOCK])  # the seventh row has begun
-    log = read_one(path)
-    assert values(log, "loss") == {n: n for n in range(6)}
-    assert ["ends within a record" in note for note in log.notes] == [True]
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=4))
-@example([(40000, 255)])
-def test_flipped_bytes_lose_rows_and_invent_none(run, tmp_path, flips):
-    data = bytearray(run.read_bytes())
-    for place, bits in flips:
-        data[place % len(data)] ^= bits
-    path = tmp_path / "run-one.wandb"
-    path.write_bytes(data)
-    try:
-        log = read_one(path)
-    except InputError:
-        assert data[: len(MAGIC)] != MAGIC
-        return
-    for name, truth in (("loss", lambda n: 1 / (n + 1)), ("a.b", lambda n: n)):
-        found = values(log, name) if name in log.metrics else {}
-        assert found == {n: truth(int(n)) for n in found}
-    if bytes(data) != run.read_bytes():
-        assert log.notes
-
-
-def test_one_damaged_record_costs_one_row(run, tmp_path):
-    data = bytearray(run.read_bytes())
-    place = data.index(b"0.03125")  # the loss of row 31; its first place is in the summary
-    place = data.index(b"0.03125", place + 1)
-    data[place] ^= 1
-    path = tmp_path / "run-one.wandb"
-    path.write_bytes(data)
-    log = read_one(path)
-    assert set(values(log, "loss")) == set(range(60)) - {31}
-    assert log.notes == ("run-one.wandb: 1 damaged place was passed over; rows are missing there",)
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.binary(max_size=300),
-    st.sampled_from([b"", b"\x08\x01\x12", b"\x08\x01\x1a", b"\x12\x20\n\x1e\x12", b"\x2a"]),
-)
-@example(b"\x20\n\x1e\x12\xff\xff", b"\x08\x01\x12")
-@example(b"\x12\n\x10\x12\x05_step\x82\x01\x051e999", b"\x08\x01\x12")
-def test_records_that_are_no_messages(tmp_path, body, start):
-    path = written(tmp_path / "run-x.wandb", header(), start + body, history(3, {"loss": 1}))
-    assert read_one(path).metrics["loss"].value_N[-1] == 1
 
 
 def test_many_names_are_bounded(tmp_path):

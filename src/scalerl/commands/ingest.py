@@ -42,13 +42,15 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and say what was taken for what."""
     from scalerl.jsonl import dumps
-    from scalerl.run_writer import RunWriter
+    from scalerl.run_writer import RunWriter, check_unused
 
     runs = read_runs(args.source, asked_of(args))
     places = _places(args.output, runs)
+    for place in places:  # all of them, before the first is written
+        check_unused(place)
     for place, imported in zip(places, runs, strict=True):
         writer = RunWriter(place, imported.config)
-        writer.whole(imported.record.evals, imported.steps)
+        writer.whole(imported.record.evals, imported.steps())
         writer.close()
     if args.json:
         print(dumps({"runs": [_json(place, one) for place, one in zip(places, runs, strict=True)]}, indent=2))

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.log import Log, Series
+from scalerl.ingest.log import Log, Series, finite
 from scalerl.ingest.vocabulary import Vocabulary
 
+MOST = 1e100
+"""Of anything that is counted; what is beyond it is no count."""
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """Between two rows a run stood still if that took so many times the usual pace, and so many seconds more."""
 
@@ -59,6 +61,19 @@ def counters(
         devices: how many it ran on; by default as the log has it, and one, with a warning, where it has not.
         model: what a token costs.
     """
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = _counters(log, vocabulary, devices, model)
+    found = {name: getattr(made, name) for name in ("device_seconds", "tokens", "samples", "flops")}
+    absurd = {
+        name: counter
+        for name, counter in found.items()
+        if counter is not None and not (np.abs(counter.total_N) < MOST).all()
+    }
+    texts = [f"left out, as no run has so much: {counter.how}" for counter in absurd.values()]
+    return replace(made, **dict.fromkeys(absurd), warnings=(*made.warnings, *texts))
+
+
+def _counters(log: Log, vocabulary: Vocabulary, devices: float | None, model: ModelCost | None) -> Counters:
     warnings: list[str] = []
     spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0)
     seconds = spent or _seconds(log, vocabulary)
@@ -151,16 +166,23 @@ def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
     """Their number and where it stands; 0 where it does not."""
     for name in vocabulary.matches("devices", log.metrics):
         return float(np.median(log.metrics[name].value_N)), name
-    return _product(log, vocabulary.device_keys)
+    return _sum(log, vocabulary.device_sums)
 
 
-def _product(log: Log, keys: Sequence[tuple[str, ...]]) -> tuple[float, str]:
-    """The product of the first keys of the config that are all there, and their names; 0 without any."""
-    for together in keys:
-        values = [log.config.get(key) for key in together]
-        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
-        if len(numbers) == len(together):
-            return float(math.prod(numbers)), " x ".join(together)
+def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
+    """The first sum of products whose keys the config has, and what it is of; 0 without any.
+
+    A product of 0 is left out of the text: GPUs of their own that a role does not have.
+    """
+    for text in sums:
+        products: dict[str, float] = {}
+        for product in text.split(" + "):
+            numbers = [finite(log.config.get(key)) for key in product.split(" * ")]
+            products[product] = math.prod(number if number >= 0 else math.nan for number in numbers)
+        total = sum(products.values())
+        if 0 < total < math.inf:
+            of = " + ".join(product for product, number in products.items() if number)
+            return total, of.replace(" * ", " x ")
     return 0.0, ""
 
 
@@ -187,7 +209,7 @@ def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float) -> Counter
 
 
 def _by_config(log: Log, vocabulary: Vocabulary) -> Counter | None:
-    number, how = _product(log, vocabulary.sample_keys)
+    number, how = _sum(log, vocabulary.sample_sums)
     last = max((float(series.step_N[-1]) for series in log.metrics.values() if len(series)), default=0.0)
     if not (number and last):
         return None

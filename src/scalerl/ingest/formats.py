@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +50,21 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
     """The format of a file or folder; None where it is none of these.
 
     Raises:
-        InputError: there is no such path, it may not be read, or there is no format of the name given.
+        InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format
+            of the name given.
     """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # the latter for a NUL in the name
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # it could be read once, or has no end
+        raise InputError(f"{path}: a pipe, a socket or a device; expected a file or a folder")
     if named is not None:
         for one in formats():
             if one.name == named:
                 return one
         raise InputError(f"no format {named!r}; there are {', '.join(one.name for one in formats())}")
     try:
-        path.stat()
         return next((one for one in formats() if one.recognises(path)), None)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.log import Log, Series, finite, listed
+from scalerl.ingest.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.vocabulary import Vocabulary, is_like
 from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
@@ -25,6 +28,7 @@ OF_STEP = {
 }
 """Roles of metrics, by the fields of steps.jsonl that they become."""
 _SLACK = 1e-6
+_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,27 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Column:
+    """A metric as a field of steps.jsonl."""
+
+    field: str
+    series: Series
+
+    def cells(self, place: int) -> Iterator[tuple[float, int, float, float]]:
+        """Step, `place`, value and Unix seconds, of some thousand rows at a time."""
+        columns = (self.series.step_N, self.series.value_N, self.series.time_N)
+        for start in range(0, len(self.series), _AT_ONCE):
+            parts = (column_N[start : start + _AT_ONCE].tolist() for column_N in columns)
+            yield from ((step, place, value, time) for step, value, time in zip(*parts, strict=True))
+
+
+@dataclass(frozen=True)
 class Imported:
     """A run that was read from a foreign log."""
 
     record: RunRecord
-    steps: tuple[dict[str, Any], ...]
-    """Lines of steps.jsonl."""
+    columns: tuple[Column, ...]
+    """What becomes of steps.jsonl."""
     taken: tuple[tuple[str, str], ...]
     """What was taken for what, as (what, text)."""
     warnings: tuple[str, ...]
@@ -53,6 +72,17 @@ class Imported:
         """For config.json."""
         return self.record.config
 
+    def steps(self) -> Iterator[dict[str, Any]]:
+        """Lines of steps.jsonl as they are asked for, one for every step at which anything was logged."""
+        cells = heapq.merge(*(column.cells(place) for place, column in enumerate(self.columns)))
+        for step, row in itertools.groupby(cells, key=itemgetter(0)):
+            named = list(row)
+            yield {
+                "step": int(step),
+                "time": named[0][3],
+                **{self.columns[place].field: value for _, place, value, _ in named},
+            }
+
 
 def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     """The run that a log is of.
@@ -60,6 +90,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     Raises:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
     """
+    log = presentable(log)
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
@@ -71,10 +102,10 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made)]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} (--y NAME)"))
-    rows = _rows(log, vocabulary, taken, warnings)
+    columns = _columns(log, vocabulary, taken, warnings)
     noise = {role: _first(log, vocabulary, role) for role in ("n_prompts", "n_samples", "mean_p_1mp")}
     points = tuple(
-        replace(_point(step, rate, time, n_samples(name), made, rows), **_known_noise(noise, step))
+        replace(_point(step, rate, time, n_samples(name), made, columns), **_known_noise(noise, step))
         for step, rate, time in zip(
             series.step_N.tolist(), rate_N.tolist(), series.time_N.tolist(), strict=True
         )
@@ -87,7 +118,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
     }
     record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
-    return Imported(record, tuple(_step_rows(rows)), tuple(taken), tuple(warnings))
+    return Imported(record, tuple(columns), tuple(taken), tuple(warnings))
 
 
 def _pass_rate_metric(
@@ -95,8 +126,8 @@ def _pass_rate_metric(
 ) -> tuple[str, list[str]]:
     """The metric of the pass rate, and others that are held out too."""
     if asked.pass_rate is not None:
-        if asked.pass_rate in log.metrics:
-            return asked.pass_rate, []
+        if (name := printable(asked.pass_rate)) in log.metrics:
+            return name, []
         raise InputError(
             f"{log.source}: no metric '{asked.pass_rate}' with numbers; "
             f"there are {listed(_likely(log.names))}"
@@ -165,31 +196,23 @@ def as_pass_rate(value_N: np.ndarray, name: str, source: str) -> tuple[np.ndarra
 
 
 def n_samples(name: str) -> int:
-    """Completions per prompt, where the name of a metric says it (mean@16, avg@8); else 0."""
-    found = re.search(r"(?:mean|avg)@(\d+)", name)
+    """Completions per prompt, where the name of a metric says it (mean@16, avg@8, mean_at_16); else 0."""
+    found = re.search(r"(?:mean|avg)(?:@|_at_)(\d+)", name)
     return int(found[1]) if found and len(found[1]) < 7 else 0
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A metric as a field of steps.jsonl."""
-
-    field: str
-    series: Series
-
-
-def _rows(
+def _columns(
     log: Log, vocabulary: Vocabulary, taken: list[tuple[str, str]], warnings: list[str]
-) -> list[_Column]:
+) -> list[Column]:
     columns = []
     for role, field in OF_STEP.items():
         for name in vocabulary.matches(role, log.metrics)[:1]:
-            columns.append(_Column(field, log.metrics[name]))
+            columns.append(Column(field, log.metrics[name]))
             taken.append((field.replace("_", " "), name))
     if not any(column.field == "truncated" for column in columns):
         for name in vocabulary.matches("finished", log.metrics)[:1]:
             series = log.metrics[name]
-            columns.append(_Column("truncated", Series(series.step_N, 1 - series.value_N, series.time_N)))
+            columns.append(Column("truncated", Series(series.step_N, 1 - series.value_N, series.time_N)))
             taken.append(("truncated", f"1 - {name}"))
     for column in columns:
         if column.field == "truncated":
@@ -208,7 +231,7 @@ def _check_truncated(series: Series, warnings: list[str]) -> None:
 
 
 def _point(
-    step: float, rate: float, time: float, samples: int, made: Counters, columns: Sequence[_Column]
+    step: float, rate: float, time: float, samples: int, made: Counters, columns: Sequence[Column]
 ) -> EvalPoint:
     def total(counter: Counter | None) -> float:
         return counter.at(step) if counter is not None else math.nan
@@ -254,19 +277,6 @@ def _taken_counters(made: Counters) -> list[tuple[str, str]]:
         "samples": made.samples,
     }
     return [(what, counter.how) for what, counter in named.items() if counter is not None]
-
-
-def _step_rows(columns: Sequence[_Column]) -> list[dict[str, Any]]:
-    """One row for every step at which anything was logged."""
-    rows: dict[float, dict[str, Any]] = {}
-    for column in columns:
-        series = column.series
-        for step, value, time in zip(
-            series.step_N.tolist(), series.value_N.tolist(), series.time_N.tolist(), strict=True
-        ):
-            row = rows.setdefault(step, {"step": int(step), "time": time})
-            row[column.field] = value
-    return [rows[step] for step in sorted(rows)]
 
 
 def _is_plain(value: Any) -> bool:

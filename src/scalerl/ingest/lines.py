@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.jsonl import check_not_utf16
+from scalerl.jsonl import check_not_utf16, parse_lines
 
 HEAD = 2**20
 """Bytes by which a file is recognised."""
@@ -88,32 +88,26 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any
         InputError: a line that is not the last is no JSON object, or longer than `LONGEST`.
         OSError: the file cannot be read.
     """
+    return parse_lines(_bounded(path), str(path), notes)
+
+
+def _bounded(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     for number, line, ended in lines(path):
-        if not line.strip():
-            continue
         if len(line) >= LONGEST:
             raise InputError(
                 f"{path}, line {number}: longer than {LONGEST >> 20} MiB; expected one row per line"
             )
-        try:
-            row = json.loads(line.decode())
-        except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
-            if not ended:
-                notes.append(f"{path}: the last line is unfinished (a crash while writing); left out")
-                return
-            raise InputError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number}: expected one JSON object, a row of metrics")
-        yield number, row
+        yield number, line, ended
 
 
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, by name, without those that are hidden or symbolic links.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: the folder cannot be read, or entered.
     """
-    with os.scandir(folder) as entries:
+    # By way of the folder itself, as one may be allowed to list it and not to enter it.
+    with os.scandir(f"{folder}/.") as entries:
         names = [
             entry.name
             for entry in entries
@@ -126,11 +120,19 @@ def files_in(folder: Path) -> list[Path]:
     """The files in a folder, by name, without symbolic links and pipes.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: the folder cannot be read, or entered.
     """
-    with os.scandir(folder) as entries:
+    with os.scandir(f"{folder}/.") as entries:
         names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     return [folder / name for name in sorted(names)]
+
+
+def is_plain(path: Path) -> bool:
+    """Whether this is a file, no symbolic link, in a folder that may be entered."""
+    try:
+        return path.is_file() and not path.is_symlink()
+    except PermissionError:
+        return False
 
 
 def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,12 +76,7 @@ def read_runs(path: str | Path, source: Source, format: Format | None = None) ->
 
     model = model_cost(source.model) if source.model is not None else None
     asked = Asked(source.pass_rate, source.devices, model)
-    runs = read_source(path, asked, format=format or source.format, trainer=source.trainer)
-    if source.run is None:
-        return runs
-    if chosen := [one for one in runs if one.config["name"] == source.run]:
-        return chosen
-    raise InputError(f"{path}: no run {source.run!r}; there are {_names([one.record for one in runs])}")
+    return read_source(path, asked, format=format or source.format, trainer=source.trainer, run=source.run)
 
 
 @dataclass(frozen=True)
@@ -138,15 +134,17 @@ def is_run_folder(path: str | Path) -> bool:
     Raises:
         InputError: what is there may not be entered.
     """
-    return _is_folder(path) and (Path(path) / "evals.jsonl").is_file()
+    with _entered(path):
+        return (Path(path) / "evals.jsonl").is_file()
 
 
 def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
     """The runs at a path; None where there is a table, or nothing."""
     if (format := _foreign_format(path, source)) is not None:
         return [one.record for one in read_runs(path, source, format)]
-    if not _is_folder(path):
-        return None
+    with _entered(path):
+        if not Path(path).is_dir():
+            return None
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     from scalerl.record import RunRecord
@@ -156,7 +154,8 @@ def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
 
 def _foreign_format(path: str | Path, source: Source) -> Format | None:
     """That of the log of another trainer; None of a run folder, a table or a pipe."""
-    is_own = is_run_folder(path) if _is_folder(path) else not Path(path).is_file()
+    with _entered(path):
+        is_own = is_run_folder(path) if Path(path).is_dir() else not Path(path).is_file()
     if source.format is None and is_own:  # a pipe, too, which can be read only once
         return None
     from scalerl.ingest.formats import recognise
@@ -177,8 +176,10 @@ def _names(records: Sequence[RunRecord]) -> str:
     return listed([str(record.config["name"]) for record in records])
 
 
-def _is_folder(path: str | Path) -> bool:
+@contextmanager
+def _entered(path: str | Path) -> Iterator[None]:
+    """A folder on the way that may not be entered, or a name too long, is said in a line."""
     try:
-        return Path(path).is_dir()
-    except OSError as error:  # a folder on the way that may not be entered, a name too long
+        yield
+    except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error

@@ -6,11 +6,14 @@ Formats (`scalerl.ingest.sources`) make it; what the names mean is told by `scal
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+
+from scalerl.errors import printable
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
@@ -53,14 +56,15 @@ class Log:
     """What had to be passed over or mended, in sentences."""
 
     def time_series(self) -> Series:
-        """Every step that has a time, of any metric: the value is the time."""
-        times: dict[float, float] = {}
+        """Every step that has a time, of any metric: the value is the earliest."""
+        step_N, time_N = np.zeros(0), np.zeros(0)
         for series in self.metrics.values():
-            for step, time in zip(series.step_N.tolist(), series.time_N.tolist(), strict=True):
-                if not math.isnan(time):
-                    times[step] = min(time, times.get(step, math.inf))
-        step_N = np.array(sorted(times))
-        time_N = np.array([times[step] for step in step_N.tolist()])
+            has_time_N = ~np.isnan(series.time_N)
+            both_N = np.concatenate([step_N, series.step_N[has_time_N]])
+            times_N = np.concatenate([time_N, series.time_N[has_time_N]])
+            step_N, place_N = np.unique(both_N, return_inverse=True)
+            time_N = np.full(len(step_N), np.inf)
+            np.minimum.at(time_N, place_N, times_N)
         return Series(step_N, time_N, time_N)
 
 
@@ -70,7 +74,7 @@ class LogBuilder:
     def __init__(self, source: str, format: str, name: str, wanted: Callable[[str], bool]) -> None:
         self._source, self._format, self._name, self._wanted = source, format, name, wanted
         self._names: dict[str, bool] = {}
-        self._columns: dict[str, tuple[list[float], list[float], list[float]]] = {}
+        self._columns: dict[str, tuple[array[float], array[float], array[float]]] = {}
         self._replaced = 0
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -82,12 +86,13 @@ class LogBuilder:
         logged by a run that was restarted: the later one wins, and what it goes over is forgotten.
         """
         for name, value in values.items():
-            number = finite(value)
-            if math.isnan(number) or not self._is_wanted(name):
+            is_kept = self._names.get(name)
+            if is_kept is False:  # that it has numbers is known
                 continue
-            if name not in self._columns:
-                self._columns[name] = ([], [], [])
-            steps, times, numbers = self._columns[name]
+            number = finite(value)
+            if number != number or not (is_kept or self._is_wanted(name)):
+                continue
+            steps, times, numbers = self._columns.get(name) or self._columns.setdefault(name, _empty())
             while steps and steps[-1] >= step:
                 self._replaced += steps[-1] > step
                 for column in (steps, times, numbers):
@@ -98,12 +103,12 @@ class LogBuilder:
 
     def extend(self, name: str, step_N: np.ndarray, time_N: np.ndarray, value_N: np.ndarray) -> None:
         """Many rows of one metric: what `add` does of each, and faster where the steps rise."""
-        before = self._columns.get(name, ([-math.inf], [], []))[0][-1] if len(step_N) else 0.0
+        before = self._columns[name][0][-1] if name in self._columns else -math.inf
         if np.isfinite(value_N).all() and (np.diff(step_N, prepend=before) > 0).all():
             if len(step_N) and self._is_wanted(name):
-                columns = self._columns.setdefault(name, ([], [], []))
+                columns = self._columns.setdefault(name, _empty())
                 for column, added_N in zip(columns, (step_N, time_N, value_N), strict=True):
-                    column += added_N.tolist()
+                    column.frombytes(np.asarray(added_N, dtype=float).tobytes())
             return
         for step, time, value in zip(step_N.tolist(), time_N.tolist(), value_N.tolist(), strict=True):
             self.add(step, time, {name: value})
@@ -111,7 +116,7 @@ class LogBuilder:
     def build(self) -> Log:
         """The log of all rows so far."""
         metrics = {
-            name: Series(np.array(steps, dtype=float), np.array(numbers), np.array(times))
+            name: Series(*map(np.frombuffer, (steps, numbers, times)))
             for name, (steps, times, numbers) in self._columns.items()
         }
         notes = list(self.notes)
@@ -131,6 +136,36 @@ class LogBuilder:
             if known or len(self._names) < MOST_NAMES:
                 self._names[name] = known
         return known
+
+
+def presentable(log: Log) -> Log:
+    """The log as a run folder can hold it: names that can be shown, and steps that are counts.
+
+    Values at other steps are left out, which a note says.
+    """
+    metrics, left_out = {}, 0
+    for name, series in log.metrics.items():
+        step_N = series.step_N
+        is_step_N = (step_N >= 0) & (step_N <= 2**53) & (step_N % 1 == 0)
+        if not is_step_N.all():
+            left_out += int((~is_step_N).sum())
+            series = Series(step_N[is_step_N], series.value_N[is_step_N], series.time_N[is_step_N])
+        if len(series):
+            metrics[printable(name)] = series
+    notes = log.notes
+    if left_out:
+        notes += (f"{left_out} values were left out, as their step is no whole number of 0 or more",)
+    return replace(
+        log,
+        name=printable(log.name),
+        metrics=metrics,
+        names=tuple(map(printable, log.names)),
+        notes=tuple(map(printable, notes)),
+    )
+
+
+def _empty() -> tuple[array[float], array[float], array[float]]:
+    return array("d"), array("d"), array("d")
 
 
 def finite(value: Any) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.lines import files_in, folders_below, lines, name_of, subfolders
+from scalerl.ingest.lines import files_in, folders_below, is_plain, lines, name_of, subfolders
 from scalerl.ingest.log import Log, LogBuilder
 from scalerl.ingest.rows import unix_seconds
 
@@ -48,9 +48,9 @@ def _runs(path: Path) -> Iterator[Path]:
     for one in subfolders(path):
         try:
             if _is_run(one):
-                if _is_plain(path / _META):
+                if is_plain(path / _META):
                     yield one
-            elif _is_plain(one / _META):
+            elif is_plain(one / _META):
                 yield from filter(_is_run, subfolders(one))
         except PermissionError:
             continue
@@ -58,19 +58,13 @@ def _runs(path: Path) -> Iterator[Path]:
 
 def _is_run(path: Path) -> bool:
     metrics = path / "metrics"
-    return _is_plain(path / _META) and metrics.is_dir() and not metrics.is_symlink()
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    return is_plain(path / _META) and metrics.is_dir() and not metrics.is_symlink()
 
 
 def _log(run: Path, wanted: Wanted) -> Log:
     meta = _meta(run)
     tag = run / "tags" / "mlflow.runName"
-    name = (
-        meta.get("run_name") or (_text(tag) if _is_plain(tag) else "") or meta.get("run_id") or name_of(run)
-    )
+    name = meta.get("run_name") or (_text(tag) if is_plain(tag) else "") or meta.get("run_id") or name_of(run)
     builder = LogBuilder(str(run), "mlflow", name, wanted)
     for metric, file in _files(run / "metrics"):
         _read_metric(file, metric, builder, wanted(metric))

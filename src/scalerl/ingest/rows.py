@@ -11,7 +11,9 @@ from scalerl.ingest.formats import Wanted
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat
 
-STEPS = ("step", "global_step", "train/global_step", "training_step", "iteration", "_step")
+_OF_PARTS = ("train/global_step", "eval/global_step")
+"""One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
+STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step")
 """Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run_name")
@@ -35,7 +37,9 @@ class RowReader:
         row = flat(row, separator="/")
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
             self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
-        step = finite(row.pop(self._step, None)) if self._step else math.nan
+        names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
+        found = [finite(row.pop(name, None)) for name in names if name is not None]
+        step = next((step for step in found if not math.isnan(step)), math.nan)
         if math.isnan(step):
             self._passed += 1
             return

@@ -8,7 +8,7 @@ from pathlib import Path
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
-from scalerl.ingest.log import Log
+from scalerl.ingest.log import Log, listed
 from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
 
 
@@ -18,17 +18,20 @@ def read_source(
     *,
     format: str | Format | None = None,
     trainer: str | None = None,
+    run: str | None = None,
 ) -> list[Imported]:
-    """All runs in a file or folder.
+    """All runs in a file or folder, or the one of a name.
 
     Args:
         path: what a trainer or a tracker has written.
         asked: what is said of it, and not to be guessed.
         format: its format, or the name of that; by default it is recognised.
         trainer: name of the trainer whose names its metrics have; by default it is recognised.
+        run: name of the run that is wanted; the others need hold nothing that could be a pass rate.
 
     Raises:
-        InputError: it is of no known format, cannot be read, or has nothing that could be a pass rate.
+        InputError: it is of no known format, cannot be read, has no run of that name, or has nothing that
+            could be a pass rate.
     """
     path, asked = Path(path), asked or Asked()
     found = format if isinstance(format, Format) else recognise(path, format)
@@ -42,6 +45,10 @@ def read_source(
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not logs:
         raise InputError(f"{path}: there are no runs in it ({found.what})")
+    if run is not None:
+        names, logs = listed([log.name for log in logs]), [log for log in logs if log.name == run]
+        if not logs:
+            raise InputError(f"{path}: no run {run!r}; there are {names}")
     return [run_of(log, asked, trainer) for log in logs]
 
 

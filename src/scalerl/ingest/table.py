@@ -172,13 +172,13 @@ def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, t
 
 
 def _read(data: bytes, source: str, wanted: Sequence[str]) -> Table:
-    if not data.strip():
-        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     check_not_utf16(data, source)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
+    if not text.strip():
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     if "\x00" in text:
         raise InputError(f"{source}: a binary file; {_EXPECTED}")
     if re.match(r"\s*\[\s*[{\[\]]", text):

@@ -79,6 +79,9 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """
     ahead = path.with_name(f"{path.name}-wal")
     live = ahead.is_file() and ahead.stat().st_size > 0
+    for end in ("-journal", "-shm"):  # SQLite would wait for ever for a pipe to be written to
+        beside = path.with_name(path.name + end)
+        live = live and (beside.is_file() or not beside.exists())
     uri = f"{path.absolute().as_uri()}?mode=ro{'' if live else '&immutable=1'}"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=10)) as database:

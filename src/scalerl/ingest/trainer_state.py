@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.lines import head, name_of, subfolders
+from scalerl.ingest.lines import head, is_plain, name_of, subfolders
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.jsonl import read_object
 
@@ -59,18 +59,14 @@ def _runs(path: Path) -> list[Path]:
 
 def _states(run: Path) -> list[Path]:
     """The states of a run, the newest first: its own, which is saved at its end, and its checkpoints'."""
-    found = [run / _FILE] if _is_plain(run / _FILE) else []
+    found = [run / _FILE] if is_plain(run / _FILE) else []
     try:
         steps = [
             (int(match[1]), one) for one in subfolders(run) if (match := _CHECKPOINT.fullmatch(one.name))
         ]
     except PermissionError:
         return found
-    return found + [one / _FILE for _, one in sorted(steps, reverse=True) if _is_plain(one / _FILE)]
-
-
-def _is_plain(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    return found + [one / _FILE for _, one in sorted(steps, reverse=True) if is_plain(one / _FILE)]
 
 
 def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
@@ -124,7 +120,7 @@ def _model(folder: Path) -> dict[str, Any]:
     """What the configs beside the weights say of the model; nothing where they are missing or broken."""
     found: dict[str, Any] = {}
     for name in ("config.json", "adapter_config.json"):
-        if _is_plain(folder / name):
+        if is_plain(folder / name):
             try:
                 config = read_object(folder / name)
             except InputError:

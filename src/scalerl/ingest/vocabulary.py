@@ -1,7 +1,8 @@
 """What the metrics of a trainer mean: for every quantity of use here, the names that trainers give it.
 
 A name is a pattern as file names have them: `*` is any text. Trainers that log through a tracker put a word
-before their names (`train/`, `global/`), which is allowed for.
+before their names (`train/`, `global/`), which is allowed for; and so is `_at_` for `@`, which MLflow takes
+in no name (verl writes it so, verl/utils/tracking.py).
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Vocabulary:
     """Of an evaluation: held-out prompts, completions of each, and the mean over prompts of p (1 - p)."""
     n_samples: tuple[str, ...] = ()
     mean_p_1mp: tuple[str, ...] = ()
-    device_keys: tuple[tuple[str, ...], ...] = ()
-    """Of the config: the product of these is the number of devices."""
-    sample_keys: tuple[tuple[str, ...], ...] = ()
-    """Of the config: the product of these is the number of completions of one step."""
+    device_sums: tuple[str, ...] = ()
+    """The number of devices by keys of the config, as sums of products (`nodes * gpus + engines`); of several
+    the first whose keys are all there counts."""
+    sample_sums: tuple[str, ...] = ()
+    """The number of completions of one step, likewise."""
     scaled: tuple[tuple[str, str, float], ...] = ()
     """Rewards in units of what a right answer earns: the name, the key of the config that says how much that
     is, and its usual value."""
@@ -91,7 +93,7 @@ class Vocabulary:
 ROLES = tuple(
     f.name
     for f in fields(Vocabulary)
-    if f.name not in ("trainer", "signs", "scaled") and not f.name.endswith("_keys")
+    if f.name not in ("trainer", "signs", "scaled") and not f.name.endswith("_sums")
 )
 
 
@@ -113,6 +115,7 @@ def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[st
 def _any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
     prefixes = "|".join(map(re.escape, PREFIXES))
     bodies = [".*".join(map(re.escape, pattern.split("*"))) for pattern in sorted(set(patterns))]
+    bodies = [body.replace("@", "(?:@|_at_)") for body in bodies]
     exact = "".join(f"|{re.escape(name)}" for name in more)
     return re.compile(f"(?:{prefixes})(?:{'|'.join(bodies)}){exact}", re.DOTALL)
 

@@ -240,7 +240,7 @@ class ForecastCallback(TrainerCallback):
             config["budget"] = {"kind": self._axis, "amount": end}
             self._writer = _open(self._folder, config, self._resumed)
             self._resumed = True  # an evaluation after the training goes on with it
-        self._writer.whole(imported.record.evals, imported.steps)
+        self._writer.whole(imported.record.evals, imported.steps())
 
     def _warn(self, texts: Iterable[str]) -> None:
         """Each once, whatever its numbers."""

@@ -97,6 +97,6 @@ ANY = Vocabulary(
     tokens_so_far=("total_tokens", "tokens_so_far", "tokens_seen", "num_tokens"),
     samples=("samples_per_step", "n_samples", "num_samples"),
     samples_so_far=("total_samples", "samples_so_far", "samples_seen"),
-    device_keys=(("n_gpus",), ("num_gpus",), ("n_devices",), ("num_devices",), ("world_size",)),
+    device_sums=("n_gpus", "num_gpus", "n_devices", "num_devices", "world_size"),
 )
 """Of every kind the most particular names first."""

@@ -42,7 +42,7 @@ NEMO_RL = Vocabulary(
     # Of one step, prompts and responses; global_valid_toks are the trained ones.
     tokens=("total_num_tokens",),
     # Also where inference has GPUs of its own, which are taken from these.
-    device_keys=(("cluster.num_nodes", "cluster.gpus_per_node"),),
-    sample_keys=(("grpo.num_prompts_per_step", "grpo.num_generations_per_prompt"),),
+    device_sums=("cluster.num_nodes * cluster.gpus_per_node",),
+    sample_sums=("grpo.num_prompts_per_step * grpo.num_generations_per_prompt",),
 )
 """Values are those of one step. A validation before the first one is logged at 0, in no step's seconds."""

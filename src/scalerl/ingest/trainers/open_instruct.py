@@ -45,7 +45,7 @@ OPEN_INSTRUCT = Vocabulary(
     tokens=("val/num_step_tokens",),
     # Completions since the start, as the batch size has it.
     samples_so_far=("episode",),
-    sample_keys=(("num_unique_prompts_rollout", "num_samples_per_prompt_rollout"),),
+    sample_sums=("num_unique_prompts_rollout * num_samples_per_prompt_rollout",),
     # num_learners_per_node is a list, and the engines have GPUs of their own: no product is their number.
 )
 """Values are those of one step. Evaluations are logged some steps after they were begun."""

@@ -50,7 +50,12 @@ PRIME_RL = Vocabulary(
     # and total_rollouts are left alone, as a step's own are not yet in them.
     tokens=("progress/tokens",),
     samples=("progress/rollouts", "progress/samples"),
-    # The config that is logged is that of the orchestrator, which knows of no GPUs; that of the whole run has
-    # those of training and of inference apart, and no product is their number.
+    # The config that prime-rl logs itself is that of the orchestrator, which knows of no GPUs. That of the
+    # whole run has them, on one node or on several (`RLConfig.deployment`).
+    device_sums=(
+        "deployment.num_train_gpus + deployment.num_infer_gpus",
+        "deployment.num_train_nodes * deployment.gpus_per_node"
+        " + deployment.num_infer_nodes * deployment.num_infer_replicas * deployment.gpus_per_node",
+    ),
 )
 """Values are those of one step. Rewards are in the units of the environment, mostly of [0, 1]."""

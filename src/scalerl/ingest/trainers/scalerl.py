@@ -4,7 +4,7 @@ from scalerl.ingest.vocabulary import Vocabulary
 
 SCALERL = Vocabulary(
     trainer="scalerl",
-    signs=("eval/mean_p_1mp", "eval/gpu_hours", "train/kv_age_max", "forecast/identified"),
+    signs=("eval/mean_p_1mp", "eval/gpu_hours", "train/kv_age_max"),
     held_out=("eval/pass_rate",),
     train_reward=("train/reward_mean",),
     entropy=("train/entropy",),

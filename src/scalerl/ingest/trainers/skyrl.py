@@ -39,6 +39,6 @@ SKYRL = Vocabulary(
     # Tokens are logged per second and GPU of training only.
     samples=("generate/batch_num_seq",),
     # Whether inference has GPUs of its own is in trainer.placement.colocate_all: no product is their number.
-    sample_keys=(("trainer.train_batch_size", "generator.n_samples_per_prompt"),),
+    sample_sums=("trainer.train_batch_size * generator.n_samples_per_prompt",),
 )
 """Values are those of one step. With step-wise trajectories, `batch_num_seq` counts turns."""

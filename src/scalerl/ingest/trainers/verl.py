@@ -44,10 +44,16 @@ VERL = Vocabulary(
     step_seconds=("timing_s/step", "perf/time_per_step"),
     # Of one step, prompts and responses.
     tokens=("perf/total_num_tokens",),
-    # Where rollouts have GPUs of their own (actor_rollout_ref.rollout.nnodes > 0, or rollout.nnodes of the
-    # fully asynchronous trainer), those are not in this product.
-    device_keys=(("trainer.n_gpus_per_node", "trainer.nnodes"),),
+    # Rollouts have GPUs of their own where `rollout` has nodes. It is at the top of the config of the fully
+    # asynchronous trainer, whose fully_async_main.py copies them below actor_rollout_ref, and there alone of
+    # the others: 0 nodes where rollouts share those of training.
+    device_sums=(
+        "trainer.n_gpus_per_node * trainer.nnodes + rollout.n_gpus_per_node * rollout.nnodes",
+        "trainer.n_gpus_per_node * trainer.nnodes"
+        " + actor_rollout_ref.rollout.n_gpus_per_node * actor_rollout_ref.rollout.nnodes",
+        "trainer.n_gpus_per_node * trainer.nnodes",
+    ),
     # Of one step; the fully asynchronous trainer has a train_batch_size of 0.
-    sample_keys=(("data.train_batch_size", "actor_rollout_ref.rollout.n"),),
+    sample_sums=("data.train_batch_size * actor_rollout_ref.rollout.n",),
 )
 """Values are those of one step. Validation is logged at the step that it comes after, 0 before the first."""
