@@ -16,6 +16,7 @@ TRL = Vocabulary(
         "sampling/importance_sampling_ratio/mean",
         "batch/forwarded_tokens_per_step",
         "completion_length",
+        "eval_rewards/*/mean",  # all there is where the training begins with an evaluation
     ),
     # The Trainer puts `eval_` before the metrics of an evaluation, and trackers make `eval/` of that.
     # `reward` is the weighted sum of all reward functions, which is no pass rate where one of them looks at
