@@ -30,7 +30,7 @@ CASES = [
     ("scalerl fit --cr", {"--cross-check"}),
     ("scalerl fit r", {"runs", "rates.csv"}),
     ("scalerl fit --x gp", {"gpu_hours"}),
-    ("scalerl report r", {"runs"}),
+    ("scalerl report r", {"rates.csv", "runs"}),
     ("scalerl report runs/", {"runs/mine", "runs/theirs"}),
     ("scalerl train qw", {"qwen25_dapo"}),
     ("scalerl train mi", {"minimax_m1", "mine.toml"}),
