@@ -1,6 +1,6 @@
 """How long must a run be before its forecast says much, and how many seeds does a comparison take?
 
-    python benchmarks/planning.py [--runs 60] [--seed 0]
+    python benchmarks/planning.py [--runs 60] [--seed 0] [--lengths 1 1.5]
 
 Runs of benchmarks/simulation.py (gain .20 or .35, an evaluation every .06 or .10 C_mid, half of them with a
 step 0, AR(1) 0-.8), fitted up to a multiple of C_mid, by the sd of the noise; first of a log-logistic truth,
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from scalerl.curve import SEED_PRIOR, fit
 from scalerl.curve.compare import seeds_needed
+from scalerl.errors import CannotAnswerError
 from simulation import GAINS, PHIS, RATIO, SDS, SPACINGS, TRUTHS, Cell, Truth, simulate
 
-LENGTHS = (1.0, 1.5, 2.0, 3.0, 4.5)
+LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5)
 """Compute seen, in C_mid."""
 DIFFERENCE, ALPHA = 0.04, 0.05 / 2
 """Of the ceilings that are to be told apart; for each of the two questions of a comparison."""
@@ -38,18 +40,19 @@ def look(cell: Cell, length: float, rng: np.random.Generator) -> tuple[float, ..
 
 
 def row(truths: Sequence[Truth], length: float, sd: float, runs: int, seed: int) -> str:
-    """One line of the table."""
+    """One line of the table; a run that cannot be fitted yet says nothing."""
     rng = np.random.default_rng([seed, len(truths), round(10 * length), round(1e4 * sd)])
     looks = []
     for i in range(runs):
         phi, gain, spacing = (float(rng.choice(values)) for values in (PHIS, GAINS, SPACINGS))
         cell = Cell(truths[i % len(truths)], phi, sd, gain, spacing, bool(rng.integers(2)))
-        looks.append(look(cell, length, rng))
+        with suppress(CannotAnswerError):
+            looks.append(look(cell, length, rng))
     look_L = np.array(looks, dtype=float).T
     forecast, A, given = np.median(look_L[[0, 2, 3]], axis=1)
     seeds = seeds_needed(DIFFERENCE, 2 * (SEED_PRIOR.A**2 + (given / 4) ** 2), ALPHA)
     return (
-        f"{length:>6.1f} {sd:>8.4f} {forecast:>9.3f} {look_L[1].mean():>6.2f} {A:>7.3f} {given:>7.3f} "
+        f"{length:>6.2f} {sd:>8.4f} {forecast:>9.3f} {look_L[1].mean():>6.2f} {A:>7.3f} {given:>7.3f} "
         f"{look_L[4].mean():>10.2f} {seeds or '> 100':>6}"
     )
 
@@ -58,11 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--runs", type=int, default=60, help="simulated runs for every line")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lengths", type=float, nargs="+", default=LENGTHS, metavar="L", help="in C_mid")
     args = parser.parse_args()
     for title, truths in (("log-logistic", TRUTHS[:1]), ("all shapes", TRUTHS)):
         print(f"{title}\n{'C_mid':>6} {'noise sd':>8} {'forecast':>9} {'holds':>6} {'A':>7} {'A|LL':>7} "
               f"{'too early':>10} {'seeds':>6}")  # fmt: skip
-        for length in LENGTHS:
+        for length in args.lengths:
             for sd in SDS:
                 print(row(truths, length, sd, args.runs, args.seed), flush=True)
 
