@@ -1,6 +1,7 @@
 """What people do in a Python session: load, fit, look, and go on with pandas."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -271,3 +272,25 @@ def test_the_page_of_python_runs(places):
 def test_what_cannot_be_answered_is_said_as_everywhere(places):
     with pytest.raises(CannotAnswerError):
         scalerl.fit(pd.read_csv("log.csv").head(3))
+
+
+def test_a_folder_of_runs_is_not_read_as_one_of_them(places):
+    shutil.copytree("runs/mine", "runs/tensorboard-like")
+    (places / "runs" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
+    with pytest.raises(scalerl.InputError, match=r"runs: a folder of runs; name one of them \(.*mine"):
+        scalerl.load_run("runs")
+
+
+def test_a_run_without_an_evaluation_is_none_of_another_trainer(places):
+    """Its trackers may write into it before."""
+    (places / "new").mkdir()
+    (places / "new" / "config.json").write_text('{"schema": 1}')
+    (places / "new" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
+    with pytest.raises(scalerl.InputError, match="new: the run has no evaluation yet"):
+        scalerl.load_run("new")
+
+
+@pytest.mark.parametrize("devices", [-8, 0, float("nan")])
+def test_a_number_of_devices_is_above_0(places, devices):
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number above 0"):
+        scalerl.load_run("verl.jsonl", devices=devices)

@@ -309,10 +309,44 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
         return gpu_hours_N * price
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run of ours is there; it may have no evaluation yet.
+
+    Raises:
+        OSError: what is there may not be entered.
+    """
+    return (path / "evals.jsonl").is_file() or _has_begun(path)
+
+
+def runs_below(path: Path) -> list[str]:
+    """The names of the run folders in a folder that is none itself.
+
+    Raises:
+        OSError: what is there may not be entered.
+    """
+    if not path.is_dir() or holds_run(path):
+        return []
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
+
+
+def _has_begun(path: Path) -> bool:
+    """By its config.json, which models have, too."""
+    file = path / "config.json"
+    try:
+        return file.is_file() and "schema" in read_object(file)
+    except InputError:
+        return False
+
+
 def _why_no_run(path: Path) -> str:
-    if path.is_dir():
-        return "holds no evals.jsonl, so it is no run folder"
-    return "a file, not a run folder" if path.exists() else "no such run folder"
+    if not path.is_dir():
+        return "a file, not a run folder" if path.exists() else "no such run folder"
+    if _has_begun(path):
+        return "the run has no evaluation yet"
+    if names := runs_below(path):
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        return f"a folder of runs; name one of them ({shown}), or see all with scalerl serve"
+    return "holds no evals.jsonl, so it is no run folder; nor is it the log of a trainer that is known"
 
 
 def compute_of(point: EvalPoint, axis: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ class Source:
     run: str | None = None
     devices: float | None = None
     model: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not 0 < self.devices < math.inf:
+            raise InputError(f"the number of devices is a number above 0, found {self.devices}")
 
 
 def load_run(
@@ -134,8 +139,10 @@ def is_run_folder(path: str | Path) -> bool:
     Raises:
         InputError: what is there may not be entered.
     """
+    from scalerl.record import holds_run
+
     with _entered(path):
-        return (Path(path) / "evals.jsonl").is_file()
+        return holds_run(Path(path))
 
 
 def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
@@ -154,8 +161,11 @@ def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
 
 def _foreign_format(path: str | Path, source: Source) -> Format | None:
     """That of the log of another trainer; None of a run folder, a table or a pipe."""
+    from scalerl.record import holds_run, runs_below
+
     with _entered(path):
-        is_own = is_run_folder(path) if Path(path).is_dir() else not Path(path).is_file()
+        place = Path(path)
+        is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
     if source.format is None and is_own:  # a pipe, too, which can be read only once
         return None
     from scalerl.ingest.formats import recognise
