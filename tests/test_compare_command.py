@@ -67,7 +67,7 @@ def test_the_table_says_the_same_as_the_json(runs, capsys):
 def test_one_name_for_two_recipes(tmp_path, capsys):
     runs = [write_run(tmp_path / f"run-{lr}", 0, lr=lr) for lr in (1e-5, 2e-5)]
     assert main(["compare", *runs, "--x", "steps", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["sources"]) == ["mine", runs[1]]
+    assert list(json.loads(capsys.readouterr().out)["sources"]) == ["mine", "mine (run-2e-05)"]
 
 
 def test_tables_are_recipes_unless_grouped(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """`scalerl report` of several runs: a page whose numbers are those of `fit` and `compare`, and its files."""
 
 import json
+import os
 import re
 import shutil
 
@@ -9,9 +10,9 @@ import pytest
 from hostile_study import check_latex
 from scalerl.cli import main
 from scalerl.curve import compare, fit
+from scalerl.curve.recipes import distinct
 from scalerl.record import RunRecord
 from scalerl.report.numbers import plain, rate, rate_interval
-from scalerl.report.runs import distinct
 from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
 
 
@@ -143,6 +144,78 @@ def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["axis"] == "tokens"
     assert main(["report", str(runs / "log.csv"), str(steps), *words]) == 2
     assert "no compute axis in common" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--budget", "--min-compute"])
+def test_compute_is_asked_for_on_an_axis_that_was_chosen(runs, tmp_path, capsys, option):
+    steps = tmp_path / "steps"
+    shutil.copytree(runs / "b", steps)
+    config = json.loads((steps / "config.json").read_text())
+    (steps / "config.json").write_text(json.dumps(config | {"budget": {"kind": "steps"}}))
+    words = ["report", str(runs / "a0"), str(steps), option, "30", "-o", str(tmp_path / "p.html"), "--json"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert f"{option} 30 could be on either axis: {runs / 'a0'} is on gpu_hours; {steps} is on steps" in err
+    assert "--x" in err
+    assert main([*words, "--x", "steps"]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "steps"
+
+
+def test_recipes_have_the_names_that_compare_gives_them(runs, tmp_path, capsys):
+    other = write_run(tmp_path / "other", "base", seed=2, recipe={"loss": "gspo"})
+    sources = [str(runs / "a0"), str(runs / "a1"), str(other)]
+    assert main(["report", *sources, "-o", str(tmp_path / "p.html"), "--json"]) == 0
+    recipes = json.loads(capsys.readouterr().out)["recipes"]
+    assert recipes == [
+        {"name": "base", "runs": ["base (a0)", "base (a1)"]},
+        {"name": "base (other)", "runs": ["base (other)"]},
+    ]
+    assert main(["compare", *sources, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["sources"]) == [recipe["name"] for recipe in recipes]
+    for command in ("report", "compare"):
+        assert main([command, "--group", f"base={sources[0]}", *sources[1:]]) == 2
+        assert "--group base has the name of a run that is not in it" in capsys.readouterr().err
+
+
+def test_the_page_of_one_run_has_intervals_of_the_level_asked_for(runs, tmp_path):
+    def page(*level):
+        assert main(["report", str(runs / "b"), *level, "-o", str(tmp_path / "p.html")]) == 0
+        return (tmp_path / "p.html").read_text()
+
+    own = fit(RunRecord.read(runs / "b"), level=0.5)
+    assert rate_interval(own.intervals.A) in page("--level", "0.5")
+    assert rate_interval(own.intervals.A) not in page()
+    assert "Forecast and outcome" in page("--level", "0.5")
+    pictures = [tmp_path / "at.svg", tmp_path / "default.svg"]
+    for picture, level in zip(pictures, (["--level", ".5"], []), strict=True):
+        assert main(["report", str(runs / "b"), *level, "--figure", str(picture)]) == 0
+    assert pictures[0].read_text() != pictures[1].read_text()
+
+
+def test_a_file_name_that_is_no_text_is_shown_escaped(runs, tmp_path, capsys):
+    table, folder = tmp_path / os.fsdecode(b"log\xff.csv"), tmp_path / os.fsdecode(b"run\xff")
+    shutil.copy(runs / "log.csv", table)
+    shutil.copytree(runs / "a1", folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["name"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "evals.jsonl").open("a") as evals:
+        evals.write('{"step": 250, "pa')  # a warning that names the file
+    assert main(["report", str(folder)]) == 0
+    assert "run\\udcff" in (folder / "report.html").read_text()
+    page, tables = tmp_path / "p.html", tmp_path / "t.md"
+    files = [
+        "--markdown",
+        str(tables),
+        "--latex",
+        str(tmp_path / "t.tex"),
+        "--figures",
+        str(tmp_path / "o.svg"),
+    ]
+    assert main(["report", str(table), str(folder), "-o", str(page), *files]) == 0
+    assert [run["name"] for run in data_of(page.read_text())["runs"]] == ["log\\udcff", "run\\udcff"]
+    assert "run%FF/report.html" in page.read_text()
+    assert "run\\udcff" in tables.read_text().replace("\\\\", "\\")
 
 
 def test_all_runs_of_a_log_are_shown_and_seeds_can_be_named(tmp_path, capsys):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from scalerl.cli import main
+from scalerl.curve.recipes import by_recipe
 from scalerl.errors import InputError
+from scalerl.jsonl import plain
 from scalerl.record import RunRecord
 from scalerl.rl.recipe import FlopsBudget, load_recipe
 from scalerl.study.arms import Axis, Grid, Listed
@@ -302,3 +304,15 @@ def test_a_dry_run_prints_the_table_and_runs_nothing(tmp_path, capsys, monkeypat
     assert "--like RUN" in out
     assert err.startswith("warning: 2 seeds an arm")
     assert not (tmp_path / "studies").exists()
+
+
+def test_seeds_of_a_tracked_study_are_known_as_seeds(tmp_path):
+    study = replace(STUDY, set={"tracking": {"to": ["tensorboard"]}})
+    plan, records = make_plan(study), []
+    for run in plan.runs:
+        arm = next(arm for arm in plan.arms if arm.name == run.arm)
+        recipe = plain(plan.recipe(run, arm).to_json())
+        assert recipe["tracking"]["name"] == f"{run.arm}-seed{run.seed}"
+        records.append(RunRecord(tmp_path / run.folder, {"name": run.arm, "recipe": recipe}, ()))
+    found = by_recipe(records, lambda run: run, lambda run: str(run.path))
+    assert {name: len(runs) for name, runs in found.items()} == {"base": 3, "dapo": 3}

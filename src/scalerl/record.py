@@ -28,7 +28,7 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
-from scalerl.errors import InputError, brief
+from scalerl.errors import InputError, brief, printable
 from scalerl.frames import data_frame
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
@@ -37,6 +37,8 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated and trained; completions; trainer steps; and GPU-hours times a price."""
+UNTRAINED = ("checkpoint", "health", "tracking")
+"""The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
 
@@ -213,6 +215,12 @@ class RunRecord:
         return self.path / "evals.jsonl" if self.path.is_dir() else self.path
 
     @property
+    def name(self) -> str:
+        """What the run is called: by its config.json, else as its folder or file; printable."""
+        named = self.config.get("name")
+        return printable(str(named)) if named else name_of_path(self.path)
+
+    @property
     def default_axis(self) -> str:
         """The axis of the run's budget, if config.json names one that was logged; else the first logged."""
         budget = self.config.get("budget")
@@ -288,6 +296,14 @@ class RunRecord:
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
+
+
+def name_of_path(path: str | Path) -> str:
+    """What is called after a folder or a file, the ending of a file left out; printable."""
+    path = Path(path)
+    if not path.name:  # as that of `.`
+        path = path.resolve()
+    return printable((path.name if path.is_dir() else path.stem) or str(path))
 
 
 def final_folder(run: Path) -> Path:

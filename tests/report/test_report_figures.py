@@ -4,15 +4,18 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.report import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
 from scalerl.report.curve_view import axis_for, curve_view
 from scalerl.report.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
 from scalerl.report.in_flight import in_flight_rows
+from scalerl.report.overlay import OverlayRun, overlay
 from scalerl.report.strata import Stratum, strata, strata_svg
 from scalerl.report.style import inline_svg, new_figure
 
@@ -28,6 +31,22 @@ def test_the_figure_shows_the_forecast_as_stored(run):
     assert view.later_N.sum() == 15  # evaluations at steps 128, 136, ..., 240
     assert [ceiling.A for ceiling in view.ceilings] == [0.811]
     assert view.known_ceiling == 0.82
+
+
+def test_step_0_stands_where_it_is_fitted_whatever_the_start_cost(run):
+    evals = tuple(
+        replace(point, device_seconds=replace(point.device_seconds, idle=point.device_seconds.idle + 900))
+        for point in run.evals
+    )
+    run = replace(run, evals=evals)
+    points = Points.from_record(run, "gpu_hours")
+    found = fit(points)
+    view = curve_view(run, found, None)
+    assert run.compute("gpu_hours")[0] > 0
+    assert view.compute_N[0] == 0
+    np.testing.assert_array_equal(view.compute_N * view.unit.size, points.compute_N)
+    data = overlay([OverlayRun("one", Points.from_record(run, "steps"), run)])
+    assert data["runs"][0]["compute"]["gpu_hours"][0] == 0
 
 
 def test_changing_the_stored_curve_changes_the_figure(run):

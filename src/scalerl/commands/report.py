@@ -77,16 +77,16 @@ def run(args: argparse.Namespace) -> None:
     if args.figure:
         if args.output or asked or len(args.runs) != 1:
             raise InputError("--figure writes the figure of one RUN alone: leave out everything else")
-        _figure(args.runs[0], args.figure)
+        _figure(args.runs[0], args.figure, args.level)
     elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
         from scalerl.report import write_report
 
-        print(write_report(args.runs[0], out=args.output))
+        print(write_report(args.runs[0], out=args.output, level=args.level))
     else:
         _several(args)
 
 
-def _figure(folder: str, out: Path) -> None:
+def _figure(folder: str, out: Path, level: float) -> None:
     from scalerl.curve import fit
     from scalerl.record import RunRecord
     from scalerl.report import axis_for, curve_figure, frozen_forecasts, main_forecast
@@ -94,7 +94,7 @@ def _figure(folder: str, out: Path) -> None:
     record = RunRecord.read(folder)
     frozen = main_forecast(frozen_forecasts(record))
     try:
-        whole = fit(record, x=axis_for(record, frozen=frozen))
+        whole = fit(record, x=axis_for(record, frozen=frozen), level=level)
     except CannotAnswerError:  # the evaluations can be drawn all the same
         whole = None
     print(curve_figure(record, whole, frozen=frozen, out=out))
@@ -149,8 +149,9 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
     Raises:
         InputError: one of them cannot be read, or they have no compute axis in common.
     """
+    from scalerl.curve.recipes import distinct, run_name
     from scalerl.report.overlay import OverlayRun
-    from scalerl.report.runs import RunsView, distinct, fit_or_reason
+    from scalerl.report.runs import RunsView, fit_or_reason
 
     named = groups_of(args.group)
     paths = [*(path for paths in named.values() for path in paths), *args.runs]
@@ -158,8 +159,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
         raise InputError("report needs a RUN or a FILE")
     check_once(paths)
     found = [data for path in paths for data in read_all(path, args.x, asked_of(args), args.price)]
-    found = _on_one_axis(found, args.price)
-    names = distinct([_name(data) for data in found], [data.path for data in found])
+    found = _on_one_axis(found, args)
+    names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
     options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
     runs = []
     for name, data in zip(names, found, strict=True):
@@ -180,55 +181,46 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
     return view, [data.path for data in found]
 
 
-def _on_one_axis(found: list[Data], price: float | None) -> list[Data]:
-    """The same on the first axis that all have, where they have several by default."""
+def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
+    """The same on the first axis that all have, where they have several by default.
+
+    Raises:
+        InputError: there is no such axis, or compute was asked for that could be on either.
+    """
     from scalerl.curve import Points
     from scalerl.record import AXES
 
     own = dict.fromkeys(data.points.axis for data in found)
     if len(own) == 1:
         return found
+    on = {data.points.axis: data.path for data in found}
+    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
+    for option, amount in (("--budget", args.budget), ("--min-compute", args.min_compute)):
+        if amount is not None:
+            raise InputError(f"{option} {amount:g} could be on either axis: {listed}; choose one with --x")
     for axis in dict.fromkeys((*own, *AXES)):
         records = [data.record for data in found if data.points.axis != axis]
         if all(record is not None and axis in record.logged_axes() for record in records):
             return [
                 data
                 if data.points.axis == axis or data.record is None
-                else replace(data, points=Points.from_record(data.record, axis, price))
+                else replace(data, points=Points.from_record(data.record, axis, args.price))
                 for data in found
             ]
-    on = {data.points.axis: data.path for data in found}
-    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
     raise InputError(f"the runs have no compute axis in common: {listed}; choose one with --x")
-
-
-def _name(data: Data) -> str:
-    name = data.record.config.get("name") if data.record else None
-    if isinstance(name, str) and name:
-        return name
-    path = Path(data.path)
-    return (path.name if path.is_dir() else path.stem) or str(path)
 
 
 def _recipes(
     runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, list[str]]
 ) -> dict[str, list[OverlayRun]]:
-    """The groups that were named, then runs by the recipe of their config.json, called after their first."""
-    from scalerl.curve.recipes import recipe_key
+    """The groups that were named, then runs by the recipe of their config.json, as `compare` has them."""
+    from scalerl.curve.recipes import by_recipe
 
-    of = {path: name for name, paths in named.items() for path in paths}
-    recipes: dict[str, list[OverlayRun]] = {name: [] for name in named}
-    called: dict[str, str] = {}
-    for run, data in zip(runs, found, strict=True):
-        name = of.get(data.path)
-        if name is None:
-            key = recipe_key(data.record, run.name)
-            # The name alone where no other recipe has it, though the names of its runs have more.
-            name = called.setdefault(key, run.name if _name(data) in recipes else _name(data))
-            if name in named:
-                raise InputError(f"--group {name} has the name of a run that is not in it: call it otherwise")
-        recipes.setdefault(name, []).append(run)
-    return recipes
+    path = {run.name: data.path for run, data in zip(runs, found, strict=True)}
+    groups = {name: [run for run in runs if path[run.name] in paths] for name, paths in named.items()}
+    grouped = {run.name for members in groups.values() for run in members}
+    others = [run for run in runs if run.name not in grouped]
+    return by_recipe(others, lambda run: run.record, lambda run: path[run.name], groups)
 
 
 def _comparison(

@@ -57,7 +57,7 @@ def paired_prompts(
     axis: str = "gpu_hours",
     price: float | None = None,
 ) -> PairedPrompts | None:
-    """Compare the runs of two recipes on common prompts; None where they have none on record.
+    """Compare the runs of two recipes on common prompts; None where they have not two on record.
 
     Raises:
         InputError: the axis is unknown or its counters are missing, or a line of prompts cannot be used.
@@ -76,6 +76,8 @@ def paired_prompts(
     for run, (_, rates) in zip(runs, nearest, strict=True):
         if sorted(rates) != ids:
             raise InputError(f"{run.path / FILE}: set {prompt_set} has other prompts than in {runs[0].path}")
+    if len(ids) < 2:  # one says nothing of the spread over prompts
+        return None
     rate_RP = np.array([[rates[i] for i in ids] for _, rates in nearest])
     base_P, recipe_P = rate_RP[: len(base)].mean(axis=0), rate_RP[len(base) :].mean(axis=0)
     where = [compute for compute, _ in nearest]

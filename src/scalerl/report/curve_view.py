@@ -89,7 +89,7 @@ def curve_view(
     axis = axis_for(run, fit, frozen)
     if frozen is not None and frozen.axis != axis:
         frozen = None
-    compute_N = run.compute(axis)
+    compute_N = run.training_compute(axis)
     largest = float(compute_N.max(initial=0.0))
     target = frozen.target_compute if frozen else math.nan
     unit = unit_for(axis, max(largest, target if math.isfinite(target) else 0.0))

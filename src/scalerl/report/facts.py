@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalerl.jsonl import flat
 from scalerl.record import RunRecord
 from scalerl.report.curve_view import known_ceiling
 from scalerl.report.numbers import (
@@ -104,19 +105,15 @@ def recipe_sections(recipe: Any) -> Iterator[Section]:
         return
     single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
     if single:
-        yield Section("recipe", list(_flat(single)))
+        yield Section("recipe", _leaves(single))
     for key, value in recipe.items():
         if isinstance(value, Mapping) and value:
-            yield Section(str(key), list(_flat(value)))
+            yield Section(str(key), _leaves(value))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(tree: Mapping[str, Any]) -> Rows:
     """Leaves of a nested mapping, as (dotted key, text)."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _text(value)
+    return [(key, _text(value)) for key, value in flat(tree).items()]
 
 
 def _text(value: Any) -> str:
@@ -132,7 +129,7 @@ def _text(value: Any) -> str:
 def environment(config: Mapping[str, Any]) -> Rows:
     """Versions, devices, budget and model, from config.json."""
     keys = ("versions", "devices", "budget", "model")
-    return list(_flat({key: config[key] for key in keys if config.get(key) is not None}))
+    return _leaves({key: config[key] for key in keys if config.get(key) is not None})
 
 
 def _known(*amounts: str) -> str:

@@ -57,7 +57,7 @@ def backtest_html(test: Backtest) -> str:
 
 def run_html(run: RunRecord) -> str:
     """A run: how far it is, what it cost, and what was wrong with it."""
-    rows = [("run", str(run.config.get("name") or run.path.name)), ("evaluations", str(len(run.evals)))]
+    rows = [("run", run.name), ("evaluations", str(len(run.evals)))]
     if run.evals:
         first, last = run.evals[0], run.evals[-1]
         rows.append(("pass rate", f"{rate(first.pass_rate)} to {rate(last.pass_rate)} at step {last.step}"))

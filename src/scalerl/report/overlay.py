@@ -133,10 +133,8 @@ def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
     """Compute of every evaluation on every axis of the run, arrays (N,)."""
     found = {run.points.axis: run.points.compute_N}
     if run.record is not None:
-        start_N = np.array([point.step == 0 for point in run.record.evals])
         for axis in run.record.logged_axes():
-            # As in `Points.from_record`: what comes before step 0 is no training compute.
-            found.setdefault(axis, np.where(start_N, 0.0, run.record.compute(axis)))
+            found.setdefault(axis, run.record.training_compute(axis))
     return found
 
 

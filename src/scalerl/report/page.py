@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +17,27 @@ from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, jud
 from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
 from scalerl.report.numbers import DASH, as_mapping, percent, rate, rate_interval, unit_for
+from scalerl.report.overlay import OverlayRun
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.roles import ledger_rows, role_rows, roles_svg
+from scalerl.report.runs import fit_or_reason
 from scalerl.report.strata import strata, strata_svg
+from scalerl.report.web import page, without_folders
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
 
 
-def write_report(run: RunRecord | str | Path, fit: Fit | None = None, out: Path | None = None) -> Path:
+def write_report(
+    run: RunRecord | str | Path, fit: Fit | None = None, out: Path | None = None, *, level: float = 0.95
+) -> Path:
     """Write the page of one run, whole or not at all, and return where it is.
 
     Args:
         run: the record, or the path of its folder.
         fit: a fit on the whole run; made here where it is left out and the evaluations allow one.
         out: the file to write; by default report.html in the run folder.
+        level: of the intervals of a fit that is made here.
 
     Raises:
         InputError: the folder cannot be read, or the counters behind the compute axis are missing.
@@ -42,43 +47,37 @@ def write_report(run: RunRecord | str | Path, fit: Fit | None = None, out: Path 
     record = run if isinstance(run, RunRecord) else RunRecord.read(run)
     out = out or record.path / "report.html"
     try:
-        write_atomically(out, report_html(record, fit))
+        write_atomically(out, report_html(record, fit, level=level))
     except OSError as error:
         raise WriteError(f"{out}: {error.strerror or error}") from error
     return out
 
 
-def report_html(run: RunRecord, fit: Fit | None = None) -> str:
-    """The page as text; the same for the same input.
+def report_html(run: RunRecord, fit: Fit | None = None, *, level: float = 0.95) -> str:
+    """The page as text; the same for the same input. `level` is that of a fit that is made here.
 
     Raises:
         CannotAnswerError: the run holds no evaluation.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     if not run.evals:
         raise CannotAnswerError(f"{run.evals_file}: no evaluation yet, so there is nothing to report")
-    templates = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("report.html").render(_content(run, fit))
+    return page("report.html", _content(run, fit, level))
 
 
-def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
+def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
     forecasts = frozen_forecasts(run)
     outcomes = [judge(run, forecast) for forecast in forecasts]
     frozen = main_forecast(forecasts)
     outcome = outcomes[forecasts.index(frozen)] if frozen else None
     no_fit = ""
     if fit is None:
-        fit, no_fit = _fit_or_reason(run, axis_for(run, None, frozen))
+        fit, no_fit = _fitted(run, axis_for(run, None, frozen), level)
     steps = run.steps()
     groups = strata(run.eval_prompts())
     part = part_that_holds(fit) if fit is not None else None
     fits = _fits(frozen, fit, part)
     return {
-        "name": str(run.config.get("name") or run.path.name),
+        "name": run.name,
         "facts": head(run, axis_for(run, fit, frozen)),
         "sentence": _result(frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
@@ -111,14 +110,12 @@ def _content(run: RunRecord, fit: Fit | None) -> dict[str, Any]:
     }
 
 
-def _fit_or_reason(run: RunRecord, axis: str) -> tuple[Fit | None, str]:
+def _fitted(run: RunRecord, axis: str, level: float) -> tuple[Fit | None, str]:
     """A fit on the whole run, or the sentence that says why there is none."""
-    from scalerl.curve import fit
+    from scalerl.curve import Points
 
-    try:
-        return fit(run, x=axis), ""
-    except CannotAnswerError as error:
-        return None, f"{_without_path(run, str(error))}."
+    fit, why = fit_or_reason(OverlayRun(run.name, Points.from_record(run, axis), run), level=level)
+    return fit, f"{why}." if why else ""
 
 
 def _fits(frozen: FrozenForecast | None, fit: Fit | None, part: Fit | None) -> list[NamedFit]:
@@ -164,17 +161,16 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
 
 def _warnings(run: RunRecord, fits: list[NamedFit], noticed: str | None) -> list[str]:
     """The warnings of the record and of the fits, each once; `noticed` is said above them already."""
-    found = [_without_path(run, warning) for warning in run.warnings]
+    found = [_local(run, warning) for warning in run.warnings]
     about: dict[str, list[str]] = {}
     for name, fit in fits:
         for warning in fit.get("warnings") or ():
             if noticed is None or noticed not in str(warning):
-                about.setdefault(_without_path(run, str(warning)), []).append(name)
+                about.setdefault(_local(run, str(warning)), []).append(name)
     return found + [
         f"{', and '.join(names)}: {warning}" for warning, names in about.items() if warning not in found
     ]
 
 
-def _without_path(run: RunRecord, message: str) -> str:
-    """The message without the folder that it is about: a page is shown on other machines."""
-    return message.removeprefix(f"{run.evals_file}: ").replace(f"{run.path}{os.sep}", "")
+def _local(run: RunRecord, message: str) -> str:
+    return without_folders(message.removeprefix(f"{run.evals_file}: "), run.path)

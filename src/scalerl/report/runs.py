@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
+from scalerl.errors import CannotAnswerError, printable
 from scalerl.report.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.report.overlay import OverlayRun
+from scalerl.report.web import without_folders
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -69,12 +70,11 @@ def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
         InputError: an option is not valid.
     """
     from scalerl.curve import fit
-    from scalerl.errors import CannotAnswerError
 
     try:
         return fit(run.points, **options), ""  # type: ignore[arg-type]
     except CannotAnswerError as error:
-        return None, local(run, str(error)).removeprefix(f"{Path(run.points.source).name}: ")
+        return None, local(run, str(error)).removeprefix(f"{printable(Path(run.points.source).name)}: ")
 
 
 def warnings_of(run: OverlayRun) -> list[str]:
@@ -85,11 +85,8 @@ def warnings_of(run: OverlayRun) -> list[str]:
 
 def local(run: OverlayRun, message: str) -> str:
     """The message without the folder that it is about: a page is shown on other machines."""
-    path = Path(run.points.source)
-    parents = {path.parent, run.record.path if run.record is not None else path.parent}
-    for parent in sorted(map(str, parents), key=len, reverse=True):
-        message = message.replace(f"{parent}{os.sep}", "")
-    return message
+    own = () if run.record is None else (run.record.path,)
+    return without_folders(message, Path(run.points.source).parent, *own)
 
 
 def assumptions(view: RunsView) -> list[str]:
@@ -137,21 +134,3 @@ def last_measured(run: OverlayRun, name: str) -> str:
     if not known:
         return plain(None)
     return percent(known[-1]) if name in ("truncated", "failed") else plain(known[-1])
-
-
-def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """The names, with as much of the path beside one as tells it from others of the same name."""
-    found = list(names)
-    for name in {name for name in names if names.count(name) > 1}:
-        places = [place for place, other in enumerate(names) if other == name]
-        parts = [Path(paths[place]).parts for place in places]
-        # One log may hold two runs of one name: then their numbers tell them apart.
-        for depth in range(1, max(map(len, parts)) + 1):
-            ends = ["/".join(part[-depth:]) for part in parts]
-            if len(set(ends)) == len(ends):
-                break
-        else:
-            ends = [f"{number}" for number in range(1, len(places) + 1)]
-        for place, end in zip(places, ends, strict=True):
-            found[place] = f"{name} ({end})"
-    return found

@@ -7,10 +7,8 @@ write_figures(view, "figures")           overlay and linearised curves as SVG, P
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from scalerl.errors import WriteError
 from scalerl.files import write_atomically
@@ -20,7 +18,7 @@ from scalerl.report.numbers import one_unit, percent, rate
 from scalerl.report.overlay import overlay
 from scalerl.report.runs import RunsView, assumptions, taken, warnings_of
 from scalerl.report.runs_tables import runs_tables
-from scalerl.report.web import CHART, asset, script_json
+from scalerl.report.web import CHART, asset, link, page, script_json
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -48,16 +46,7 @@ def write_runs_report(view: RunsView, out: str | Path) -> Path:
 
 def runs_html(view: RunsView, folder: Path | None = None) -> str:
     """The page as text; the same for the same input. Links to the pages of runs are relative to `folder`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("runs.html").render(_content(view, folder))
+    return page("runs.html", _content(view, folder))
 
 
 def _content(view: RunsView, folder: Path | None) -> dict[str, Any]:
@@ -94,10 +83,10 @@ def _facts(view: RunsView) -> list[tuple[str, str]]:
 
 
 def _link(run: Path, folder: Path | None) -> str:
-    page = run / "report.html"
-    if folder is None or not run.is_dir() or not page.is_file():
+    target = run / "report.html"
+    if folder is None or not run.is_dir() or not target.is_file():
         return ""
-    return quote(Path(os.path.relpath(page, folder)).as_posix())
+    return link(target, folder)
 
 
 def runs_markdown(view: RunsView) -> str:

@@ -76,7 +76,7 @@ def print_closing(
     """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
     stream = sys.stdout if file is None else file
     rows = closing_rows(run, fit, report)
-    name = str(run.config.get("name") or run.path.name)
+    name = run.name
     if (console := console_for(stream)) is not None:
         _print_rich(name, rows, console)
         return

@@ -1,16 +1,47 @@
-"""The files of `scalerl/web`, which pages hold in themselves: the chart, its look, and what draws it."""
+"""What pages are made of: their templates, and the files of `scalerl/web`, which they hold in themselves."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from scalerl.errors import printable
 from scalerl.jsonl import plain
 
 WEB = Path(__file__).parent.parent / "web"
 CHART = ("plotly-basic.min.js", "chart.js")
 """The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
+
+
+def page(template: str, content: Mapping[str, Any], *folders: Path) -> str:
+    """A page from its template, which stands here or in one of `folders`; all texts in it are escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template(template).render(content)
+    return text.encode(errors="backslashreplace").decode()  # JSON and file names may hold half letters
+
+
+def without_folders(message: str, *folders: Path) -> str:
+    """The message without the folders that it is about: a page is shown on other machines."""
+    for folder in sorted(map(str, folders), key=len, reverse=True):
+        message = message.replace(f"{folder}{os.sep}", "")
+    return printable(message)
+
+
+def link(target: Path, folder: Path) -> str:
+    """The address of a file, as a page in `folder` names it."""
+    return quote(os.fsencode(Path(os.path.relpath(target, folder)).as_posix()))
 
 
 def asset(name: str) -> str:

@@ -9,14 +9,12 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.jsonl import plain
-from scalerl.record import final_folder
+from scalerl.record import UNTRAINED, final_folder
 from scalerl.rl.checkpoint import newest_checkpoints, step_folders
 from scalerl.rl.recipe import Recipe, recipe_of_run
 from scalerl.run_writer import RECORDS
 
 _LOG = logging.getLogger("scalerl")
-_FREE = ("checkpoint", "health", "tracking")
-"""What may be changed on the way: nothing that is trained depends on it."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -72,7 +70,7 @@ def _size(path: Path) -> int:
 
 def free_choices(recipe: Recipe) -> dict[str, Any]:
     """What a resume may change of the recipe of a run, as config.json has it."""
-    return {key: value for key, value in plain(recipe.to_json()).items() if key in _FREE}
+    return {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
 
 
 def check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -85,7 +83,7 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         return
     before, now = recipe_of_run(path), plain(recipe.to_json())
-    different = [key for key in now if key not in _FREE and now[key] != before.get(key)]
+    different = [key for key in now if key not in UNTRAINED and now[key] != before.get(key)]
     if different:
         key = different[0]
         raise InputError(f"{folder}: the run has {key} = {before.get(key)}, and this recipe {now[key]}")

@@ -59,7 +59,7 @@ def _points(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, most: int) -> li
         if fit is not None:
             compute_N, pass_rate_N = fit.points.compute_N, fit.points.pass_rate_N
         elif record is not None and record.evals and verdict.axis in record.logged_axes():
-            compute_N = record.compute(verdict.axis)
+            compute_N = record.training_compute(verdict.axis)
             pass_rate_N = np.array([point.pass_rate for point in record.evals])
         else:
             continue

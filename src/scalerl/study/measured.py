@@ -54,7 +54,7 @@ def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.nd
         record = run.run.record
         if record is None or axis not in record.logged_axes():
             continue
-        compute_N = record.compute(axis)
+        compute_N = record.training_compute(axis)
         rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
         found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
     return found

@@ -8,17 +8,16 @@ All of it is made from the verdict alone (`scalerl.study.verdict`).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
-from urllib.parse import quote
 
 from scalerl.errors import WriteError
 from scalerl.files import write_atomically
 from scalerl.report import formats
 from scalerl.report.table import Table
+from scalerl.report.web import link, page, without_folders
 from scalerl.study.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict import StudyVerdict
@@ -78,23 +77,11 @@ def study_html(
 
     Links to runs are relative to `folder`; `figures` are drawn here where they are not given.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     from scalerl.study.figures import study_figures
 
     figures = study_figures(verdict) if figures is None else figures
-
-    here = Path(__file__).parent
-    environment = Environment(
-        loader=FileSystemLoader([here, here.parent / "report"]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("study.html").render(
-        _content(verdict, folder or verdict.study.path, figures)
-    )
+    content = _content(verdict, folder or verdict.study.path, figures)
+    return page("study.html", content, Path(__file__).parent)
 
 
 def study_markdown(verdict: StudyVerdict) -> str:
@@ -182,12 +169,11 @@ def _short(verdict: StudyVerdict) -> Table:
 
 def _doubts(verdict: StudyVerdict) -> list[tuple[str, str]]:
     cautions = [("caution", text) for text in verdict.cautions]
-    return cautions + [("warning", _without_path(verdict, text)) for text in verdict.study.warnings]
+    return cautions + [("warning", text) for text in _warnings(verdict)]
 
 
-def _without_path(verdict: StudyVerdict, message: str) -> str:
-    """The message without the folder that it is about: a page is shown on other machines."""
-    return message.replace(f"{verdict.study.path}{os.sep}", "")
+def _warnings(verdict: StudyVerdict) -> list[str]:
+    return [without_folders(text, verdict.study.path) for text in verdict.study.warnings]
 
 
 def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> dict[str, Any]:
@@ -206,7 +192,7 @@ def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]
         "head": _head(verdict),
         "answers": _grouped(answers(verdict)),
         "cautions": verdict.cautions,
-        "warnings": [_without_path(verdict, text) for text in verdict.study.warnings],
+        "warnings": _warnings(verdict),
         "tables": {table.name: table for table in study_tables(verdict)},
         "figures": drawn,
         "links": _links(verdict, folder),
@@ -227,7 +213,6 @@ def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
     links = []
     for arm in verdict.arms:
         for run in arm.runs:
-            page = verdict.study.path / run.run.plan.folder / "report.html"
-            path = os.path.relpath(page, folder) if page.is_file() else ""
-            links.append(quote(Path(path).as_posix()) if path else "")
+            target = verdict.study.path / run.run.plan.folder / "report.html"
+            links.append(link(target, folder) if target.is_file() else "")
     return links

@@ -16,6 +16,7 @@ from typing import Any
 from scalerl.errors import InputError, WriteError
 from scalerl.files import folder_name, write_atomically
 from scalerl.jsonl import dumps, plain
+from scalerl.record import UNTRAINED
 from scalerl.rl.base import CHAIN_BASE
 from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
 from scalerl.study.arms import Arm, combine, expand
@@ -27,7 +28,8 @@ LEAST_EVALUATIONS = 6
 _TRIAL_SEED = MOST_SEED + 1
 """The first seed of trials, which no study reaches."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
-_UNTRAINED = ("checkpoint", "health", "tracking", "activation_checkpointing")
+_SAME_RESULT = (*UNTRAINED, "activation_checkpointing")
+"""What changes the cost of a run at most."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _check_arm(arm: Arm, base: Recipe) -> None:
         raise InputError(
             f"arm {arm.name}: changes {astray[0]}, and all arms are compared at one; [set] changes it for all"
         )
-    if different and different <= {*_UNTRAINED}:
+    if different and different <= {*_SAME_RESULT}:
         raise InputError(f"arm {arm.name}: changes nothing that is trained")
     if "task" in different and arm.recipe.task.heldout_hash != base.task.heldout_hash:
         raise InputError(f"arm {arm.name}: its held-out prompts are others, so that nothing compares")
