@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import hostile_study
+from browser_tools import chromium
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
 from scalerl.record import EvalPoint, Flops, Tokens
@@ -154,6 +155,13 @@ def misfit(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
     found = hostile_study.build(tmp_path_factory.mktemp("misfit") / "study", draw=1, forecast=False)
     assert any(run.misfit for run in found.arms[0].fits)
     return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests: two of them in one thread are one too many."""
+    with chromium() as started:
+        yield started
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,8 +1,7 @@
-"""A browser without a network, one for all tests; and the pages that it opens."""
+"""Pages in the browser of all tests, without a network; and what they are of."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +20,6 @@ from scalerl.report.runs import RunsView, fit_or_reason
 from scalerl.report.runs_page import write_runs_report
 from scalerl.study.page import study_html
 from simulated_runs import BUDGET, HOSTILE, write_run, write_table
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Debian's Chromium; where there is none, the tests that need it are skipped, and the summary says so."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("browser tests need Chromium: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="browser tests need Playwright")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

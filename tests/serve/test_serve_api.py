@@ -1,20 +1,17 @@
 """The JSON of the server, and who gets it."""
 
-import contextlib
 import json
 import os
 import time
 
 import pytest
-from starlette.testclient import TestClient
 
 from growing import TRUTH, Growing
 from scalerl.report.standing import Asked
-from scalerl.serve.app import make_app
 from scalerl.serve.store import Store
+from serve_client import serving, settled
 
 TOKEN = "t" * 43
-LOCAL = ("localhost", "127.0.0.1", "::1")
 API = ("/", "/page.js", "/chart.js", "/api/runs", "/api/overlay?runs=x", "/api/compare?runs=x", "/events")
 
 
@@ -28,23 +25,6 @@ def client(original):
 def guarded(original):
     with serving(original, hosts=None, token=TOKEN) as client:
         yield client
-
-
-@contextlib.contextmanager
-def serving(folder, asked=None, hosts=LOCAL, token=None):
-    app, _ = make_app(Store(folder, asked or Asked()), hosts, token, "scalerl-1")
-    with TestClient(app, base_url="http://127.0.0.1") as client:
-        yield client
-
-
-def settled(client, fits=True):
-    """The rows by their paths, once every run that can be fitted is."""
-    for _ in range(400):
-        found = client.get("/api/runs").json()
-        if not found["looking"] and not (fits and any(row["waits"] for row in found["runs"])):
-            return {row["path"]: row for row in found["runs"]}
-        time.sleep(0.05)
-    raise AssertionError("the runs are not fitted")
 
 
 def snapshot(folder):

@@ -1,6 +1,7 @@
 """The page in a browser: what it shows, follows and loads, and by which means it is used."""
 
 import contextlib
+import json
 import shutil
 
 import pytest
@@ -8,19 +9,8 @@ import pytest
 from growing import Growing
 from serve_process import server
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip("playwright.sync_api", reason="browser tests need Playwright")
 NASTY = '<img src=x onerror="alert(1)">&amp;<script>alert(2)</script>'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +66,47 @@ def test_an_evaluation_that_is_made_appears(browser, served):
         playwright.expect(newest.locator("td").first).to_have_text(step, timeout=60_000)
         points = "document.querySelector('.sc-plot').data.filter((t) => t.meta).map((t) => t.x.length)"
         until(page, f"{points}.includes({growing.n})")
+
+
+def test_the_list_is_in_order_after_every_change(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    names = "[...document.querySelectorAll('#runs tbody .name')].map((name) => name.firstChild.data).join()"
+    with server(folder) as (_, address), opened(browser, address) as page:
+        page.select_option("#order", "pass_rate")
+        growing = Growing(folder / "young", 1, 5)
+        until(page, f"{names}.endsWith(',young')")  # it starts below the others
+        box = row(page, "young").locator("input")
+        box.focus()
+        for _ in range(3):
+            growing.grow()
+        line = json.loads((growing.path / "evals.jsonl").read_text().splitlines()[-1])
+        with (growing.path / "evals.jsonl").open("a") as file:
+            file.write(json.dumps({**line, "step": 80, "pass_rate": 0.9}) + "\n")
+        until(page, f"{names}.startsWith('young,')")
+        assert box.evaluate("(box) => box === document.activeElement")
+        # A folder that has another name is another run, and there are as many as before.
+        page.select_option("#order", "name")
+        (folder / "b" / "b-0").rename(folder / "b" / "moved")
+        until(
+            page,
+            "[...document.querySelectorAll('#runs small')].some((path) => path.textContent === 'b/moved')",
+        )
+        assert page.locator("#runs tbody tr").count() == 4
+
+
+def test_the_time_to_go_is_the_one_that_the_server_forecasts(browser, original):
+    def later(route):
+        answer = route.fetch()
+        told = answer.json()
+        for run in told["runs"]:
+            run["eta"] = 5000.0
+        route.fulfill(response=answer, json=told)
+
+    with server(original) as (_, address), opened(browser, address) as page:
+        assert "to go" not in row(page, "a-0").inner_text()  # it stands still
+        page.route("**/api/runs?*", later)
+        page.reload()
+        playwright.expect(row(page, "a-0")).to_contain_text("83 min to go", timeout=60_000)
 
 
 def test_runs_are_chosen_overlaid_and_compared(browser, served):

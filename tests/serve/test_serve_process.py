@@ -21,6 +21,14 @@ from scalerl.serve.store import Store
 from serve_process import server
 
 
+def until(condition):
+    """Wait for something, a minute at most."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def test_a_stream_tells_what_changes_and_ends_with_the_server(runs):
     growing = Growing(runs / "c", 5)
     with server(runs) as (process, address), httpx.Client(base_url=address, timeout=60) as client:
@@ -35,7 +43,7 @@ def test_a_stream_tells_what_changes_and_ends_with_the_server(runs):
                 rows = client.get("/api/runs").json()["runs"]
                 steps = {row["step"] for row in rows if row["path"] == "c"}
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
+            assert process.wait(60) == 130
             with contextlib.suppress(httpx.RemoteProtocolError):
                 assert list(lines) == []
         out, err = process.communicate()
@@ -51,22 +59,17 @@ def test_streams_that_are_left_are_let_go(runs):
     thread.start()
     address = f"http://127.0.0.1:{bound.getsockname()[1]}"
     try:
-        while not running.started:
-            time.sleep(0.02)
+        until(lambda: running.started)
         for _ in range(5):
             with httpx.stream("GET", f"{address}/events", timeout=60) as stream:
                 lines = stream.iter_lines()
                 next(lines)
                 assert looker.streams >= 1
-        for _ in range(200):
-            if not looker.streams:
-                break
-            time.sleep(0.05)
-        assert looker.streams == 0
+        until(lambda: not looker.streams)
     finally:
         looker.stop()
         running.should_exit = True
-        thread.join(30)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -89,7 +92,7 @@ def test_the_page_is_opened_where_that_is_asked_for(runs, tmp_path):
         assert httpx.get(address, timeout=60).status_code == 200
         assert told.read_text() == f"{address}\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
         assert process.stderr.read() == ""
 
 

@@ -19,6 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl serve runs
   scalerl serve runs --port 0 --open
+  scalerl serve runs --x steps --budget 1200 --target 0.6
 """),
     )
     serve.add_argument("folder", metavar="FOLDER", type=Path, help="runs are found in it and below")
@@ -29,8 +30,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     serve.add_argument("--open", action="store_true", help="open the page in a browser")
     serve.add_argument("--target", type=share, metavar="R", help="pass rate to reach at the budget")
+    serve.add_argument("--x", metavar="AXIS", help="compute axis of the list (that of each run's budget)")
     serve.add_argument(
-        "--budget", type=compute, metavar="C", help="compute at which runs end (their own budgets)"
+        "--budget",
+        type=compute,
+        metavar="C",
+        help="compute at which runs end, in the unit of --x (their own budgets)",
     )
     serve.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
     serve.set_defaults(run=run)
@@ -38,6 +43,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serve until Ctrl-C."""
+    _check_axis(args)
     if not args.folder.is_dir():
         raise InputError(f"{args.folder}: no such folder")
     try:
@@ -56,11 +62,21 @@ def run(args: argparse.Namespace) -> None:
 
             webbrowser.open(address)
 
-    asked = Asked(args.target, args.budget, args.level)
+    asked = Asked(args.target, args.budget, args.level, axis=args.x)
     try:
         serve(args.folder, asked, args.host, args.port, args.token, ready)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _check_axis(args: argparse.Namespace) -> None:
+    from scalerl.record import AXES
+
+    known = [axis for axis in AXES if axis != "dollars"]  # those need a price
+    if args.budget is not None and args.x is None:
+        raise InputError(f"--budget needs its axis: name one with --x ({', '.join(known)})")
+    if args.x is not None and args.x not in known:
+        raise InputError(f"--x {args.x}: no compute axis of runs; choose one of {', '.join(known)}")
 
 
 def _port(text: str) -> int:

@@ -79,4 +79,6 @@ def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
             ends = [f"{number}" for number in range(1, len(places) + 1)]
         for place, end in zip(places, ends, strict=True):
             found[place] = f"{name} ({end})"
+    if len(set(found)) < len(found):  # one of them is called as another is now
+        return [f"{name} ({number})" for number, name in enumerate(names, 1)]
     return found

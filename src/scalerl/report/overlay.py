@@ -46,6 +46,8 @@ class OverlayRun:
     record: RunRecord | None = None
     fit: Fit | None = None
     reason: str = ""
+    budget: float = math.nan
+    """Compute up to which its curve goes on, on the axis of the fit; NaN is the budget of the chart."""
 
 
 def overlay(
@@ -55,7 +57,8 @@ def overlay(
 
     Args:
         runs: all on one compute axis.
-        budget: compute on that axis up to which curves go on; by default they end with their run.
+        budget: compute on that axis to mark, up to which curves go on; by default they end with their run,
+            or at its own budget.
         target: pass rate to mark.
 
     Returns an object with these keys. A list by AXIS has None where the compute of that axis is not known,
@@ -95,15 +98,16 @@ def overlay(
     most = min(max(MOST_DRAWN // len(runs), _FEWEST_DRAWN), _MOST_OF_ONE)
     places = _PLACES_OF_MANY if len(runs) > _MANY else _PLACES
     clocks = [_clocks(run) for run in runs]
+    ends = [run.budget if math.isfinite(run.budget) else budget or 0.0 for run in runs]
     fits = [run.fit for run in runs if run.fit is not None]
     return {
         "axis": axis,
-        "axes": _units(axis, clocks, budget),
+        "axes": _units(axis, clocks, max(ends)),
         "level": fits[0].intervals.level if fits else None,
         "budget": budget,
         "target": target,
         "thinned": any(len(run.points) > most for run in runs),
-        "runs": [_run(run, clock, most, places, budget) for run, clock in zip(runs, clocks, strict=True)],
+        "runs": [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)],
     }
 
 
@@ -138,17 +142,17 @@ def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
     return found
 
 
-def _units(axis: str, clocks: Sequence[dict[str, np.ndarray]], budget: float | None) -> list[dict[str, Any]]:
+def _units(axis: str, clocks: Sequence[dict[str, np.ndarray]], end: float) -> list[dict[str, Any]]:
     found = []
     for name in dict.fromkeys(name for clock in clocks for name in (axis, *clock)):
         largest = max(float(clock[name].max(initial=0.0)) for clock in clocks if name in clock)
-        unit = unit_for(name, max(largest, (budget or 0.0) if name == axis else 0.0))
+        unit = unit_for(name, max(largest, end if name == axis else 0.0))
         found.append({"key": name, "label": unit.name, "size": unit.size})
     return found
 
 
 def _run(
-    run: OverlayRun, clocks: dict[str, np.ndarray], most: int, places: int, budget: float | None
+    run: OverlayRun, clocks: dict[str, np.ndarray], end: float, most: int, places: int
 ) -> dict[str, Any]:
     points, fit = run.points, run.fit
     order_N = np.argsort(points.compute_N, kind="stable")
@@ -165,7 +169,7 @@ def _run(
         "noise": _numbers(points.noise_sd_N[chosen], 3),
         "step": [None] * len(chosen) if points.step_N is None else _numbers(points.step_N[chosen]),
         "used": used_N[chosen].tolist(),
-        "fit": None if fit is None else _fit(fit, along, places, budget),
+        "fit": None if fit is None else _fit(fit, along, places, end),
         "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
     }
 
@@ -187,14 +191,14 @@ def _clock(from_N: np.ndarray, to_N: np.ndarray) -> Clock:
     return lambda compute_M: np.interp(compute_M, known_N, then_N, right=math.nan)
 
 
-def _fit(fit: Fit, along: dict[str, Clock], places: int, budget: float | None) -> dict[str, Any]:
+def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str, Any]:
     part = part_that_holds(fit)
     drawn = fit if fit.misfit is None else part
     window = np.array([fit.points.compute_N[0], fit.points.compute_N[-1]])
     median, intervals = fit.median, fit.intervals
     curve = None
     if drawn is not None:
-        last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], budget or 0.0)
+        last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
         compute_M = _grid(drawn.points.compute_N, float(last), places)
         curve = _curve(along, compute_M, drawn.band(compute_M))
     return {

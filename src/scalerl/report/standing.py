@@ -37,10 +37,12 @@ class Asked:
     target: float | None = None
     """Pass rate to reach."""
     budget: float | None = None
-    """Compute at which it ends, in the unit of its axis; None is the budget that the run itself has."""
+    """Compute at which it ends, in the unit of `axis`; None is the budget that the run itself has."""
     level: float = 0.95
     r0: Any = None
     min_compute: float = 0.0
+    axis: str | None = None
+    """The axis of `budget`, where runs are read on several; None is the one that the run is read on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,7 @@ class Standing:
     def budget(self) -> float:
         """Compute at which the run ends; NaN where nobody says it on this axis."""
         if self.asked.budget is not None:
-            return self.asked.budget
+            return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
         own = as_mapping(self.record.config.get("budget")) if self.record is not None else {}
         return as_float(own.get("amount")) if own.get("kind") == self.points.axis else math.nan
 

@@ -20,16 +20,16 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from scalerl.errors import ScalerlError
 from scalerl.jsonl import dumps
 from scalerl.report.web import WEB
 from scalerl.serve.guard import Guard
-from scalerl.serve.store import Store
+from scalerl.serve.store import Store, UnknownRunError
 
 _LOG = logging.getLogger("scalerl")
 _HERE = Path(__file__).parent
@@ -45,6 +45,8 @@ _FILES = {
 _BEAT = 15.0
 """Seconds after which a stream without news sends a line all the same, so that nobody between cuts it."""
 _TICK = 0.25
+_DIGITS = 20
+"""Of a version, at most."""
 _MOST_STREAMS = 100
 _FIRST_LOOK = 1.0
 """Seconds that the list waits for the first look at the folder to be done."""
@@ -95,7 +97,7 @@ class Looker:
 
 def make_app(
     store: Store, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
-) -> tuple[Starlette, Looker]:
+) -> tuple[ASGIApp, Looker]:
     """The application, and what looks at the folder for it. `hosts`, `token`, `cookie`: see `Guard`."""
     looker = Looker(store)
 
@@ -114,8 +116,13 @@ def make_app(
         Route("/api/compare", _of_several(looker, store.compare)),
         Route("/events", _events(looker)),
     ]
-    guard = Middleware(Guard, hosts=hosts, token=token, cookie=cookie)
-    return Starlette(routes=routes, middleware=[guard], lifespan=life), looker
+    inner = Starlette(routes=routes, lifespan=life, exception_handlers={Exception: _broken})
+    # Around all of it: as a middleware it would not see the answer to what nobody has thought of.
+    return Guard(inner, hosts, token, cookie), looker
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    return _json({"error": "the server is at fault: its log says how"}, 500)
 
 
 def _file(path: Path, kind: str) -> Callable[[Request], Response]:
@@ -133,7 +140,7 @@ def _runs(looker: Looker) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
         looker.asked()
         since = request.query_params.get("since", "0")
-        if not (since.isascii() and since.isdigit()):
+        if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
             return _json({"error": "since: expected a version, a whole number"}, 400)
         # The looker looks; what it has found so far is told, and its events tell the rest.
         await run_in_threadpool(looker.store.looked.wait, _FIRST_LOOK)
@@ -150,8 +157,8 @@ def _of_several(
         ids = [one for one in request.query_params.get("runs", "").split(",") if one]
         try:
             return _json(ask(ids, request.query_params.get("axis") or None))
-        except KeyError as error:
-            return _json({"error": f"no run {error}"}, 404)
+        except UnknownRunError as error:
+            return _json({"error": str(error)}, 404)
         except ScalerlError as error:
             return _json({"error": str(error)}, 422)
 

@@ -94,10 +94,8 @@
     const told = [...(run.error ? [run.error] : []), ...open.map((alarm) => alarm.text)];
     const made = node("td", { "data-label": "state", class: told.length ? "wide" : "" });
     const words = [run.ended ? "ended" : known(run.share) ? `${Math.round(100 * run.share)} %` : "not ended"];
-    if (!run.ended && known(run.compute_per_second) && known(run.share) && run.share < 1) {
-      const left = (run.end - run.compute) / run.compute_per_second - (Date.now() / 1000 - run.time);
-      if (left > 0) words.push(`${duration(left)} to go`);
-    }
+    const left = known(run.eta) ? run.eta - (Date.now() / 1000 - run.as_of) : 0;
+    if (left > 0) words.push(`${duration(left)} to go`);
     made.append(words.join(", "));
     if (run.target) {
       const chance = `${rate(run.target.pass_rate)} with probability ${rate(run.target.probability)}`;
@@ -116,7 +114,7 @@
     };
     const found = [...rows.values()].sort((a, b) =>
       value(b) - value(a) || a.run.name.localeCompare(b.run.name) || a.run.path.localeCompare(b.run.path));
-    body.append(...found.map((one) => one.line));
+    if (found.some((one, n) => body.children[n] !== one.line)) body.append(...found.map((one) => one.line));
   }
 
   function filter() {
@@ -128,15 +126,17 @@
 
   async function refresh() {
     const found = await ask(`api/runs?since=${version}`);
-    const before = rows.size;
+    const focused = document.activeElement;
     version = found.version;
     const ids = new Set(found.ids);
     for (const [id, one] of rows) {
       if (!ids.has(id)) { one.line.remove(); rows.delete(id); chosen.delete(id); }
     }
     found.runs.forEach(line);
-    if (rows.size !== before) order();
+    order();
     filter();
+    // What is moved in the page loses the focus.
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
     at("folder").textContent = found.folder;
     document.title = `${found.folder} · scalerl`;
     const running = [...rows.values()].filter(({ run }) => known(run.evaluations) && !run.ended).length;

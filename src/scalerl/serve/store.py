@@ -6,12 +6,12 @@ when it is asked for or when there is time, one at a time, and of a growing run 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,23 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import InputError, ScalerlError
 from scalerl.files import signature
 from scalerl.record import RunRecord
+from scalerl.serve.fits import REFIT, Answers, Fits, Fitted
 from scalerl.serve.listing import Entry, scan
 
 if TYPE_CHECKING:
     from scalerl.report.standing import Asked, Standing
 
+_LOG = logging.getLogger("scalerl")
 _EVERY = 1.0
 """Seconds between two looks at the folder, at least."""
 _PATIENCE = 10
 """A read is followed by at least this many times its length without one of the same source."""
-_REFIT = 3.0
-"""Seconds between two fits of a growing run."""
-_KEPT = 64
-"""Fits that are kept whole, of two megabytes each."""
 MOST = 40
 """Runs that are laid over one another."""
+
+
+class UnknownRunError(InputError):
+    """No run has the id that was asked for."""
 
 
 @dataclass(eq=False)
@@ -63,9 +65,8 @@ class Store:
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
         self._seen: dict[str, tuple[object, float]] = {}
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Standing]] = OrderedDict()
-        self._answers: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
-        self._changing, self._looking, self._fitting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._fits, self._answers = Fits(asked), Answers()
+        self._changing, self._looking = threading.Lock(), threading.Lock()
         self._due = float("-inf")
         self.looked = threading.Event()
         """Whether the folder was looked at once."""
@@ -106,79 +107,91 @@ class Store:
         """Fit one of the runs whose row waits for it; false where there is none."""
         now = time.monotonic()
         with self._changing:
-            waiting = [run for run in self._runs.values() if run.stale and now - run.fitted >= _REFIT]
+            waiting = [run for run in self._runs.values() if run.stale and now - run.fitted >= REFIT]
             run = max(waiting, key=lambda run: run.row["updated"] or 0.0, default=None)
             if run is None or run.record is None:
                 return False
             run.fitted = now
-        made = self._fitted(run, run.record.default_axis)
-        row = self._row(made, run.row, waits=False)
+        try:
+            made = self._fits.of(run.id, run.record, self._axis(run.record))
+            row, whole = (
+                self._row(made.standing, run.row, error=made.error),
+                made.standing.record is run.record,
+            )
+        except Exception as error:  # it is not tried again before the run changes
+            _LOG.exception("while fitting %s", run.record.path)
+            row, whole = run.row | {"error": self._said(error), "waits": False}, True
         with self._changing:
-            run.fitted, run.stale = time.monotonic(), False
-            if made.record is run.record:
+            run.fitted, run.stale = time.monotonic(), not whole  # a growing run: the fit of some seconds ago
+            if whole:
                 self._change(run, row)
-            else:  # it is growing: this was the fit of some seconds ago
-                run.stale = True
         return True
 
     def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The data of a chart of these runs: see `scalerl.report.overlay`.
 
         Raises:
-            KeyError: there is no run of this id.
+            UnknownRunError: there is no run of this id.
             InputError: they are too many, or have no such axis in common.
         """
+        from scalerl.curve.recipes import distinct
         from scalerl.report.overlay import OverlayRun, overlay
 
-        runs, axis = self._chosen(ids, axis)
-        made = {run.id: self._fitted(run, axis) for run in runs}
-        names = _names(runs)
-        budgets = [one.budget for one in made.values() if one.budget > 0]
+        runs, axis, made = self._chosen(ids, axis)
+        names = distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
 
         def answer() -> dict[str, Any]:
             shown = [
-                OverlayRun(names[run.id], one.points, one.record, one.fit, self._plain(one.why_no_fit))
-                for run, one in ((run, made[run.id]) for run in runs)
+                OverlayRun(name, one.points, one.record, one.fit, self._plain(one.why_no_fit), one.budget)
+                for name, one in ((name, each.standing) for name, each in zip(names, made, strict=True))
             ]
-            data = overlay(shown, budget=max(budgets, default=None), target=self._asked.target)
+            data = overlay(shown, budget=_common_budget(made), target=self._asked.target)
             return data | {"common": self._common(runs), "ids": [run.id for run in runs]}
 
-        return self._once(("overlay", axis, *made.values()), answer)
+        return self._answers.once(_key("overlay", axis, names, made), answer)
 
     def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
         """The comparison of these runs, runs of one recipe being its seeds.
 
         Raises:
-            KeyError: there is no run of this id.
-            InputError: they cannot be compared.
-            CannotAnswerError: one of them cannot be fitted.
+            UnknownRunError: there is no run of this id.
+            InputError: they cannot be compared, or one of them cannot be fitted.
         """
         from scalerl.curve import compare
         from scalerl.curve.recipes import by_recipe
 
-        runs, axis = self._chosen(ids, axis)
-        made = [self._fitted(run, axis) for run in runs]
-        for one in made:
-            if one.fit is None:
-                raise InputError(f"{one.name}: {one.why_no_fit}")
+        runs, axis, made = self._chosen(ids, axis)
+        for run, one in zip(runs, made, strict=True):
+            if one.standing.fit is None:
+                raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
 
         def answer() -> dict[str, Any]:
             groups = by_recipe(
-                made,
+                [one.standing for one in made],
                 lambda one: one.record,
                 lambda one: self._plain(str(one.record.path)) if one.record else one.name,
             )
             if len(groups) < 2:
                 raise InputError("these runs are of one recipe: there is nothing to compare it with")
             fits = {name: [one.fit for one in group if one.fit] for name, group in groups.items()}
-            result = compare(fits)
+            target = self._asked.target
+            result = compare(
+                fits,
+                budget=_common_budget(made),
+                target=target if target is not None and 0 < target < 1 else None,
+                level=self._asked.level,
+            )
             pairs = [{"rows": result.rows(pair)} for pair in result.pairs]
             return {"axis": axis, "pairs": pairs, "priors": result.priors(), "result": result.to_json()}
 
-        return self._once(("compare", axis, *made), answer)
+        return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
 
-    def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str]:
+    def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str, list[Fitted]]:
+        """The runs of these ids, the axis for all of them, and their fits on it."""
         with self._changing:
+            unknown = [one for one in ids if one not in self._runs]
+            if unknown:
+                raise UnknownRunError(f"no run {unknown[0]!r}")
             runs = [self._runs[one] for one in dict.fromkeys(ids)]
         if not 0 < len(runs) <= MOST:
             raise InputError(f"choose 1 to {MOST} runs, found {len(runs)}")
@@ -188,25 +201,22 @@ class Store:
             if not run.record.evals:
                 raise InputError(f"{run.row['name']}: no evaluation yet")
         common = self._common(runs)
-        own = [run.record.default_axis for run in runs if run.record]
+        own = [self._axis(run.record) for run in runs if run.record]
         axis = axis or next((one for one in own if one in common), common[0])
         if axis not in common:
             raise InputError(f"not all of these runs have the axis {axis!r}; they have {', '.join(common)}")
-        return runs, axis
+        return runs, axis, [self._fits.of(run.id, run.record, axis) for run in runs if run.record]
+
+    def _axis(self, record: RunRecord) -> str:
+        """The axis on which a run is listed: the one that is asked for, where it was logged."""
+        asked = self._asked.axis
+        return asked if asked in record.logged_axes() else record.default_axis
 
     @staticmethod
     def _common(runs: Sequence[Run]) -> list[str]:
         """Axes that all of the runs have; the steps always are."""
         axes = [run.record.logged_axes() for run in runs if run.record is not None]
         return [axis for axis in axes[0] if all(axis in others for others in axes)]
-
-    def _once(self, key: tuple[Any, ...], answer: Any) -> dict[str, Any]:
-        """What was answered before of the same fits, or the answer."""
-        if key not in self._answers:
-            self._answers[key] = answer()
-            while len(self._answers) > 8:
-                self._answers.popitem(last=False)
-        return self._answers[key]
 
     def _look(self, entry: Entry) -> None:
         seen, due = self._seen.get(entry.id, (None, 0.0))
@@ -244,7 +254,7 @@ class Store:
         from scalerl.report.standing import stand
 
         name = entry.id if number is None else f"{entry.id}.{number}"
-        standing = stand(Points.from_record(record, record.default_axis), record, self._asked)
+        standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
         before = self._runs.get(name)
         about = {"id": name, "path": entry.shown, "format": entry.format}
         row = self._row(standing, about, waits=True)
@@ -255,12 +265,16 @@ class Store:
         run.fitted = before.fitted if before is not None else run.fitted
         return run
 
-    def _row(self, standing: Standing, about: dict[str, Any], waits: bool) -> dict[str, Any]:
-        found = standing.to_json(time.time())
+    def _row(
+        self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
+    ) -> dict[str, Any]:
+        now = time.time()
+        found = standing.to_json(now)
         kept = {key: about[key] for key in ("id", "path", "format")}
         why = self._plain(found["no_forecast"])
         updated = standing.last_line if math.isfinite(standing.last_line) else None
-        return kept | found | {"no_forecast": why, "error": "", "waits": waits, "updated": updated}
+        told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
+        return kept | found | told | {"updated": updated, "as_of": now}
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
         """The runs of an entry are these from now on."""
@@ -276,24 +290,6 @@ class Store:
     def _change(self, run: Run, row: dict[str, Any]) -> None:
         self.version += 1
         run.row, run.version = row, self.version
-
-    def _fitted(self, run: Run, axis: str) -> Standing:
-        """The run on an axis with its fit; of a growing run as it stood at most some seconds ago."""
-        from scalerl.curve import Points
-        from scalerl.report.standing import stand
-
-        record = run.record
-        assert record is not None
-        with self._fitting:
-            at, kept = self._kept.get((run.id, axis), (0.0, None))
-            if kept is not None and (kept.record is record or time.monotonic() - at < _REFIT):
-                self._kept.move_to_end((run.id, axis))
-                return kept
-            made = stand(Points.from_record(record, axis), record, self._asked).fitted()
-            self._kept[run.id, axis] = time.monotonic(), made
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-            return made
 
     def _said(self, error: Exception) -> str:
         if isinstance(error, ScalerlError):
@@ -311,11 +307,12 @@ def _broken(entry: Entry, error: str) -> dict[str, Any]:
     return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
 
 
-def _names(runs: Sequence[Run]) -> dict[str, str]:
-    """A name of its own for every run of a chart: with its path where two have the same."""
-    names = [run.row["name"] for run in runs]
-    found: dict[str, str] = {}
-    for run, name in zip(runs, names, strict=True):
-        apart = name if names.count(name) == 1 else f"{name} ({run.row['path']})"
-        found[run.id] = f"{apart} {run.id}" if apart in found.values() else apart
-    return found
+def _common_budget(made: Sequence[Fitted]) -> float | None:
+    """The budget that all of these runs have; None where they have none, or not the same."""
+    budgets = {one.standing.budget for one in made}
+    budget = budgets.pop()
+    return budget if not budgets and budget > 0 else None
+
+
+def _key(what: str, axis: str, names: Sequence[str], made: Sequence[Fitted]) -> Hashable:
+    return what, axis, *names, *(one.number for one in made)

@@ -1,0 +1,130 @@
+"""What must not be: a fit that breaks again and again, an answer without its headers, memory that grows."""
+
+import threading
+
+import pytest
+
+from growing import Growing
+from scalerl.errors import InputError
+from scalerl.report.standing import Asked, Standing
+from scalerl.serve.fits import Answers
+from scalerl.serve.store import Store
+from serve_client import serving, settled
+
+
+@pytest.mark.parametrize("since", ["9" * 5000, "-1", "1.5", "", "٣"])
+def test_a_version_that_is_none_is_refused(original, since):
+    with serving(original) as client:
+        answer = client.get("/api/runs", params={"since": since})
+    assert answer.status_code == 400
+    assert "since" in answer.json()["error"]
+
+
+def test_an_answer_that_breaks_has_the_headers_of_all(original, monkeypatch):
+    monkeypatch.setattr(Store, "listed", lambda *_: 1 / 0)
+    with serving(original) as client:
+        answer = client.get("/api/runs")
+    assert answer.status_code == 500
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "server is at fault" in answer.json()["error"]
+
+
+def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs, monkeypatch, caplog):
+    fitted, broken = Standing.fitted, []
+
+    def breaks(standing):
+        if standing.name == "a-1" and len(standing.points) == 30:
+            broken.append(standing)
+            raise ZeroDivisionError("a fault of the fit")
+        return fitted(standing)
+
+    monkeypatch.setattr(Standing, "fitted", breaks)
+    monkeypatch.setattr("scalerl.serve.fits.REFIT", 0.0)
+    monkeypatch.setattr("scalerl.serve.store.REFIT", 0.0)
+    store = Store(runs, Asked())
+    store.refresh()
+    for _ in range(3):
+        assert store.fit_next()
+    assert not store.fit_next()
+    rows = {row["name"]: row for row in store.listed()["runs"]}
+    assert rows["a-1"]["error"] == "its fit broke: ZeroDivisionError: a fault of the fit"
+    assert (rows["a-1"]["waits"], rows["b-0"]["error"]) == (False, "")
+    shown = store.overlay([row["id"] for row in rows.values()], None)["runs"]
+    assert [run["fit"] is None for run in shown] == [False, True, False]
+    with pytest.raises(InputError, match="a-1: its fit broke"):
+        store.compare([row["id"] for row in rows.values()], None)
+    assert len(broken) == 1
+    assert caplog.text.count("Traceback") == 1
+    lines = (runs / "a" / "a-1" / "evals.jsonl").read_text().splitlines(keepends=True)
+    (runs / "a" / "a-1" / "evals.jsonl").write_text("".join(lines[:-1]))
+    store._due, store._seen = 0.0, {}
+    store.refresh()
+    while store.fit_next():
+        pass
+    rows = {row["name"]: row for row in store.listed()["runs"]}
+    assert (rows["a-1"]["error"], rows["a-1"]["forecast"] is None) == ("", False)
+
+
+def test_what_cannot_be_said_of_a_run_is_not_asked_again(runs, monkeypatch, caplog):
+    monkeypatch.setattr(Standing, "eta", lambda standing, now: 1 / 0 if standing.fit else 0.0)
+    monkeypatch.setattr("scalerl.serve.store.REFIT", 0.0)
+    store = Store(runs, Asked())
+    store.refresh()
+    for _ in range(3):
+        assert store.fit_next()
+    assert not store.fit_next()
+    assert {row["error"] for row in store.listed()["runs"]} == {"ZeroDivisionError: division by zero"}
+    assert caplog.text.count("Traceback") == 3
+
+
+def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypatch):
+    monkeypatch.setattr("scalerl.serve.fits.REFIT", 0.0)
+    growing = Growing(runs / "growing", 12)
+    store = Store(runs, Asked())
+    store.refresh()
+    made = {}
+    for _ in range(3):
+        growing.grow()
+        store._due, store._seen = 0.0, {}
+        store.refresh()
+        ids = [row["id"] for row in store.listed()["runs"]]
+        answer = store.overlay(ids, None)
+        assert store.overlay(ids, None) is answer
+        made[answer["runs"][-1]["evaluations"]] = answer
+    assert sorted(made) == [13, 14, 15]
+    import gc
+
+    gc.collect()
+    fits = [one for one in gc.get_objects() if type(one) is Standing and one.name == "growing" and one.fit]
+    assert [len(one.points) for one in fits] == [15]
+
+
+def test_answers_are_given_to_many_threads():
+    answers, failed = Answers(), []
+
+    def ask():
+        try:
+            for n in range(3000):
+                assert answers.once(n % 11, lambda n=n: {"n": n % 11}) == {"n": n % 11}
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(answers._kept) <= 8
+
+
+def test_a_key_that_is_missing_elsewhere_is_no_run_that_is_missing(original, monkeypatch):
+    def missing(*_, **__):
+        raise KeyError("a fault")
+
+    with serving(original) as client:
+        rows = settled(client)
+        name = rows["b/b-0"]["id"]
+        monkeypatch.setattr("scalerl.report.overlay.overlay", missing)
+        assert client.get(f"/api/overlay?runs={name}").status_code == 500
+        assert client.get("/api/overlay?runs=nobody").status_code == 404
