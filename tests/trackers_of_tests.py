@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from scalerl.record import RunRecord
 from scalerl.rl.tracking import Status, TrackedRun
 from scalerl.rl.tracking.tensorboard import TensorboardTracker
 
@@ -38,6 +40,23 @@ class Keeps:
     def _write(self, row: Mapping[str, object]) -> None:
         with self.file.open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+@dataclass
+class Returns(Keeps):
+    """Has to keep a value that is given."""
+
+    value: Any = None
+
+    def open(self, run: TrackedRun) -> Mapping[str, str]:
+        super().open(run)
+        return {"opened": self.value}
+
+
+def never(record: RunRecord, axis: str, end: float) -> Mapping[str, Any]:
+    """A forecast that is not made."""
+    time.sleep(10_000)
+    return {}
 
 
 @dataclass

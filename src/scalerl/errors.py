@@ -73,6 +73,7 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+_LONGEST_LINE = 200
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 
@@ -80,3 +81,15 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 def brief(value: Any) -> str:
     """A value found in somebody's file, short enough for a line."""
     return _BRIEF.repr(value)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else says, on one line; its type where it says nothing."""
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
+
+
+def brief_error(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    name, text = type(error).__name__, first_line(error)
+    return name if text == name else f"{name}: {text}"

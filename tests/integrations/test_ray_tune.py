@@ -2,6 +2,7 @@
 
 import logging
 import os
+from typing import Any, cast
 
 import pytest
 
@@ -9,6 +10,7 @@ os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 
 import ray
 from ray import tune
+from ray.tune.experiment import Trial
 
 from scalerl.errors import InputError
 from scalerl.integrations import ForecastScheduler
@@ -75,7 +77,9 @@ def function(checkpoints=True, fails=None, after=""):
             pass_rate = 0.3 + (config["ceiling"] - 0.3) / (1 + (25 / compute) ** 2) + noise
             row = {"pass_rate": pass_rate, "compute": compute}
             if config["ceiling"] == fails and step == 29:
-                while not Path(after).exists():
+                for _ in range(1200):  # a minute
+                    if Path(after).exists():
+                        break
                     time.sleep(0.05)
                 raise RuntimeError("a trial that fails")
             if not checkpoints:
@@ -159,6 +163,21 @@ def test_when_the_best_fails_what_it_beat_goes_on(tmp_path, said):
     logging.getLogger(LOGGER).removeHandler(mark)
     assert said() == ["00001 is paused", "00001 is resumed"]
     assert ends[0.45] == (TARGET, 30)
+
+
+def test_what_a_trial_reported_after_the_checkpoint_it_is_restored_from_is_dropped():
+    scheduler = ForecastScheduler(TARGET, metric="pass_rate", time_attr="compute")
+    controller, trial = cast(Any, None), Trial("train", trial_id="00000", stub=True)
+
+    def report(compute, pass_rate):
+        return scheduler.on_trial_result(controller, trial, {"compute": compute, "pass_rate": pass_rate})
+
+    for compute in range(10, 60, 10):
+        assert report(compute, 0.3 + compute / 200) == "CONTINUE"
+    report(30, 0.4)
+    assert scheduler._values == {"00000": {10: 0.35, 20: 0.4, 30: 0.4}}
+    report(40, 0.42)
+    assert list(scheduler._values["00000"]) == [10, 20, 30, 40]
 
 
 def test_what_has_no_checkpoint_is_stopped(tmp_path, said):

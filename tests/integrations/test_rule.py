@@ -27,16 +27,16 @@ def trial(A, C_mid=50.0, until=TARGET, seed=0, sd=0.005):
 BEST = trial(0.70)
 
 
-def test_a_standing_holds_what_the_trial_will_reach():
+def test_a_reach_holds_what_the_trial_will_reach():
     rule = Rule(TARGET)
     end = Curve(LOG_LOGISTIC, 0.5, 1.8, 50.0, 0.3)(TARGET)
-    standing = rule.standing(rule.points(trial(0.5, until=200)))
-    assert 0.3 < standing.low < end < standing.high < 0.6
+    reach = rule.reach(rule.points(trial(0.5, until=200)))
+    assert 0.3 < reach.low < end < reach.high < 0.6
     narrow = Rule(TARGET, level=0.5)
-    inner = narrow.standing(narrow.points(trial(0.5, until=200)))
-    assert standing.low < inner.low < inner.high < standing.high
+    inner = narrow.reach(narrow.points(trial(0.5, until=200)))
+    assert reach.low < inner.low < inner.high < reach.high
     result = fit(rule.points(trial(0.5, until=200)))
-    assert result.forecast(TARGET).interval == (standing.low, standing.high)
+    assert result.forecast(TARGET).interval == (reach.low, reach.high)
 
 
 def test_it_is_hopeless_once_its_ceiling_is_identified_and_not_before():
@@ -68,7 +68,7 @@ def test_the_leader_is_never_hopeless_whatever_the_margin():
         sweep = Sweep(Rule(TARGET, margin))
         left = [name for name, values in others.items() if not sweep.hopeless(name, values, others)]
         assert left
-        lows = {name: sweep.standing(name, values).low for name, values in others.items()}
+        lows = {name: sweep.reach(name, values).low for name, values in others.items()}
         assert max(lows, key=lambda name: lows[name]) in left
         if margin == 0.5:
             assert len(left) == 1
@@ -93,7 +93,7 @@ def test_a_margin_stops_more_and_a_negative_one_fewer():
 def test_what_cannot_be_fitted_is_neither_stopped_nor_a_bar(values):
     sweep = Sweep(Rule(TARGET, early=True))
     assert sweep.hopeless(1, values, {0: BEST}) is None
-    assert sweep.standing(1, values) == UNKNOWN
+    assert sweep.reach(1, values) == UNKNOWN
     assert sweep.hopeless(0, trial(0.35, until=300), {1: values}) is None
 
 
@@ -124,6 +124,8 @@ def test_a_fit_is_made_when_the_compute_has_grown():
         ({"target": math.inf}, "above 0; found inf"),
         ({"target": 1, "margin": 1.5}, "found 1.5"),
         ({"target": 1, "level": 95}, "between 0 and 1, found 95"),
+        ({"target": 1, "noise_sd": -1}, "of pass rates in .*; found -1"),
+        ({"target": 1, "noise_sd": math.nan}, "found nan"),
     ],
 )
 def test_bad_options_are_refused(options, says):

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, first_line
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import name_of
 from scalerl.ingest.log import Log, listed
@@ -38,8 +38,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     except InputError:
         raise
     except (OSError, ValueError, arrow.ArrowException, MemoryError, OverflowError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-        raise InputError(f"{path}: not Parquet, or damaged ({first})") from error
+        raise InputError(f"{path}: not Parquet, or damaged ({first_line(error)})") from error
     if not reader.has_steps:
         raise InputError(f"{path}: no row has a step, a number in a column {', '.join(STEPS)}")
     return list(reader.build())

@@ -38,8 +38,8 @@ class ForecastScheduler(FIFOScheduler):
             the same in all trials only if they cost the same.
         margin: in pass rate: trials are stopped that would not beat the best by as much. Below 0, only those
             that would miss it by as much.
-        level: of the intervals; at .95 a trial's curve is above the bound that condemns it with probability
-            .025.
+        level: of the intervals; at .95 a trial's curve is, at one look, above the bound that condemns it with
+            probability .025. A trial is looked at about five to eight times, and may be condemned at each.
         noise_sd: sampling noise of one evaluation, where it is known.
         early: do not wait until a trial's ceiling is identified.
         pause: False stops hopeless trials for good. Paused ones count against `max_concurrent_trials`.
@@ -98,7 +98,11 @@ class ForecastScheduler(FIFOScheduler):
             raise InputError(
                 f"trial {name} reports no {self._time_attr!r}, its compute, beside {self.metric!r}"
             )
-        self._values.setdefault(name, {})[float(result[self._time_attr])] = float(result[self.metric])
+        compute = float(result[self._time_attr])
+        known = self._values.get(name, {})
+        # What a trial reported beyond the checkpoint that it was restored from is not of its curve any more.
+        before = {c: value for c, value in known.items() if c < compute}
+        self._values[name] = before | {compute: float(result[self.metric])}
         why = None if name in self._spared else self._why(trial)
         if why is None:
             return TrialScheduler.CONTINUE
@@ -127,7 +131,7 @@ class ForecastScheduler(FIFOScheduler):
         if any(trial.status == Trial.RUNNING and trial.trial_id not in self._spared for trial in trials):
             return None
         if paused and self._resume_paused:
-            trial = max(paused, key=lambda t: self._sweep.standing(t.trial_id, self._values[t.trial_id]).high)
+            trial = max(paused, key=lambda t: self._sweep.reach(t.trial_id, self._values[t.trial_id]).high)
             self._spared.add(trial.trial_id)
             return self._resumed(trial)
         for trial in paused:

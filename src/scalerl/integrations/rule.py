@@ -8,7 +8,8 @@ others: the largest value that any trial has shown is the luckiest of many noisy
 
 The interval is that of the mean curve. Trials are compared with each other and the best of them is kept, so
 neither the noise of one more evaluation nor a rerun with another seed is in the question. At `level` .95 a
-mean curve is above its `high` with probability .025, and below its `low` with probability .025.
+mean curve is above its `high` with probability .025, and below its `low` with probability .025, at
+each look; a trial is looked at about five to eight times.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ MIN_EVALUATIONS = 8
 GROWTH = 1.25
 """A trial is fitted again when its compute has grown by this factor: less tells little that is new."""
 
+_LARGEST_NOISE = 0.5
+
 Values = Mapping[Any, float]
 """The evaluations of a trial: pass rate by compute. NaN is skipped."""
 
 
 @dataclass(frozen=True)
-class Standing:
+class Reach:
     """What a trial reaches at the target: no less than `low`, no more than `high`; infinite if not known."""
 
     low: float = -math.inf
     high: float = math.inf
 
 
-UNKNOWN = Standing()
+UNKNOWN = Reach()
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Rule:
         target: compute at which trials are compared, in the unit in which they report.
         margin: in pass rate. Trials are stopped that would not beat the best by as much; below 0, only those
             that would miss it by as much.
-        level: of the intervals.
+        level: of the intervals, at one look; a trial is looked at about five to eight times.
         noise_sd: sampling noise of one evaluation, where it is known; none is assumed to have less.
         early: also stop trials whose ceiling is not identified. Their intervals are wide, and a trial that is
             below the best by more than that is hopeless all the same.
@@ -75,6 +78,11 @@ class Rule:
         if not -1 < self.margin < 1:
             raise InputError(f"the margin is a difference of pass rates, as 0.01; found {self.margin:g}")
         check_level(self.level)
+        if self.noise_sd is not None and not 0 <= self.noise_sd <= _LARGEST_NOISE:
+            raise InputError(
+                f"the noise is a standard deviation of pass rates in [0, {_LARGEST_NOISE:g}]; "
+                f"found {self.noise_sd:g}"
+            )
 
     def points(self, values: Values, source: str = "trial") -> Points:
         """The evaluations of a trial, by compute.
@@ -85,7 +93,7 @@ class Rule:
         compute_N, pass_rate_N = np.array(sorted(values.items()), dtype=float).reshape(-1, 2).T
         return Points.from_arrays(compute_N, pass_rate_N, noise_sd=self.noise_sd, source=source)
 
-    def standing(self, points: Points) -> Standing:
+    def reach(self, points: Points) -> Reach:
         """Fit a trial, and say what it reaches."""
         if len(points) < MIN_EVALUATIONS:
             return UNKNOWN
@@ -94,13 +102,13 @@ class Rule:
         except CannotAnswerError:
             return UNKNOWN
 
-    def judge(self, result: Fit) -> Standing:
+    def judge(self, result: Fit) -> Reach:
         """What a trial with this fit reaches; nothing is known of one that no saturating curve describes."""
         if result.misfit:
             return UNKNOWN
         post = result.posterior
         low, high = weighted_quantiles(post.curve_at(self.target), post.weight, tails(self.level)).tolist()
-        return Standing(low, high if result.identified or self.early else math.inf)
+        return Reach(low, high if result.identified or self.early else math.inf)
 
     def looked_at(self, values: Values) -> dict[float, float]:
         """The evaluations up to the last at which a fit is due, by compute."""
@@ -122,14 +130,14 @@ class Sweep:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._known: dict[Hashable, tuple[dict[float, float], Standing]] = {}
+        self._known: dict[Hashable, tuple[dict[float, float], Reach]] = {}
 
-    def standing(self, trial: Hashable, values: Values) -> Standing:
-        """As `Rule.standing`, up to the last evaluation at which a fit is due."""
+    def reach(self, trial: Hashable, values: Values) -> Reach:
+        """As `Rule.reach`, up to the last evaluation at which a fit is due."""
         seen = self.rule.looked_at(values)
         known = self._known.get(trial)
         if known is None or known[0] != seen:
-            new = self.rule.standing(self.rule.points(seen, f"trial {trial}"))
+            new = self.rule.reach(self.rule.points(seen, f"trial {trial}"))
             known = self._known[trial] = seen, new
         return known[1]
 
@@ -146,12 +154,12 @@ class Sweep:
         self.rule.points(seen, f"trial {trial}")
         if len(seen) < MIN_EVALUATIONS or max(seen) >= rule.target:
             return None
-        lows = {name: self.standing(name, of).low for name, of in others.items() if name != trial}
+        lows = {name: self.reach(name, of).low for name, of in others.items() if name != trial}
         best = max(lows, key=lambda name: lows[name], default=None)
         bar = -math.inf if best is None else lows[best]
         if seen[max(seen)] >= bar + rule.margin:
             return None  # already there, and curves do not fall: no fit is needed
-        own = self.standing(trial, values)
+        own = self.reach(trial, values)
         if own.high >= bar + rule.margin or own.low >= bar:
             return None
         margin = f" (margin {rule.margin:+g})" if rule.margin else ""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, first_line
 from scalerl.rl.lora import merged_parameters
 from scalerl.rl.types import Weights
 
@@ -77,7 +77,7 @@ def _one_line(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise InputError(f"{what} cannot be loaded ({str(error).splitlines()[0]})") from error
+        raise InputError(f"{what} cannot be loaded ({first_line(error)})") from error
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, first_line
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import head_dim, hidden_states
@@ -48,8 +48,7 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
         ((*rollouts,),) = generator.collect(1)
         gap = float(np.mean([_gap(model, rollout, sampling.temperature) for rollout in rollouts]))
     except (ValueError, TypeError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model {name} does not run in the generator ({reason})") from error
+        raise InputError(f"model {name} does not run in the generator ({first_line(error)})") from error
     allowed = _TOLERANCE.get(next(model.parameters()).dtype, _TOLERANCE_LOW) / min(sampling.temperature, 1.0)
     if not gap <= allowed:
         raise InputError(

@@ -45,7 +45,7 @@ from scalerl.rl.resume import (
 )
 from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
 from scalerl.rl.tracking import TrackedRun, Tracker
-from scalerl.rl.tracking.follow import Follower, check
+from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.watch import Finding, Watch
 from scalerl.run_writer import RunWriter, check_unused
@@ -198,7 +198,7 @@ class _Run:
     def follow(self, trackers: Sequence[Tracker], forecaster: Forecaster | None, closing: ExitStack) -> None:
         """Log the run to `trackers` from here on, until `closing` ends them."""
         settings, budget, path = self.recipe.tracking, self.recipe.budget, self.folder.absolute()
-        known = (path / "evals.jsonl").exists()
+        known = trackers and (path / "evals.jsonl").exists()
         run = TrackedRun(
             path,
             settings.name or path.name,
@@ -216,7 +216,7 @@ class _Run:
             RunRecord.read(path).evals if known else (),
             settings.close_seconds,
         )
-        self.follower = closing.enter_context(Follower(setup))
+        self.sender = closing.enter_context(Sender(setup))
 
     def train(self, forecaster: Forecaster | None, stop: threading.Event, until: float) -> bool:
         """Until the budget is spent or the pool has run dry; false where `until` came first."""
@@ -262,7 +262,7 @@ class _Run:
             self.counters.evaluate_seconds += time.perf_counter() - started
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
-        self.follower.step(row)
+        self.sender.step(row)
         self.health.step(row)
         for failure in self.verifier.new_failures():
             _LOG.warning(failure)
@@ -303,12 +303,12 @@ class _Run:
     def _on_finding(self, finding: Finding) -> None:
         row = finding.json()
         self.writer.alarm(row)
-        self.follower.finding(row)
+        self.sender.finding(row)
         self.view.finding(finding)
 
     def _on_point(self, point: EvalPoint) -> None:
         self.view.point(point)
-        self.follower.evaluation(point)
+        self.sender.evaluation(point)
         self.health.evaluation(point)
 
 

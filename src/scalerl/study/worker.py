@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.curve.freeze import freeze
-from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError
+from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError, brief_error
 from scalerl.rl.base import find_model
 from scalerl.rl.process import stopped_by_signals
 from scalerl.rl.progress import Progress
@@ -75,7 +75,7 @@ def work(
         outcome, cause = "failed", str(error)
     except Exception as error:
         traceback.print_exc()
-        outcome, cause = "failed", f"{type(error).__name__}: {error}".splitlines()[0]
+        outcome, cause = "failed", brief_error(error)
     speaker.say(outcome=outcome, cause=cause)
 
 

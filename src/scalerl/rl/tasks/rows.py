@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, first_line
 from scalerl.jsonl import read_jsonl
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -83,7 +83,7 @@ def _parquet(file: Path, columns: Iterable[str]) -> list[Row]:
         table = parquet.ParquetFile(file)
         values = table.read(columns=_wanted(str(file), table.schema_arrow.names, columns)).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
-        raise InputError(f"{file}: not Parquet ({_first_line(error)})") from error
+        raise InputError(f"{file}: not Parquet ({first_line(error)})") from error
     return [Row(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
 
 
@@ -102,7 +102,7 @@ def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str])
         raise
     except Exception as error:  # the library has a dozen kinds; each is one line for the user
         where = "" if Path(path).is_dir() else " from the Hub, and there is no such file or folder"
-        raise InputError(f"{path}: cannot be loaded{where} ({_first_line(error)})") from error
+        raise InputError(f"{path}: cannot be loaded{where} ({first_line(error)})") from error
     source = f"{path}[{split}]"
     found = found.select_columns(_wanted(source, found.column_names, columns))
     return [Row(source, "row", number, row) for number, row in enumerate(found, start=1)]
@@ -125,8 +125,3 @@ def _library(name: str) -> Any:
     except ImportError as error:
         package = name.partition(".")[0]
         raise InputError(f"this data needs {package}: pip install 'scalerl[data]'") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]

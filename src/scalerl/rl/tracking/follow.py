@@ -12,11 +12,11 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any
 
-from scalerl.errors import InputError, PausedError
+from scalerl.errors import InputError, PausedError, brief_error
 from scalerl.record import EvalPoint
 from scalerl.rl.process import deaf_to_interrupts
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Row, Setup, brief_error, work
+from scalerl.rl.tracking.process import MOST_ROWS, End, Line, Setup, forecast_seconds, work
 from scalerl.rl.tracking.tracker import Status, Tracker
 
 _LOG = logging.getLogger("scalerl")
@@ -39,13 +39,13 @@ def check(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) ->
             ) from None
 
 
-class Follower:
+class Sender:
     """Sends a run to its trackers, in a process of their own; a context, whose end waits for them a while."""
 
     def __init__(self, setup: Setup) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._seconds = setup.close_seconds + _GRACE
-        self._lost = 0
+        self._seconds = forecast_seconds(setup.close_seconds) + setup.close_seconds + _GRACE
+        self._lost = self._unsent = 0
         self._ending = False
         self._process: Any = None
         if not setup.trackers:
@@ -68,7 +68,7 @@ class Follower:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> Sender:
         return self
 
     def __exit__(
@@ -90,36 +90,39 @@ class Follower:
         for thread in self._threads:
             thread.join(_GRACE)
         self._ours.close()
-        if self._lost:
-            _LOG.warning("tracking: %d rows were not logged", self._lost)
+        if lost := self._lost + self._unsent:
+            _LOG.warning("tracking: %d rows were not logged", lost)
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A line of steps.jsonl."""
-        self._put(lambda: Row(row["step"], row["time"], metrics.of_step(row)))
+        self._put(Line(dict(row), metrics.of_step))
 
     def evaluation(self, point: EvalPoint) -> None:
         """An evaluation that is on record."""
-        self._put(lambda: point)
+        self._put(point)
 
     def finding(self, row: Mapping[str, Any]) -> None:
         """A line of alarms.jsonl."""
-        self._put(lambda: Row(row["step"], row["time"], metrics.of_finding(row)))
+        self._put(Line(dict(row), metrics.of_finding))
 
-    def _put(self, make: Callable[[], Any]) -> None:
+    def _put(self, item: Line | EvalPoint) -> None:
         if self._process is None:
             return
         if self._queue.qsize() >= MOST_ROWS:
             self._lost += 1
         else:
-            self._queue.put(make())
+            self._queue.put(item)
 
     def _send(self) -> None:
-        with suppress(OSError):  # the process has died, which the other thread says
-            while True:
-                item = self._queue.get()
+        item = None
+        while not isinstance(item, End):
+            item = self._queue.get()
+            try:
                 self._ours.send(item)
-                if isinstance(item, End):
-                    return
+            except OSError:  # the process has died, which the other thread says
+                return
+            except Exception:  # it holds what cannot go to another process
+                self._unsent += 1
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):

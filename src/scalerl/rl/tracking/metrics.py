@@ -12,9 +12,13 @@ Evaluations have names of their own for compute: they end after later steps, and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeGuard
 
+from scalerl.errors import InputError
+from scalerl.jsonl import plain
 from scalerl.record import EvalPoint, compute_of
 
 _COMPUTE = ("device_seconds", "flops", "tokens", "wall_seconds", "idle_seconds")
@@ -24,14 +28,17 @@ _LEVELS = {"warning": 1.0, "alarm": 2.0}
 
 def of_step(row: Mapping[str, Any]) -> dict[str, float]:
     """A line of steps.jsonl; histograms are left out."""
+    row = plain(row)  # of NumPy's numbers Python's
     found = {}
     for name, value in _flat(row):
         field = name.partition("/")[0]
         place = "compute" if field in _COMPUTE else "health" if field in _PROBE else "train"
         found[f"{place}/{name.replace('/', '_')}"] = value
     counters = {key: row.get(key) for key in ("device_seconds", "flops", "tokens")}
-    point = EvalPoint.from_json({"step": row["step"], "pass_rate": 0.0, **counters})
-    return _finite(found | _totals("compute", point))
+    with suppress(InputError):  # a counter that is no finite number has no total
+        point = EvalPoint.from_json({"step": row["step"], "pass_rate": 0.0, **counters})
+        found |= _totals("compute", point)
+    return _finite(found)
 
 
 def of_evaluation(point: EvalPoint) -> dict[str, float]:
@@ -60,9 +67,13 @@ def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The numbers of a row, those of an object in it as FIELD/KEY."""
     for name, value in row.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}/{key}", float(one)) for key, one in value.items())
-        elif name not in ("step", "time") and isinstance(value, int | float):
-            yield name, float(value)
+            yield from ((f"{name}/{key}", one) for key, one in value.items() if _is_number(one))
+        elif name not in ("step", "time") and _is_number(value):
+            yield name, value
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) <= sys.float_info.max)
 
 
 def _totals(prefix: str, point: EvalPoint) -> dict[str, float]:
@@ -71,4 +82,4 @@ def _totals(prefix: str, point: EvalPoint) -> dict[str, float]:
 
 
 def _finite(found: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from scalerl.jsonl import flat
 from scalerl.rl.tracking.tracker import Status, TrackedRun
 
 _MOST_PARAMS = 100
@@ -37,7 +37,7 @@ class MlflowTracker:
             self._id = made.info.run_id
             if run.group:
                 self._client.set_tag(self._id, "group", run.group)
-            params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in _flat(run.config)]
+            params = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in flat(run.config).items()]
             for n in range(0, len(params), _MOST_PARAMS):
                 self._client.log_batch(self._id, params=params[n : n + _MOST_PARAMS], synchronous=True)
         return {"id": self._id, "where": f"{where}, run {self._id}"}
@@ -61,11 +61,3 @@ class MlflowTracker:
             if found is None:
                 raise
             return found.experiment_id
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -1,7 +1,7 @@
 """The process of the trackers: it takes what the training loop sends, makes the forecasts, and logs.
 
-Every tracker has a thread and a queue, so that one that hangs holds up no other. At the end the process waits
-so long and no longer; what hangs then ends with it.
+Every tracker has a thread and a queue, and the forecasts have, so that one that hangs holds up no other.
+At the end the process waits so long and no longer; what hangs then ends with it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scalerl.errors import ScalerlError
+from scalerl.errors import ScalerlError, brief_error
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
 from scalerl.record import EvalPoint, RunRecord
@@ -28,6 +29,8 @@ MOST_ROWS = 1000
 """That wait for a tracker, or for this process; what comes while there are so many is not logged."""
 MOST_FAILURES = 10
 """In a row, after which a tracker is given up."""
+FORECAST_SECONDS = 5.0
+"""The longest that the end of a run waits for forecasts; what is not made then is left out."""
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT = "tracking.json"
 """In the run folder: what trackers need to go on with a run."""
@@ -58,6 +61,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Of a file of the run, as it is: what is made of it is this process's work, and not the trainer's."""
+
+    row: Mapping[str, Any]
+    named: Callable[[Mapping[str, Any]], dict[str, float]]
+    """Its metrics, by the names under which they are logged."""
+
+
+@dataclass(frozen=True)
 class End:
     """Of the run: the last that is sent."""
 
@@ -79,18 +91,43 @@ def work(parent: Connection) -> None:
         return
     kept = _Kept(setup.run, say)
     lanes = [_Lane(tracker, kept, say) for tracker in setup.trackers]
-    forecasts = _Forecasts(setup, say)
-    status: Status = "failed"  # where the trainer has died
-    try:
-        while not isinstance(item := parent.recv(), End):
-            row = forecasts.beside(item) if isinstance(item, EvalPoint) else item
+    putting = threading.Lock()
+
+    def put(row: Row) -> None:
+        with putting:
             for lane in lanes:
                 lane.put(row)
-        status = item.status
-    except (EOFError, OSError):
-        pass
+
+    forecasts = _Forecasts(setup, say, put)
+    status = _receive(parent, put, forecasts, say)
+    forecasts.end(forecast_seconds(setup.close_seconds))
     _close(lanes, status, setup.close_seconds, say)
     os._exit(0)  # threads that hang, and what libraries do at an exit, are not waited for
+
+
+def forecast_seconds(close_seconds: float) -> float:
+    """That the end of a run waits for forecasts, before trackers have theirs."""
+    return min(close_seconds, FORECAST_SECONDS)
+
+
+def _receive(parent: Connection, put: Callable[[Row], None], forecasts: _Forecasts, say: _Speaker) -> Status:
+    """Pass on what comes, whatever it holds, until the end of the run, whose status it returns."""
+    said = False
+    while True:
+        try:
+            item = parent.recv()
+            if isinstance(item, End):
+                return item.status
+            if isinstance(item, EvalPoint):
+                forecasts.put(item)
+            else:
+                put(Row(item.row["step"], item.row["time"], item.named(item.row)))
+        except (EOFError, OSError):  # the trainer has died
+            return "failed"
+        except Exception as error:
+            if not said:
+                say(f"a row is no metrics, and is not logged ({brief_error(error)}); training goes on")
+            said = True
 
 
 def _close(lanes: Sequence[_Lane], status: Status, seconds: float, say: _Speaker) -> None:
@@ -138,6 +175,8 @@ class _Lane(threading.Thread):
     def run(self) -> None:
         """Open, log, close; whatever is raised is said, and no more than that."""
         is_open = self._try(self._open, "was not opened, and is given up")
+        if is_open:  # it is to be closed, whether or not what it returned can be kept
+            self._try(self._keep, "begins anew on a resume, as what it needs is not kept")
         while not isinstance(item := self._queue.get(), End):
             if not is_open or self._failures >= MOST_FAILURES:
                 self.lost += 1
@@ -147,7 +186,10 @@ class _Lane(threading.Thread):
             self._try(lambda: self.tracker.close(item.status), "was not closed")
 
     def _open(self) -> None:
-        self._kept.keep(self.tracker.name, self.tracker.open(self._kept.of(self.tracker.name)))
+        self._opened = self.tracker.open(self._kept.of(self.tracker.name))
+
+    def _keep(self) -> None:
+        self._kept.keep(self.tracker.name, self._opened)
 
     def _log(self, row: Row) -> None:
         said = "loses rows" if not self.lost else ""
@@ -168,27 +210,65 @@ class _Lane(threading.Thread):
         return True
 
 
-class _Forecasts:
-    """The forecast of the run's end after every evaluation: that of `scalerl fit` at that moment."""
+class _Forecasts(threading.Thread):
+    """The forecast of the run's end after every evaluation: that of `scalerl fit` at that moment.
 
-    def __init__(self, setup: Setup, say: _Speaker) -> None:
+    They have a thread of their own, so that neither rows nor the end of the run wait for a fit.
+    """
+
+    def __init__(self, setup: Setup, say: _Speaker, log: Callable[[Row], None]) -> None:
+        super().__init__(daemon=True)
         self._forecaster, self._axis, self._end = setup.forecaster, setup.axis, setup.end
         self._run = RunRecord(setup.run.folder, dict(setup.run.config), setup.evals)
-        self._say = say
+        self._say, self._log = say, log
+        self._waiting: deque[tuple[EvalPoint, Row]] = deque()
+        self._changed = threading.Condition()
+        self._over = False
+        self.start()
 
-    def beside(self, point: EvalPoint) -> Row:
-        """The row of an evaluation, with the forecast from all up to it where there is one."""
-        self._run = replace(self._run, evals=(*self._run.evals, point))
-        row = metrics.of_evaluation(point)
+    def put(self, point: EvalPoint) -> None:
+        """Log an evaluation, with the forecast from all up to it where there is one."""
+        row = Row(point.step, point.time, metrics.of_evaluation(point))
+        with self._changed:
+            self._waiting.append((point, row))
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """One after another; the first of those that wait is the one under way."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                point, row = self._waiting[0]
+            self._run = replace(self._run, evals=(*self._run.evals, point))
+            more = self._forecast()
+            with self._changed:
+                if self._over:
+                    return
+                self._waiting.popleft()
+                self._log(replace(row, metrics=row.metrics | more))
+                self._changed.notify_all()
+
+    def end(self, seconds: float) -> None:
+        """Wait so long for forecasts, and log the evaluations that are left without them."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, seconds)
+            self._over = True
+            for _, row in self._waiting:
+                self._log(row)
+            if n := len(self._waiting):
+                self._say(f"{n} of the last forecasts were not made in time, and are not logged")
+
+    def _forecast(self) -> dict[str, float]:
+        if self._forecaster is None:
+            return {}
         try:
-            if self._forecaster is not None:
-                row |= metrics.of_forecast(self._forecaster(self._run, self._axis, self._end))
+            return metrics.of_forecast(self._forecaster(self._run, self._axis, self._end))
         except ScalerlError:  # too early to say anything
-            pass
-        except Exception as error:
+            return {}
+        except BaseException as error:
             self._say(f"no more forecasts are logged ({brief_error(error)}); training goes on")
             self._forecaster = None
-        return Row(point.step, point.time, row)
+            return {}
 
 
 class _Kept:
@@ -214,8 +294,10 @@ class _Kept:
         if where := values.get("where"):
             self._say(f"{name}: {where}")
         with self._lock:
-            self._all[name] = dict(values)
-            write_atomically(self._path, dumps(self._all, indent=2) + "\n")
+            known = self._all | {name: dict(values)}
+            text = dumps(known, indent=2) + "\n"
+            self._all = known  # only what JSON takes: the others are to be kept, too
+            write_atomically(self._path, text)
 
 
 class _Speaker:
@@ -227,9 +309,3 @@ class _Speaker:
     def __call__(self, text: str) -> None:
         with self._lock, suppress(OSError):  # nobody is there
             self._parent.send(f"tracking: {text}")
-
-
-def brief_error(error: BaseException) -> str:
-    """The first line of an error, and not all of that."""
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return text if len(text) <= 200 else f"{text[:200]}..."

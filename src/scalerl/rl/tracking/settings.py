@@ -38,7 +38,7 @@ class Tracking:
     group: str = ""
     """Of runs that belong together; a study's name is that of its runs."""
     close_seconds: float = 30.0
-    """The longest that the end of a run waits for what is not logged yet."""
+    """The longest that trackers have at the end of a run for what is not logged yet."""
 
     def __post_init__(self) -> None:
         if not self.project:

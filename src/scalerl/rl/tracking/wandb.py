@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
+from scalerl.errors import first_line
 from scalerl.rl.tracking.tracker import Status, TrackedRun
 
 STEP = "step"
@@ -68,4 +69,4 @@ def _init(run: TrackedRun, run_id: str) -> tuple[Any, str]:
     except Exception as error:
         with suppress(Exception):
             wandb.teardown()
-        return init(mode="offline"), f" ({str(error).splitlines()[0]})"
+        return init(mode="offline"), f" ({first_line(error)})"
