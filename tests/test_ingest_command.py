@@ -90,7 +90,7 @@ def test_a_run_that_is_chosen_may_lie_beside_one_without_a_pass_rate(tmp_path, c
     lines = [f"{s},{0.3 + 0.2 * s / (s + 40)},{s / 100}" for s in range(0, 400, 20)]
     export.write_text("\n".join([f"Step,actor - {METRIC},trainer - {METRIC}", *lines]))
     assert main(["fit", str(export)]) == 2
-    assert "trainer" in capsys.readouterr().err
+    assert "(in the run 'trainer')" in capsys.readouterr().err
     assert main(["fit", str(export), "--run", "actor", "--json"]) == 0
 
 

@@ -125,6 +125,24 @@ def test_a_torn_file_and_one_that_vanishes_leave_what_was_known(tmp_path):
     assert len(followed.run.points) == 9
 
 
+def test_what_heals_without_a_trace_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.files._RETRY", 0.0)
+    monkeypatch.setattr("scalerl.files._PATIENCE", 0)
+    path = tmp_path / "trainer_state.json"
+    state(path, 8)
+    whole, stat = path.read_bytes(), path.stat()
+    path.write_bytes(b"]" + whole[1:])
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    followed = follower(path)
+    assert not followed.look()
+    assert followed.problem
+    path.write_bytes(whole)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert followed.look()
+    assert (followed.problem, len(followed.run.points)) == ("", 8)
+    assert not followed.look()
+
+
 def test_the_checkpoints_of_another_trainer_are_followed(tmp_path):
     """Whose folder has a config.json, too: that of the model."""
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -241,17 +259,24 @@ def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluati
 
 def test_a_large_source_is_looked_at_less_often(tmp_path, monkeypatch):
     run = Growing(tmp_path / "run", 2)
-    read = _follow.read_data
-    monkeypatch.setattr(_follow, "read_data", lambda *words: time.sleep(0.3) or read(*words))
+    read, clock = _follow.read_data, [0.0]
+
+    def slow(*words):
+        clock[0] += 0.3
+        return read(*words)
+
+    monkeypatch.setattr(_follow, "read_data", slow)
+    monkeypatch.setattr(_follow, "monotonic", lambda: clock[0])
     followed = follower(run.path)
     followed.look()
-    assert followed.pause(0.1) >= 3.0
-    followed.look()
+    assert followed.pause(0.1) == pytest.approx(3.0)
     assert followed.pause(100.0) == 100.0
+    followed.look()
+    assert followed.pause(0.1) == 0.1
 
 
-def shown(*words, seconds=60, until=None, size="100x40", **environment):
-    """What the command shows on a terminal, without colours; SIGINT once `until` is seen."""
+def shown(*words, seconds=60, until=None, number=signal.SIGINT, size="100x40", **environment):
+    """What the command shows on a terminal, without colours; a signal once `until` is seen."""
     parent, child = pty.openpty()
     columns, lines = size.split("x")
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": columns, "LINES": lines, **environment}
@@ -266,7 +291,7 @@ def shown(*words, seconds=60, until=None, size="100x40", **environment):
         except OSError:  # its end
             break
         if until and until in text and not sent:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             sent = True
     os.close(parent)
     return process.wait(20), text
@@ -308,12 +333,17 @@ def test_colours_and_signs_follow_the_terminal(tmp_path):
     assert max(len(line) for line in plain(text).splitlines()) <= 60
 
 
-def test_the_view_ends_quietly(tmp_path):
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_view_ends_quietly(tmp_path, number, ends):
     run = Growing(tmp_path / "run", 12)
-    status, text = shown(run.path, *FAST, until="last line")
-    assert status == 130
+    status, text = shown(run.path, *FAST, until="last line", number=number)
+    assert status == ends
     assert "Traceback" not in text
     assert plain(text).rstrip().splitlines()[-1].startswith("last line")
+    # The alternate screen is left and the cursor shown; what was shown last comes after that.
+    assert text.count("\x1b[?1049h") == text.count("\x1b[?1049l") == 1
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert "last line" in text.partition("\x1b[?1049l")[2]
     run.end()
     status, text = shown(run.path, *FAST)
     assert status == 0

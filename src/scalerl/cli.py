@@ -1,8 +1,8 @@
 """The command line: `scalerl COMMAND ...`. The commands are in `scalerl.commands`, one file each.
 
 Exit status: 0 done; 1 a run failed; 2 bad usage or unreadable input; 3 the data cannot answer; 4 an alarm
-paused a run; 130 interrupted; 141 the reader of a pipe has left. One line on standard error says what is
-wrong and what would be right.
+paused a run; 130 interrupted; 141 the reader of a pipe has left; 143 terminated (watch). One line on
+standard error says what is wrong and what would be right.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ exit status:
   4    an alarm paused a run
   130  interrupted
   141  the reader of a pipe has left
+  143  terminated (watch)
 
 environment:
   NO_COLOR, FORCE_COLOR   no colours; colours in a pipe too

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import monotonic
+from typing import TypeVar
 
 from scalerl.errors import InputError
 
 _LONGEST_NAME_BYTES = 100
+_RETRY, _SELDOM = 1.0, 60.0
+"""Seconds after which a read that failed is tried again: the first time, and after many."""
+_PATIENCE = 10
+"""A read that failed is followed by at least this many times its length without another."""
+_T = TypeVar("_T")
 
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
@@ -74,14 +82,48 @@ def signature(path: Path) -> object:
     Of a run folder the files that are read count, of another folder all that is below it.
     """
     if not path.is_dir():
-        return _state(path)
+        # SQLite writes what is new beside the file, and into it when it comes to that.
+        return tuple(_state(path.with_name(path.name + end)) for end in _BESIDE) if path.exists() else None
     if (path / "evals.jsonl").exists():
         return tuple(_state(path / name) for name in _OF_RUNS)
     return tuple(
-        (name, _state(Path(folder, name))) for folder, _, names in os.walk(path) for name in sorted(names)
+        (name, _state(Path(folder, name)))
+        for folder, _, names in os.walk(path)
+        for name in sorted(names)
+        if not name.endswith("-shm")  # SQLite's, which whoever reads writes to
     )
 
 
+class Changing:
+    """What is at `path`, read when it has changed since.
+
+    A read that failed is tried again though nothing has changed, ever more seldom: what was wrong may leave
+    no trace there when it is over, as a permission or a lock does.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: object = object()
+        self._wait, self._again = 0.0, math.inf
+
+    def read(self, reader: Callable[[], _T]) -> _T | None:
+        """What `reader` returns, or raises; None where it is not yet time for it."""
+        now, started = signature(self.path), monotonic()
+        if now == self._seen and started < self._again:
+            return None
+        if now != self._seen:
+            self._wait = 0.0
+        self._seen, self._again = now, math.inf
+        try:
+            return reader()
+        except Exception:
+            self._wait = min(max(2 * self._wait, _RETRY), _SELDOM)
+            ended = monotonic()
+            self._again = ended + max(self._wait, _PATIENCE * (ended - started))
+            raise
+
+
+_BESIDE = ("", "-wal", "-journal")
 _OF_RUNS = (
     *("config.json", "evals.jsonl", "steps.jsonl", "alarms.jsonl", "forecasts.jsonl"),
     "checkpoints/final",

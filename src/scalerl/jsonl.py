@@ -76,6 +76,8 @@ def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
         InputError: there is such a file, and it cannot be read.
     """
     try:
+        if path.exists() and not path.is_file():  # to open a pipe alone may take for ever
+            raise InputError(f"{path}: expected a file")
         with path.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
             lines = file.read(most).split(b"\n")

@@ -81,6 +81,7 @@ def test_a_log_without_a_pass_rate_says_what_there_is():
         ([0.0, 1.0], [0.0, 1.0], ""),
         ([-1.0, 0.0, 1.0], [0.0, 0.5, 1.0], "rewards of -1 and 1"),
         ([0.0, 45.0, 80.0], [0.0, 0.45, 0.8], "taken for percentages"),
+        ([0.5, 5.1], [0.005, 0.051], "taken for percentages"),
         ([0.5, 1.0 + 1e-9], [0.5, 1.0], ""),
     ],
 )
@@ -95,6 +96,25 @@ def test_values_as_shares(values, shares, said):
 def test_what_is_no_share_is_refused(values):
     with pytest.raises(InputError, match="is no pass rate, no percentage and no mean of rewards"):
         as_pass_rate(np.array(values), "x", "log")
+
+
+@pytest.mark.parametrize("high", [1.01, 1.5, 5.0])
+def test_a_reward_with_a_bonus_is_no_percentage(high):
+    values = np.array([0.3, high])
+    with pytest.raises(InputError, match=r"log: 'reward' goes up to .* right answers with --y"):
+        as_pass_rate(values, "reward", "log")
+    for name in ("acc_percent", "eval/Pct", "acc (%)"):
+        found, how = as_pass_rate(values, name, "log")
+        assert found.tolist() == pytest.approx([0.003, high / 100])
+        assert "taken for percentages" in how
+
+
+def test_what_is_said_names_a_metric_as_the_user_does():
+    asked = Asked(option="pass_rate=")
+    for rows in (steps(3, my_accuracy=0.3), steps(3, reward=1.3), steps(3, reward=-7.0)):
+        with pytest.raises(InputError, match=r"with pass_rate=") as caught:
+            as_run(log(rows), WORDS, asked)
+        assert "--y" not in str(caught.value)
 
 
 def test_a_share_of_truncated_completions_that_never_moves_is_doubted():

@@ -99,6 +99,36 @@ def test_a_broken_run_is_listed_with_its_error_and_comes_back(runs):
         assert row["evaluations"] == 6
 
 
+def test_a_run_that_heals_without_a_trace_comes_back(runs):
+    growing = Growing(runs / "broken", 6)
+    evals = growing.path / "evals.jsonl"
+    good, stat = evals.read_bytes(), evals.stat()
+
+    def put(data):
+        evals.write_bytes(data)
+        os.utime(evals, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    put(b"]" + good[1:])
+    with serving(runs) as client:
+        assert "not JSON" in settled(client)["broken"]["error"]
+        put(good)
+        for _ in range(600):
+            if not settled(client, fits=False)["broken"]["error"]:
+                break
+            time.sleep(0.05)
+        row = settled(client, fits=False)["broken"]
+        assert (row["error"], row["evaluations"]) == ("", 6)
+
+
+def test_a_pipe_in_a_run_hides_no_other(runs):
+    (runs / "a" / "a-1" / "steps.jsonl").unlink()
+    os.mkfifo(runs / "a" / "a-1" / "steps.jsonl")
+    with serving(runs) as client:
+        rows = settled(client)
+    assert rows["a/a-1"]["error"] == "a/a-1/steps.jsonl: expected a file"
+    assert rows["b/b-0"]["error"] == ""
+
+
 def test_a_run_without_evaluations_is_listed_and_not_drawn(runs):
     Growing(runs / "begun")
     (runs / "begun" / "evals.jsonl").touch()

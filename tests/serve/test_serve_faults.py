@@ -57,7 +57,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
     assert caplog.text.count("Traceback") == 1
     lines = (runs / "a" / "a-1" / "evals.jsonl").read_text().splitlines(keepends=True)
     (runs / "a" / "a-1" / "evals.jsonl").write_text("".join(lines[:-1]))
-    store._due, store._seen = 0.0, {}
+    store._due, store._sources = 0.0, {}
     store.refresh()
     while store.fit_next():
         pass
@@ -85,7 +85,7 @@ def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypa
     made = {}
     for _ in range(3):
         growing.grow()
-        store._due, store._seen = 0.0, {}
+        store._due, store._sources = 0.0, {}
         store.refresh()
         ids = [row["id"] for row in store.listed()["runs"]]
         answer = store.overlay(ids, None)

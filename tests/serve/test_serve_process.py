@@ -84,15 +84,59 @@ def test_others_than_this_machine_need_the_token(runs):
             assert client.get("/api/runs").status_code == 200
 
 
-def test_the_page_is_opened_where_that_is_asked_for(runs, tmp_path):
-    browser, told = tmp_path / "browser", tmp_path / "told"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {told}\n')
-    browser.chmod(0o755)
-    with server(runs, "--open", BROWSER=str(browser)) as (process, address):
-        assert httpx.get(address, timeout=60).status_code == 200
-        assert told.read_text() == f"{address}\n"
+@pytest.fixture
+def browser(tmp_path):
+    """A browser that ends once it has loaded what it is told to; what that was is in `told`."""
+    program, told = tmp_path / "browser", tmp_path / "told"
+    program.write_text(f"""#!{sys.executable}
+import pathlib, sys, urllib.request
+with urllib.request.urlopen(sys.argv[1], timeout=60) as page:
+    loaded = page.read().decode()
+pathlib.Path("{told}.part").write_text(sys.argv[1] + "\\n" + loaded)
+pathlib.Path("{told}.part").rename("{told}")
+""")
+    program.chmod(0o755)
+    return program, told
+
+
+def opened(told):
+    """The address that the browser was told, and the page that it loaded."""
+    for _ in range(1200):
+        if told.exists():
+            break
+        time.sleep(0.05)
+    address, _, page = told.read_text().partition("\n")
+    return address, page
+
+
+def test_the_page_is_opened_in_a_browser_that_ends_only_after_it_has_loaded(runs, browser):
+    program, told = browser
+    with server(runs, "--open", BROWSER=str(program)) as (process, address):
+        shown, page = opened(told)
+        assert shown == address
+        assert "<title>" in page
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_browser_is_not_told_the_token_where_others_see_it(runs, browser, tmp_path, number):
+    program, told = browser
+    aside = tmp_path / "temporary"
+    aside.mkdir()
+    words = ("--token", "--open")
+    with server(runs, *words, BROWSER=str(program), TMPDIR=str(aside)) as (process, address):
+        shown, page = opened(told)
+        (file,) = aside.iterdir()
+        assert shown == file.as_uri()
+        assert file.stat().st_mode & 0o777 == 0o600
+        (link,) = re.findall(r'content="0; url=([^"]+)"', page)
+        assert link == address
+        assert httpx.get(link, timeout=60).status_code == 200
+        process.send_signal(number)
+        process.wait(10)
+        assert list(aside.iterdir()) == []
         assert process.stderr.read() == ""
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.files import signature
+from scalerl.files import Changing
 from scalerl.ingest.load import Source, read_data
 from scalerl.jsonl import read_object
 
@@ -31,27 +31,26 @@ class Follower:
 
     def __init__(self, path: str, x: str | None, source: Source, price: float | None, asked: Asked) -> None:
         self.path, self.problem = Path(path), ""
+        self._source = Changing(self.path)
         self.run: Standing | None = None
         self._how, self._asked = (x, source, price), asked
-        self._seen: object = ()
         self._read_took = self._fit_took = 0.0
 
     def look(self) -> bool:
-        """Read the source if it has changed; whether `run` is another since.
+        """Read the source if it has changed, or it is time after a failure; whether `run` is another since.
 
         A source that cannot be read, as one that is being rewritten, leaves `run` as it was.
         """
-        started, self._fit_took = time.monotonic(), 0.0
-        seen = signature(self.path)
-        changed = seen != self._seen
-        if changed:
-            self._seen = seen
-            try:
-                self.run, self.problem = self._read(), ""
-            except InputError as error:
-                self.problem, changed = str(error), False
-        self._read_took = time.monotonic() - started - self._fit_took
-        return changed
+        started, self._fit_took = monotonic(), 0.0
+        run = None
+        try:
+            run = self._source.read(self._read)
+        except InputError as error:
+            self.problem = str(error)
+        if run is not None:
+            self.run, self.problem = run, ""
+        self._read_took = monotonic() - started - self._fit_took
+        return run is not None
 
     def pause(self, interval: float) -> float:
         """Seconds until the next look: `interval`, or as long as the last look asks for."""
@@ -60,7 +59,8 @@ class Follower:
     def begun(self) -> bool:
         """Whether this is the folder of a run that has no evaluation yet."""
         try:
-            return "schema" in read_object(self.path / "config.json")
+            file = self.path / "config.json"
+            return file.is_file() and "schema" in read_object(file)
         except InputError:
             return False
 
@@ -72,9 +72,9 @@ class Follower:
         before = self.run
         if before is not None and _same(before.points, run.points):
             return replace(run, found=before.found)  # a step has no new evaluation to fit
-        started = time.monotonic()
+        started = monotonic()
         fitted = run.fitted()
-        self._fit_took = time.monotonic() - started
+        self._fit_took = monotonic() - started
         return fitted
 
 

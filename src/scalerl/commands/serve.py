@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from scalerl.commands._parser import examples
@@ -55,16 +56,10 @@ def run(args: argparse.Namespace) -> None:
         raise InputError(f"serve needs {missing}: pip install 'scalerl[serve]'") from None
     from scalerl.report.standing import Asked
 
-    def ready(address: str) -> None:
-        print(address, flush=True)
-        if args.open:
-            import webbrowser
-
-            webbrowser.open(address)
-
     asked = Asked(args.target, args.budget, args.level, axis=args.x)
+    ready = partial(print, flush=True)
     try:
-        serve(args.folder, asked, args.host, args.port, args.token, ready)
+        serve(args.folder, asked, args.host, args.port, args.token, args.open, ready)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from scalerl.commands._data import add_data_arguments, asked_of
 from scalerl.commands._parser import examples
@@ -53,7 +55,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Follow the run until it ends, or until Ctrl-C."""
+    """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
     from scalerl.commands._follow import Follower
     from scalerl.report.standing import Asked
 
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("watch follows a file or a folder, and standard input is neither")
     asked = Asked(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
     follower = Follower(args.run_or_file, args.x, asked_of(args), args.price, asked)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         first = _first(follower, args)
         if args.target is not None and not math.isfinite(first.budget):
@@ -77,6 +80,13 @@ def run(args: argparse.Namespace) -> None:
             _follow_view(follower, args, console)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM ends as Ctrl-C does, so that the terminal is given back as it was."""
+    raise SystemExit(128 + number)
 
 
 def _first(follower: Follower, args: argparse.Namespace) -> Standing:

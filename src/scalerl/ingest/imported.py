@@ -28,6 +28,9 @@ OF_STEP = {
 }
 """Roles of metrics, by the fields of steps.jsonl that they become."""
 _SLACK = 1e-6
+_FEW_PERCENT = 5
+"""Up to here values above 1 may be rewards with a bonus as well as percentages."""
+_OF_PERCENT = re.compile(r"percent|pct|%", re.IGNORECASE)
 _AT_ONCE = 4096
 
 
@@ -39,6 +42,8 @@ class Asked:
     """The metric that is the pass rate."""
     devices: float | None = None
     model: ModelCost | None = None
+    option: str = "--y"
+    """How the user names `pass_rate`, for what is said."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,15 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
-    rate_N, how = as_pass_rate(_unscaled(series.value_N, name, log, vocabulary, warnings), name, log.source)
+    value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
+    rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)
     if how:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
     warnings += made.warnings
     taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made)]
     if others:
-        taken.insert(1, ("other held-out metrics", f"{listed(others)} (--y NAME)"))
+        taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
     noise = {role: _first(log, vocabulary, role) for role in ("n_prompts", "n_samples", "mean_p_1mp")}
     points = tuple(
@@ -144,7 +150,7 @@ def _pass_rate_metric(
         )
         return name, []
     raise InputError(
-        f"{log.source}: nothing here is known as a pass rate or a reward; name one with --y: "
+        f"{log.source}: nothing here is known as a pass rate or a reward; name one with {asked.option}: "
         f"{listed(_likely(log.names)) or 'there are no metrics with numbers'}"
     )
 
@@ -171,11 +177,13 @@ def _likely(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (not sound.search(name), name))
 
 
-def as_pass_rate(value_N: np.ndarray, name: str, source: str) -> tuple[np.ndarray, str]:
+def as_pass_rate(value_N: np.ndarray, name: str, source: str, option: str = "--y") -> tuple[np.ndarray, str]:
     """Values as shares in [0, 1], and in words what was done to them; empty where nothing was.
 
     Raises:
-        InputError: they are neither shares, nor percentages, nor rewards of -1 and 1.
+        InputError: they are neither shares, nor percentages, nor rewards of -1 and 1; or they may be rewards
+            with a bonus as well as percentages, of a metric whose name does not say which. It says that
+            `option` names another.
     """
     low, high = float(value_N.min()), float(value_N.max())
     if low >= -_SLACK and high <= 1 + _SLACK:
@@ -185,13 +193,19 @@ def as_pass_rate(value_N: np.ndarray, name: str, source: str) -> tuple[np.ndarra
             f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
             "(1 + reward) / 2"
         )
+    if low >= -_SLACK and high <= _FEW_PERCENT and not _OF_PERCENT.search(name):
+        raise InputError(
+            f"{source}: '{name}' goes up to {high:.3g}: no share, and too little for percentages; "
+            "a reward with a bonus, for the format say, is no pass rate: name the metric of right answers "
+            f"with {option}"
+        )
     if low >= -_SLACK and high <= 100 + _SLACK:
         return np.clip(
             value_N / 100, 0.0, 1.0
         ), f"'{name}' goes up to {high:.3g}: it is taken for percentages"
     raise InputError(
         f"{source}: '{name}' lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage and "
-        "no mean of rewards of -1 and 1; name another metric with --y"
+        f"no mean of rewards of -1 and 1; name another metric with {option}"
     )
 
 

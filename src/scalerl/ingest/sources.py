@@ -49,7 +49,13 @@ def read_source(
         names, logs = listed([log.name for log in logs]), [log for log in logs if log.name == run]
         if not logs:
             raise InputError(f"{path}: no run {run!r}; there are {names}")
-    return [run_of(log, asked, trainer) for log in logs]
+    runs = []
+    for log in logs:
+        try:
+            runs.append(run_of(log, asked, trainer))
+        except InputError as error:
+            raise InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)) from error
+    return runs
 
 
 def wanted(asked: Asked) -> Wanted:

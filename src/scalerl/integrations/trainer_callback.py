@@ -195,7 +195,7 @@ class ForecastCallback(TrainerCallback):
         """The run as the importer has it from a trainer_state.json."""
         folder = Path(str(args.output_dir))
         devices = self._devices or args.world_size * max(args.n_gpu, 1)
-        asked = Asked(self._pass_rate, devices, self._cost)
+        asked = Asked(self._pass_rate, devices, self._cost, option="pass_rate=")
         builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
         trainer_state.fill(builder, vars(state), folder)
         return run_of(builder.build(), asked)
@@ -248,7 +248,7 @@ class ForecastCallback(TrainerCallback):
             kind = re.sub(r"[\d.]+", "#", text)
             if kind not in self._said:
                 self._said.add(kind)
-                tqdm.write(f"warning: {text.replace('--y', 'pass_rate=')}", file=sys.stderr)
+                tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
 def _check(

@@ -14,6 +14,7 @@ import uvicorn
 
 from scalerl.errors import InputError
 from scalerl.serve.app import make_app
+from scalerl.serve.opening import Opening
 from scalerl.serve.store import Store
 
 if TYPE_CHECKING:
@@ -25,9 +26,15 @@ _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 class _Server(uvicorn.Server):
     """Ends at the first signal: streams that are open are told to, as they would never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, end: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, begin: Callable[[], None], end: Callable[[], None]) -> None:
         super().__init__(config)
-        self._end = end
+        self._begin, self._end = begin, end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """From here on requests are answered."""
+        await super().startup(sockets)
+        if self.started:
+            self._begin()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to end has come."""
@@ -46,9 +53,15 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(
-    root: Path, asked: Asked, host: str, port: int, wants_token: bool, ready: Callable[[str], None]
+    root: Path,
+    asked: Asked,
+    host: str,
+    port: int,
+    wants_token: bool,
+    opens: bool,
+    ready: Callable[[str], None],
 ) -> None:
-    """Serve the runs in `root` until a signal comes. `ready` is told the address once it answers.
+    """Serve the runs in `root` until a signal comes. `ready` is told the address; a browser `opens` it.
 
     A token is needed for every answer where others than this machine reach the server, or where it is wanted.
 
@@ -72,8 +85,18 @@ def serve(
     )
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     bound.listen(128)  # from here on a request waits for its answer
-    ready(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))
-    _Server(config, looker.stop).run(sockets=[bound])
+    address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    opening = Opening(address, secret=token is not None)
+
+    def end() -> None:
+        opening.close()  # here, as the signal may leave no later time
+        looker.stop()
+
+    ready(address)
+    try:
+        _Server(config, opening.open if opens else lambda: None, end).run(sockets=[bound])
+    finally:
+        opening.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

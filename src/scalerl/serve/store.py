@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError
-from scalerl.files import signature
+from scalerl.files import Changing
 from scalerl.record import RunRecord
 from scalerl.serve.fits import REFIT, Answers, Fits, Fitted
 from scalerl.serve.listing import Entry, scan
@@ -64,7 +64,7 @@ class Store:
         self.version = int(time.time() * 1000)
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
-        self._seen: dict[str, tuple[object, float]] = {}
+        self._sources: dict[str, tuple[Changing, float]] = {}
         self._fits, self._answers = Fits(asked), Answers()
         self._changing, self._looking = threading.Lock(), threading.Lock()
         self._due = float("-inf")
@@ -80,7 +80,7 @@ class Store:
             entries = scan(self.root)
             for name in self._of_entry.keys() - entries.keys():
                 self._replace(name, [])
-                del self._of_entry[name], self._seen[name]
+                del self._of_entry[name], self._sources[name]
             for entry in entries.values():
                 self._look(entry)
             took = time.monotonic() - started if self.looked.is_set() else 0.0
@@ -219,24 +219,27 @@ class Store:
         return [axis for axis in axes[0] if all(axis in others for others in axes)]
 
     def _look(self, entry: Entry) -> None:
-        seen, due = self._seen.get(entry.id, (None, 0.0))
+        source, due = self._sources.get(entry.id) or (Changing(entry.path), 0.0)
         started = time.monotonic()
-        now = signature(entry.path)
-        if now == seen or started < due:
+        if started < due:
             return
         try:
-            self._replace(entry.id, self._read(entry))
+            runs = source.read(lambda: self._read(entry))
+            if runs is None:
+                return
+            self._replace(entry.id, runs)
         except Exception as error:  # whatever one log does to its reader: the other runs are listed
             said = self._said(error)
             before = self._of_entry.get(entry.id)
             if before:  # it may be in the middle of being written
                 with self._changing:
-                    for name in before:
-                        self._change(self._runs[name], self._runs[name].row | {"error": said})
+                    for run in map(self._runs.__getitem__, before):
+                        if run.row["error"] != said:
+                            self._change(run, run.row | {"error": said})
             else:
                 self._replace(entry.id, [Run(entry.id, _broken(entry, said))])
         took = time.monotonic() - started
-        self._seen[entry.id] = now, time.monotonic() + _PATIENCE * took
+        self._sources[entry.id] = source, time.monotonic() + _PATIENCE * took
 
     def _read(self, entry: Entry) -> list[Run]:
         if entry.refused:
