@@ -192,19 +192,34 @@ def test_a_run_that_is_not_there_is_waited_for_where_that_is_asked(tmp_path, cap
     assert main(["watch", str(path)]) == 2
     assert capsys.readouterr().err == f"scalerl: {path}: no such file (--wait waits for it)\n"
     with watching(path, "--wait") as process:
-        assert process.stderr.readline() == f"{path}: waiting for a run\n"
+        assert process.stderr.readline() == f"waiting: {path}: no such file\n"
         run = Growing(path, 2)
         assert process.stdout.readline().startswith("run  step ")
         run.end()
         assert process.wait(60) == 0
 
 
+def test_what_waiting_cannot_heal_is_said_at_once(tmp_path, capsys):
+    run = Growing(tmp_path / "run", 6)
+    assert main(["watch", str(run.path), "--x", "foo"]) == 2
+    assert capsys.readouterr().err.startswith("scalerl: unknown compute axis 'foo': choose one of ")
+    (tmp_path / "empty").mkdir()
+    assert main(["watch", str(tmp_path / "empty")]) == 2
+    err = capsys.readouterr().err
+    assert "holds no evals.jsonl" in err
+    assert "--wait" not in err
+
+
 def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     run = Growing(tmp_path / "run")
+    (run.path / "evals.jsonl").touch()
+    assert main(["watch", str(run.path), "--once"]) == 2
+    assert "no evaluation yet (--wait waits for it)" in capsys.readouterr().err
+    (run.path / "evals.jsonl").unlink()
     assert main(["watch", str(run.path), "--once"]) == 2
     assert "no evaluation yet (--wait waits for it)" in capsys.readouterr().err
     with watching(run.path) as process:
-        assert process.stderr.readline() == f"{run.path}: waiting for the first evaluation\n"
+        assert process.stderr.readline() == f"waiting: {run.path}: the run has no evaluation yet\n"
         run.grow()
         assert "too early: 1 of 5 evaluations" in process.stdout.readline()
 

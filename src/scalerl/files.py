@@ -6,6 +6,7 @@ import fcntl
 import math
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
@@ -77,14 +78,18 @@ def folder_name(name: str, empty: str = "_") -> str:
 
 
 def signature(path: Path) -> object:
-    """Something that is another once what is at `path` has changed; None where nothing is.
+    """Something that is another once what is at `path` has changed; None where nothing is, or may be seen.
 
     Of a run folder the files that are read count, of another folder all that is below it.
     """
-    if not path.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except OSError:
+        return None
+    if not is_folder:
         # SQLite writes what is new beside the file, and into it when it comes to that.
-        return tuple(_state(path.with_name(path.name + end)) for end in _BESIDE) if path.exists() else None
-    if (path / "evals.jsonl").exists():
+        return tuple(_state(path.with_name(path.name + end)) for end in _BESIDE)
+    if _state(path / "evals.jsonl") is not None:
         return tuple(_state(path / name) for name in _OF_RUNS)
     return tuple(
         (name, _state(Path(folder, name)))

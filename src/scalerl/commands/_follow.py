@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.files import Changing
 from scalerl.ingest.load import Source, read_data
-from scalerl.jsonl import read_object
+from scalerl.record import holds_run
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -59,15 +59,17 @@ class Follower:
     def begun(self) -> bool:
         """Whether this is the folder of a run that has no evaluation yet."""
         try:
-            file = self.path / "config.json"
-            return file.is_file() and "schema" in read_object(file)
-        except InputError:
+            evals = self.path / "evals.jsonl"
+            return holds_run(self.path) and not (evals.is_file() and evals.stat().st_size)
+        except OSError:
             return False
 
     def _read(self) -> Standing:
         from scalerl.report.standing import stand
 
         data = read_data(self.path, *self._how)
+        if not len(data.points):
+            raise InputError(f"{self.path}: the run has no evaluation yet")
         run = stand(data.points, data.record, self._asked)
         before = self.run
         if before is not None and _same(before.points, run.points):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import signal
+import stat
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,20 +97,30 @@ def _first(follower: Follower, args: argparse.Namespace) -> Standing:
     Raises:
         InputError: there is none, or it cannot be read, and nobody waits for it.
     """
-    told = False
+    told = ""
     while not follower.look() or follower.run is None:
-        if follower.path.exists() and not (follower.path.is_file() or follower.path.is_dir()):
+        mode = _mode(follower.path)
+        if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise InputError(f"{follower.path}: neither a file nor a folder, so there is nothing to follow")
         begun = follower.begun()
         if not args.wait and (args.once or not begun):
-            hint = "it has no evaluation yet" if begun else follower.problem
-            raise InputError(f"{hint} (--wait waits for it)")
-        if not told:
-            what = "the first evaluation" if begun else "a run"
-            print(f"{follower.path}: waiting for {what}", file=sys.stderr, flush=True)
-            told = True
+            hint = " (--wait waits for it)" if begun or mode is None else ""
+            raise InputError(f"{follower.problem}{hint}")
+        if follower.problem != told:
+            print(f"waiting: {follower.problem}", file=sys.stderr, flush=True)
+            told = follower.problem
         time.sleep(follower.pause(args.interval))
     return follower.run
+
+
+def _mode(path: Path) -> int | None:
+    """What is there; None where nothing is. What may not be looked at is for its reader to complain of."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return stat.S_IFREG
 
 
 def _console() -> Console | None:
