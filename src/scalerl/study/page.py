@@ -19,7 +19,8 @@ from scalerl.report import formats
 from scalerl.report.table import Table
 from scalerl.report.web import link, page, without_folders
 from scalerl.study.answers import HEADINGS, Answer, answers, budget_text
-from scalerl.study.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
+from scalerl.study.run_tables import runs_table
+from scalerl.study.tables import plan_rows, stability_table, study_tables, verdict_table
 from scalerl.study.verdict import StudyVerdict
 from scalerl.tty import console_for
 
