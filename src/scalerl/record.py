@@ -335,13 +335,11 @@ def holds_run(path: Path) -> bool:
 
 
 def runs_below(path: Path) -> list[str]:
-    """The names of the run folders in a folder that is none itself.
+    """The names of the run folders in a folder.
 
     Raises:
         OSError: what is there may not be entered.
     """
-    if not path.is_dir() or holds_run(path):
-        return []
     return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
 
 
