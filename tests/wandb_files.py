@@ -90,3 +90,11 @@ def written(path, *records):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(framed(records))
     return path
+
+
+def keep_wandb_home(patch, home):
+    """W&B is offline, keeps its settings in `home`, and reaches nothing outside."""
+    for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT"):
+        patch.setenv(f"WANDB_{name}_DIR", str(home))
+    patch.setenv("WANDB_MODE", "offline")
+    patch.setenv("WANDB_ERROR_REPORTING", "false")

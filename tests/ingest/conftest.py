@@ -5,7 +5,7 @@ import time
 import pytest
 import wandb
 
-from wandb_files import is_whole
+from wandb_files import is_whole, keep_wandb_home
 
 
 @pytest.fixture(scope="session")
@@ -13,10 +13,7 @@ def logged(tmp_path_factory):
     """Writes runs with W&B's own library, which may reach nothing outside: a function of folder and rows."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT"):
-            patch.setenv(f"WANDB_{name}_DIR", str(home))
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        keep_wandb_home(patch, home)
 
         def log(folder, rows, steps=None, **options):
             quiet = wandb.Settings(

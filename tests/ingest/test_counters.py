@@ -8,7 +8,8 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.ingest.counters import counters
 from scalerl.ingest.flops import ModelCost, model_cost
-from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.log import Log, LogBuilder, Series
+from scalerl.ingest.trainers import VOCABULARIES
 from scalerl.ingest.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
@@ -180,3 +181,36 @@ def test_what_no_run_has_is_left_out():
     assert made.device_seconds is None
     assert made.tokens is not None
     assert made.warnings == ("left out, as no run has so much: seconds, x 8 devices (as given)",)
+
+
+SHARED = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 4}
+NODES = {"deployment.num_train_nodes": 2, "deployment.num_infer_nodes": 3, "deployment.gpus_per_node": 8}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config", "devices"),
+    [
+        ("verl", SHARED, 32),
+        (
+            "verl",
+            SHARED | {"actor_rollout_ref.rollout.nnodes": 0, "actor_rollout_ref.rollout.n_gpus_per_node": 8},
+            32,
+        ),
+        (
+            "verl",
+            SHARED | {"actor_rollout_ref.rollout.nnodes": 2, "actor_rollout_ref.rollout.n_gpus_per_node": 4},
+            40,
+        ),
+        ("verl", SHARED | {"rollout.nnodes": 4, "rollout.n_gpus_per_node": 8}, 64),
+        ("prime-rl", {"deployment.num_train_gpus": 2, "deployment.num_infer_gpus": 6}, 8),
+        ("prime-rl", NODES | {"deployment.num_infer_replicas": 2}, 64),
+    ],
+)
+def test_devices_of_a_config(trainer, config, devices):
+    series = Series(np.array([1.0]), np.array([2.0]), np.array([math.nan]))
+    log = Log("source", "jsonl", "a", {"timing_s/step": series, "time/step": series}, (), config)
+    vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
+    made = counters(log, vocabulary)
+    assert made.device_seconds is not None
+    assert made.device_seconds.at(1) == 2 * devices
+    assert made.warnings == ()

@@ -1,11 +1,6 @@
-import math
-
-import numpy as np
 import pytest
 
-from scalerl.ingest.counters import counters
 from scalerl.ingest.imported import n_samples
-from scalerl.ingest.log import Log, Series
 from scalerl.ingest.trainers import ANY, VOCABULARIES
 from scalerl.ingest.vocabulary import ROLES, known_names, tell
 
@@ -393,38 +388,6 @@ def test_versions_of_before():
         assert told is not None
         assert told.trainer == trainer
         assert told.matches(role, names) == [expected]
-
-
-SHARED = {"trainer.n_gpus_per_node": 8, "trainer.nnodes": 4}
-NODES = {"deployment.num_train_nodes": 2, "deployment.num_infer_nodes": 3, "deployment.gpus_per_node": 8}
-
-
-@pytest.mark.parametrize(
-    ("trainer", "config", "devices"),
-    [
-        ("verl", SHARED, 32),
-        (
-            "verl",
-            SHARED | {"actor_rollout_ref.rollout.nnodes": 0, "actor_rollout_ref.rollout.n_gpus_per_node": 8},
-            32,
-        ),
-        (
-            "verl",
-            SHARED | {"actor_rollout_ref.rollout.nnodes": 2, "actor_rollout_ref.rollout.n_gpus_per_node": 4},
-            40,
-        ),
-        ("verl", SHARED | {"rollout.nnodes": 4, "rollout.n_gpus_per_node": 8}, 64),
-        ("prime-rl", {"deployment.num_train_gpus": 2, "deployment.num_infer_gpus": 6}, 8),
-        ("prime-rl", NODES | {"deployment.num_infer_replicas": 2}, 64),
-    ],
-)
-def test_devices_of_a_config(trainer, config, devices):
-    series = Series(np.array([1.0]), np.array([2.0]), np.array([math.nan]))
-    log = Log("source", "jsonl", "a", {"timing_s/step": series, "time/step": series}, (), config)
-    made = counters(log, BY_NAME[trainer])
-    assert made.device_seconds is not None
-    assert made.device_seconds.at(1) == 2 * devices
-    assert made.warnings == ()
 
 
 def test_names_as_mlflow_has_them():

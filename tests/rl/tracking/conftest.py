@@ -9,6 +9,7 @@ from scalerl.rl.recipe import load_recipe
 from scalerl.rl.train import train
 from tracked_runs import SETS, TO, lines_so_far, tracked_by, wait_until
 from trackers_of_tests import Keeps
+from wandb_files import keep_wandb_home
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +29,7 @@ def nobody_outside(tmp_path_factory):
     """W&B is offline and keeps its settings here; MLflow's store is a folder."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT"):
-            patch.setenv(f"WANDB_{name}_DIR", str(home))
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        keep_wandb_home(patch, home)
         patch.setenv("MLFLOW_TRACKING_URI", f"file:{home / 'mlruns'}")
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         yield home
