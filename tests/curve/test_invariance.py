@@ -84,7 +84,7 @@ def test_every_row_twice_is_the_same_curve():
     own, other = (fit(p) for p in (points, twice))
     np.testing.assert_allclose(numbers(other.curve), numbers(own.curve), rtol=1e-6)
     assert other.rmse == pytest.approx(own.rmse, rel=1e-6)
-    assert 0.4 < width(other) / width(own) < 0.8  # 1 / sqrt 2 if the noise were known
+    assert 0.35 < width(other) / width(own) < 0.8  # 1 / sqrt 2 if the noise were known; tails are heavy
     assert twice.repeats == N
     assert points.repeats == 0
 

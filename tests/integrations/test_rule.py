@@ -56,7 +56,7 @@ def test_it_is_hopeless_once_its_ceiling_is_identified_and_not_before():
 
 
 def test_early_it_does_not_wait_for_the_ceiling():
-    own = trial(0.5, C_mid=200, until=150)
+    own = trial(0.5, C_mid=200, until=200)
     assert not fit(Rule(TARGET).points(own)).identified
     assert Sweep(Rule(TARGET)).hopeless(1, own, {0: BEST}) is None
     assert Sweep(Rule(TARGET, early=True)).hopeless(1, own, {0: BEST})

@@ -23,9 +23,12 @@ from scalerl.curve.sample import Sample
 B_RANGE = (0.3, 6.0)
 PRIOR_REACH = 10.0
 """C_mid lies from the smallest positive compute over this to the largest compute times this."""
+AHEAD = 0.5
+"""The prior is flat over what the evaluations measure, and would measure in this much more of the compute."""
 LOG_B = (math.log(B_RANGE[0]), math.log(B_RANGE[1]))
 _CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
+_AHEAD_NODES = 6  # stand for the evaluations to come: the curve is smooth there
 _REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
 
 
@@ -114,16 +117,26 @@ def _linear_nodes(
 def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
     """Log-density of the prior (Jeffreys) over (R_0, A, log B, log C_mid), less 2 log(A - R_0).
 
-    sqrt(det J^T J), with J the derivatives of the curve at the evaluations: how much of what could be
-    measured a step in the parameters covers. Parameters that change nothing there cover nothing.
+    sqrt(det J^T J), with J the derivatives of the curve at the evaluations and at those to come: how much of
+    what could be measured a step in the parameters covers. Parameters that change nothing there cover nothing.
     """
-    g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], sample.log_c_N - log_mid[:, None])
+    log_c_D, weight_D = _design(sample)
+    g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], log_c_D - log_mid[:, None])
     free = [g, by_log_b, by_log_c] if sample.r0 is not None else [1.0 - g, g, by_log_b, by_log_c]
     basis = np.stack(free, axis=1)
-    gram = (basis * sample.weight_N) @ basis.transpose(0, 2, 1)
+    gram = (basis * weight_D) @ basis.transpose(0, 2, 1)
     scale = np.sqrt(np.maximum(np.einsum("cii->ci", gram), 1e-300))
     gram = gram / (scale[:, :, None] * scale[:, None]) + 1e-13 * np.eye(len(free))
     return 0.5 * np.linalg.slogdet(gram)[1] + np.log(scale).sum(axis=1)
+
+
+def _design(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """Log computes and weights, each (D,): the evaluations, and those of `AHEAD` times the compute to come."""
+    ahead_K = 1.0 + AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
+    trained_N = np.isfinite(sample.log_c_N)
+    each = AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
+    log_c_D = np.concatenate([sample.log_c_N, sample.log_c_range[1] + np.log(ahead_K)])
+    return log_c_D, np.concatenate([sample.weight_N, np.full(_AHEAD_NODES, each)])
 
 
 def _midpoints(

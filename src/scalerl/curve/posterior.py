@@ -2,12 +2,14 @@
 
     y_i = R(C_i; family, A, B, C_mid, R_0) + e_i        e ~ N(0, sd^2 K_phi)       K_phi[i, j] = phi^distance
 
-The prior is flat over what is measured: equal prior mass for curves that differ equally at the evaluations
-(Jeffreys, 1946: the density sqrt(det J^T J), J the derivatives of the curve at the evaluations by R_0, A,
-log B, log C_mid), within 0 <= R_0 <= A <= 1, B in [0.3, 6], and C_mid from a tenth of the smallest positive
-to ten times the largest compute. Flat in A, log B and log C_mid, most of the prior lies where a higher
-ceiling, later, changes nothing that was measured: forecasts are then too high, and families are weighed by
-how much of that they have. Beside it: log sd flat from the evaluation noise that is known (else 0.0005) to
+The prior is flat over what is measured, and over what half as much compute again would measure: equal prior
+mass for curves that differ equally at the evaluations and at those to come (Jeffreys, 1946: the density
+sqrt(det J^T J), J the derivatives of the curve there by R_0, A, log B, log C_mid), within 0 <= R_0 <= A <= 1,
+B in [0.3, 6], and C_mid from a tenth of the smallest positive to ten times the largest compute. Flat in A,
+log B and log C_mid, most of the prior lies where a higher ceiling, later, changes nothing that was measured:
+forecasts are then too high, and families are weighed by how much of that they have. Flat over the evaluations
+alone, it favours curves that end just behind the last one: before the bend, forecasts are too low, and
+intervals too narrow. Beside it: log sd flat from the evaluation noise that is known (else 0.0005) to
 0.15; the correlation phi of neighbours in {0, .2, .4, .6, .8, .9} alike; the families alike.
 For a family and (B, C_mid, phi) the sum of squares is a quadratic in (R_0, A), and the integral over sd
 depends on the sum of squares alone, so nothing is sampled: `nodes` lays nodes where the posterior has mass,
