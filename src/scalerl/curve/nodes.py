@@ -117,8 +117,8 @@ def _linear_nodes(
 def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
     """Log-density of the prior (Jeffreys) over (R_0, A, log B, log C_mid), less 2 log(A - R_0).
 
-    sqrt(det J^T J), with J the derivatives of the curve at the evaluations and at those to come: how much of
-    what could be measured a step in the parameters covers. Parameters that change nothing there cover nothing.
+    sqrt(det J^T J), with J the derivatives of the curve at the evaluations and at those to come: how much
+    of what could be measured a step in the parameters covers. Parameters that change nothing cover nothing.
     """
     log_c_D, weight_D = _design(sample)
     g, by_log_b, by_log_c = family.slopes(np.exp(log_b)[:, None], log_c_D - log_mid[:, None])
@@ -131,7 +131,7 @@ def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.n
 
 
 def _design(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Log computes and weights, each (D,): the evaluations, and those of `AHEAD` times the compute to come."""
+    """Log computes and weights (D,): of the evaluations, and of those in `AHEAD` times the compute to come."""
     ahead_K = 1.0 + AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
     trained_N = np.isfinite(sample.log_c_N)
     each = AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
