@@ -131,7 +131,7 @@ def _log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.n
 
 
 def _design(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """Log computes and weights (D,): of the evaluations, and of those in `AHEAD` times the compute to come."""
+    """Log computes and weights (D,): the evaluations, and those in `AHEAD` times the compute to come."""
     ahead_K = 1.0 + AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
     trained_N = np.isfinite(sample.log_c_N)
     each = AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
