@@ -20,8 +20,8 @@ from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
 def runs(tmp_path_factory):
     """Two seeds of a recipe, another with a hostile name, one that does not rise, and a table."""
     folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "a0", "base", seed=0, recipe={"loss": "cispo", "seed": 0})
-    write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1})
+    write_run(folder / "a0", "base", seed=0, recipe={"loss": "cispo", "seed": 0, "health": {}})
+    write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1, "health": {}})
     write_run(folder / "b", HOSTILE, 0.5, 2, recipe={"loss": "dapo"})
     write_run(folder / "flat", "flat", 0.3, 3, recipe={"loss": "none"})
     write_table(folder / "log.csv", 30)
@@ -65,7 +65,9 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert "no fit (the pass rate does not rise" in rows["flat"][-1]
     health = rows_of(tables.read_text(), "Health")
     assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
-    assert health["log"][1:] == ["–", "–", "–", "–", "not on record"]
+    assert health["log"][1:] == ["–", "–", "–", "–", "not checked"]
+    assert health["flat"][-1] == "not checked"  # no recipe of the trainer: nobody looked
+    assert "Not checked: only the trainer of scalerl" in tables.read_text()
     # Recipes are told by config.json; a table is a recipe of its own.
     assert [run["name"] for run in data_of(page.read_text())["runs"]][-1] == "log"
     recipes = {"base": [fits["a0"], fits["a1"]], "b": [fits["b"]]}

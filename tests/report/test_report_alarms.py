@@ -4,7 +4,10 @@ import re
 from dataclasses import replace
 
 from scalerl.alarms import Alarm
+from scalerl.curve import Points
 from scalerl.report import closing_rows, health_svg, report_html
+from scalerl.report.alarms import checked, health_text
+from scalerl.report.standing import Asked, stand
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),
@@ -56,7 +59,7 @@ def test_the_page_names_its_alarms(run):
     cells = re.findall(r"<td>(.*?)</td>", html.partition("Alarms and warnings")[2])
     assert cells[:4] == ["truncated", "steps 30 to 60", "0.140", "0.100"]
     assert cells[8:10] == ["truncated", "steps 20 to 30"]  # warnings come last
-    assert "Alarms and warnings" not in report_html(run)
+    assert "<h3>Alarms and warnings" not in report_html(run)
 
 
 def test_the_closing_table_names_them_too(run):
@@ -69,3 +72,20 @@ def test_the_closing_table_names_them_too(run):
     assert "health" not in dict(closing_rows(run))
     many = dict(closing_rows(replace(run, alarms=ALARMS[1:2] * 5)))
     assert many["health"].endswith("; and 2 more")
+
+
+def test_where_nobody_looked_it_is_not_said_that_there_was_nothing(run):
+    assert not checked(None)
+    assert health_text(None) == "not checked"
+    unwatched = replace(run, alarms=())
+    watched = replace(unwatched, config={**run.config, "recipe": {"health": LIMITS}})
+    assert (health_text(unwatched), health_text(watched)) == ("not checked", "none")
+    assert health_text(replace(unwatched, alarms=ALARMS[:1])).startswith("1 warning")
+    assert "Alarms and warnings: not checked; only the trainer" in report_html(unwatched)
+    assert "Alarms and warnings: none." in report_html(watched)
+
+
+def test_json_has_no_list_of_alarms_where_nobody_looked(run):
+    for record, alarms in ((run, None), (replace(run, config={"recipe": {"health": {}}}), [])):
+        told = stand(Points.from_record(record, "flops"), record, Asked()).to_json(0.0)
+        assert told["alarms"] == alarms

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scalerl.curve.comparison import Claim, Difference, Pair
 from scalerl.curve.result import Fit
 from scalerl.record import RunRecord
-from scalerl.report.alarms import alarm_text
+from scalerl.report.alarms import NOT_CHECKED, WHO_CHECKS, health_text
 from scalerl.report.ceiling import misfit_in_words
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge
 from scalerl.report.numbers import DASH, p_value, percent, rate, rate_interval, unit_for
@@ -251,13 +251,14 @@ def health_table(view: RunsView) -> Table:
         *(Column(label, (name,)) for name, label in _HEALTH),
         Column("alarms and warnings", ("alarms",), prose=True),
     )
-    rows = []
+    rows, unchecked = [], False
     for run in view.runs:
         figures = [(last_measured(run, name)) for name, _ in _HEALTH]
-        alarms = "not on record"
-        if run.record is not None and (run.record.path / "evals.jsonl").is_file():
-            alarms = alarm_text(run.record.alarms) or "none"
+        alarms = health_text(run.record)
+        unchecked |= alarms == NOT_CHECKED
         cells = (words(run.name), *(Cell(text, (text,)) for text in figures), words(alarms))
         rows.append(Row(cells, "open" if alarms.partition(" ")[2].startswith("alarm") else ""))
     note = "Figures of the last evaluation that has them; a dash is what a run did not log."
+    if unchecked:
+        note += f" {NOT_CHECKED.capitalize()}: {WHO_CHECKS}."
     return Table("health", "Health", columns, tuple(rows), note)

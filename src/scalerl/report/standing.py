@@ -20,6 +20,7 @@ from scalerl.alarms import Alarm
 from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record import RunRecord, final_folder
+from scalerl.report.alarms import checked
 from scalerl.report.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Standing:
             "no_forecast": self.why_no_fit,
             "ceiling": self._ceiling(),
             "target": self._target(),
-            "alarms": [self._alarm(alarm) for alarm in self.alarms],
+            "alarms": [self._alarm(alarm) for alarm in self.alarms] if checked(self.record) else None,
             "truncated": self.health("truncated"),
             "entropy": self.health("entropy"),
             "mean_length": self.health("mean_length"),

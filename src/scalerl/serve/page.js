@@ -90,7 +90,7 @@
   }
 
   function state(run) {
-    const open = run.alarms.filter((alarm) => alarm.until === null);
+    const open = (run.alarms || []).filter((alarm) => alarm.until === null);
     const told = [...(run.error ? [run.error] : []), ...open.map((alarm) => alarm.text)];
     const made = node("td", { "data-label": "state", class: told.length ? "wide" : "" });
     const words = [run.ended ? "ended" : known(run.share) ? `${Math.round(100 * run.share)} %` : "not ended"];
