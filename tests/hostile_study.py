@@ -136,9 +136,9 @@ def check_latex(text):
                 opened.append(name)
             else:
                 assert opened.pop() == name
-        shape = re.search(r"\\begin\{(?:tabular|longtable)\}\{((?:[lr]|p\{6cm\})+)\}", code)
+        shape = re.search(r"\\begin\{(?:tabular|longtable)\}\{((?:[lr]|p\{\d+em\})+)\}$", code)
         if shape:
-            width = len(re.findall(r"[lr]|p\{6cm\}", shape[1]))
+            width = len(re.findall(r"[lr]|p\{\d+em\}", shape[1]))
         elif code.endswith(r"\\") and "&" in code:
             assert len(re.findall(r"(?<!\\)&", code)) == width - 1, line
             assert not re.search(r"(?<!\\)[_#^~]", code), line

@@ -10,9 +10,11 @@ import pytest
 from hostile_study import check_latex
 from scalerl.cli import main
 from scalerl.curve import compare, fit
+from scalerl.curve.comparison import Claim
 from scalerl.curve.recipes import distinct
 from scalerl.record import RunRecord
 from scalerl.report.numbers import plain, rate, rate_interval
+from scalerl.report.runs_tables import _claim_cell
 from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
 
 
@@ -79,6 +81,39 @@ def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
     assert float(against[2].split()[0].replace("−", "-")) == pytest.approx(alone.median, abs=0.003)
 
 
+def test_the_comparison_says_which_way_it_goes_and_what_is_corrected(runs, tmp_path):
+    tables = tmp_path / "t.md"
+    assert report(runs, "-o", tmp_path / "p.html", "--markdown", tables, "--budget", "16000") == 0
+    note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
+    assert "A ratio is its compute over that of base: ×2 takes twice the compute" in note
+    assert "p is corrected (Holm) over both questions about every recipe, 4 in all, and the intervals" in note
+    assert "probability that the lead changes" in note
+    assert "are taken to be evaluated on the same prompts" in tables.read_text()
+
+
+def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
+    alone = Claim("not distinguishable", 0.02, 0.12, 0.001, 9, "")
+    assert _claim_cell(alone, 0.95).beside == "p .120 corrected, .020 alone; 9 seeds would tell"
+    assert _claim_cell(alone, 0.99).beside == "p .120; 9 seeds would tell"
+
+
+def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
+    tables = tmp_path / "t.md"
+    late = tmp_path / "late.csv"
+    rows = (runs / "log.csv").read_text().splitlines()
+    late.write_text("\n".join([rows[0], *rows[2:]]))  # without the evaluation before training
+    words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tables)]
+    assert main(["report", str(runs / "a0"), str(late), *words]) == 0
+    said = tables.read_text().replace("\\", "")
+    assert "is measured; the evaluation enters the fit as the others do: base." in said
+    assert "is fitted, as no evaluation before training is used: late." in said
+    assert main(["report", str(runs / "a0"), "-o", str(tmp_path / "own.html")]) == 0
+    own = (tmp_path / "own.html").read_text()
+    assert f"{rate(fit(RunRecord.read(runs / 'a0')).r0_value)} (measured; the evaluation enters" in own
+    assert main(["report", str(runs / "a0"), str(late), "--r0", ".3", *words]) == 0
+    assert "is given as .300, and held there." in tables.read_text().replace("\\", "")
+
+
 def test_alarms_stand_in_the_table_of_health(runs, tmp_path):
     run = tmp_path / "alarmed"
     shutil.copytree(runs / "b", run)
@@ -116,7 +151,12 @@ def test_latex_and_figures_are_written(runs, tmp_path):
         report(runs, "-o", tmp_path / "p.html", "--latex", tmp_path / "t.tex", "--figures", tmp_path / "f")
         == 0
     )
-    check_latex((tmp_path / "t.tex").read_text())
+    latex = (tmp_path / "t.tex").read_text()
+    check_latex(latex)
+    assert "resizebox" not in latex
+    parts = latex.split("Curves and forecasts (")[1:]
+    assert [part[:7] for part in parts] == ["1 of 2)", "2 of 2)"]
+    assert all("base (a1)" in part for part in parts)
     made = sorted(path.name for path in (tmp_path / "f").iterdir())
     assert made == [f"{name}.{end}" for name in ("linearised", "overlay") for end in ("pdf", "png", "svg")]
     assert (tmp_path / "f" / "overlay.pdf").read_bytes().startswith(b"%PDF")
@@ -217,7 +257,7 @@ def test_a_file_name_that_is_no_text_is_shown_escaped(runs, tmp_path, capsys):
     ]
     assert main(["report", str(table), str(folder), "-o", str(page), *files]) == 0
     assert [run["name"] for run in data_of(page.read_text())["runs"]] == ["log\\udcff", "run\\udcff"]
-    assert "run%FF/report.html" in page.read_text()
+    assert "report.html" not in page.read_text()  # a page that is sent has no folders beside it
     assert "run\\udcff" in tables.read_text().replace("\\\\", "\\")
 
 

@@ -152,7 +152,8 @@ class Comparison:
             f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
             f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
             f"{within if paired else ''}"
-            "Curves answer for these prompts; 'same prompts' for other prompts of this kind, and these runs."
+            "All runs are taken to be evaluated on the same prompts, and curves answer for those; "
+            "'same prompts' for other prompts of this kind, and these runs."
         )
 
     def counted(self, pair: Pair) -> str:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalerl.report.table import Column, Raw, Table
+from scalerl.report.table import Cell, Column, Raw, Table
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -39,6 +39,12 @@ _LATEX = {
 }
 _LONG = 30
 """Rows from which on a LaTeX table breaks over pages."""
+_TEXT_WIDTH = 84
+"""Letters that a line of an article has at \\footnotesize: 345 pt, of 4.1 pt each."""
+_LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
+"""Letters at which words wrap in a LaTeX column, and at which a heading may."""
+_EM = 0.5
+"""Of a letter, about."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _WIDEST = 60
 """Characters at which prose wraps in a terminal."""
@@ -64,15 +70,41 @@ def markdown_text(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table with booktabs: as wide as the page, or over several of them where it is long."""
-    shape = "".join(_latex_column(table, place) for place in range(len(table.columns)))
-    head = " & ".join(latex_text(column.header) for column in table.columns) + r" \\"
-    body = [" & ".join(latex_text(cell.whole) for cell in row.cells) + r" \\" for row in table.rows]
-    caption = f"\\caption{{{latex_text(table.title)}. {latex_text(table.note)}}}".replace(". }", ".}")
-    label = f"\\label{{tab:{table.name}}}"
+    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each."""
+    parts = _latex_parts(table)
+    return "\n".join(_latex_part(table, columns, n, len(parts)) for n, columns in enumerate(parts))
+
+
+LATEX_HEAD = "% For the preamble: \\usepackage{booktabs,longtable}\n"
+
+
+def _latex_parts(table: Table) -> list[list[int]]:
+    """Places of the columns of each part, none wider than the text where two columns find room."""
+    widths = [_latex_width(table, place) for place in range(len(table.columns))]
+    parts: list[list[int]] = []
+    for place in range(1, len(widths)):
+        if parts and sum(widths[p] for p in (*parts[-1], place)) <= _TEXT_WIDTH:
+            parts[-1].append(place)
+        else:
+            parts.append([0, place])
+    return parts or [[0]]
+
+
+def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
+    shape = "".join(_latex_column(table, place) for place in places)
+    head = " & ".join(_latex_head(table, place) for place in places) + r" \\"
+    body = [
+        " & ".join(_latex_cell(table.columns[place], row.cells[place]) for place in places) + r" \\"
+        for row in table.rows
+    ]
+    title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
+    # A part that goes on is not explained again.
+    note = latex_text(table.note) if number == 0 else ""
+    caption = f"\\caption{{{title}. {note}}}".replace(". }", ".}")
+    label = f"\\label{{tab:{table.name}{f'-{number + 1}' if number else ''}}}"
     if len(body) >= _LONG:
         lines = [
-            "{\\footnotesize",
+            "{\\footnotesize\\setlength{\\tabcolsep}{3pt}",
             f"\\begin{{longtable}}{{{shape}}}",
             f"{caption}{label}\\\\",
             *("\\toprule", head, "\\midrule", "\\endfirsthead"),
@@ -84,23 +116,62 @@ def latex(table: Table) -> str:
     else:
         lines = [
             *("\\begin{table*}", "\\centering", caption + label),
-            "\\resizebox{\\textwidth}{!}{%",
+            "\\footnotesize\\setlength{\\tabcolsep}{3pt}",
             f"\\begin{{tabular}}{{{shape}}}",
             *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
-            *("\\end{tabular}}", "\\end{table*}"),
+            *("\\end{tabular}", "\\end{table*}"),
         ]
     return "\n".join(lines) + "\n"
 
 
-LATEX_HEAD = "% For the preamble: \\usepackage{booktabs,graphicx,longtable}\n"
+def _latex_lines(cell: Cell) -> list[str]:
+    """A number, and below it what stands beside it."""
+    return [cell.text, *cell.beside.splitlines()]
+
+
+def _latex_content(table: Table, place: int) -> int:
+    """Letters of the widest line of a column, its heading aside."""
+    prose = table.columns[place].prose
+    cells = (row.cells[place] for row in table.rows)
+    lines = (line for cell in cells for line in ([cell.whole] if prose else _latex_lines(cell)))
+    return max(map(len, lines), default=0)
+
+
+def _latex_width(table: Table, place: int) -> int:
+    """Letters of a column with its gap: as wide as its cells, or where these wrap; its heading wraps."""
+    longest = _latex_content(table, place)
+    most = _LONGEST_PROSE if table.columns[place].prose else longest
+    words = (len(word) for word in table.columns[place].header.split())
+    return max(min(longest, most), *words, _SHORTEST_HEAD) + 2
 
 
 def _latex_column(table: Table, place: int) -> str:
     """Prose that is long wraps; other words stand at the left, numbers at the right."""
-    longest = max((len(row.cells[place].whole) for row in table.rows), default=0)
     if not table.columns[place].prose:
         return "r"
-    return "l" if longest <= 32 else "p{6cm}"
+    wraps = _latex_content(table, place) > _LONGEST_PROSE
+    return f"p{{{_LONGEST_PROSE * _EM:g}em}}" if wraps else "l"
+
+
+def _latex_head(table: Table, place: int) -> str:
+    width = _latex_width(table, place) - 2
+    lines = textwrap.wrap(one_line(table.columns[place].header), width, break_long_words=False)
+    return _latex_stack([latex_text(line) for line in lines], "l" if table.columns[place].prose else "r", "b")
+
+
+def _latex_cell(column: Column, cell: Cell) -> str:
+    if column.prose:
+        return latex_text(cell.whole)
+    first, *others = map(latex_text, _latex_lines(cell))
+    return _latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t")
+
+
+def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
+    """Lines over one another, as one cell."""
+    if len(lines) < 2:
+        return "".join(lines)
+    rows = r" \\ ".join(lines)
+    return f"\\begin{{tabular}}[{place}]{{@{{}}{side}@{{}}}}{rows}\\end{{tabular}}"
 
 
 def latex_text(text: str) -> str:

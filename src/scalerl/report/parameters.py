@@ -20,6 +20,7 @@ from scalerl.report.numbers import (
     rate,
     unit_for,
 )
+from scalerl.report.runs import START
 
 NamedFit = tuple[str, Mapping[str, Any]]
 """What a fit rests on, in words, and the fit as `Fit.to_json` gives it."""
@@ -90,7 +91,8 @@ def _level(fit: Mapping[str, Any]) -> str:
 
 def _start(fit: Mapping[str, Any]) -> str:
     r0 = as_mapping(fit.get("r0"))
-    return rate(r0.get("value")) + (f" ({r0['source']})" if r0.get("source") else "")
+    source = r0.get("source")
+    return rate(r0.get("value")) + (f" ({START.get(source, source)})" if source else "")
 
 
 def _identified(fit: Mapping[str, Any]) -> str:

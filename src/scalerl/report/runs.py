@@ -96,7 +96,7 @@ def assumptions(view: RunsView) -> list[str]:
     said = [
         f"Compute is {_AXES.get(axis, f'the column {axis} of the logs')}. All fits are on this axis; on "
         "another, curves are drawn along each run’s own clock, and end where the run does.",
-        _start(view),
+        *_starts(view),
         f"Intervals are central, at {level}. A, forecasts and bands average families of curves ({labels}) by "
         "their posterior weights; B and C_mid are those of the log-logistic curve, R(C) = R_0 + (A − R_0) / "
         "(1 + (C_mid / C)^B).",
@@ -109,12 +109,26 @@ def assumptions(view: RunsView) -> list[str]:
     return said
 
 
-def _start(view: RunsView) -> str:
-    if view.r0 == "free":
-        return "Evaluations before any training are left out, and R_0 is fitted to the others."
-    if view.r0 is not None:
-        return f"The pass rate before training, R_0, is given as {rate(view.r0)}."
-    return "Evaluations before any training are data as the others are, and R_0 is fitted with them."
+START = {
+    "given": "given, and held there",
+    "measured": "measured; the evaluation enters the fit as the others do",
+    "fitted": "fitted, as no evaluation before training is used",
+}
+"""Where the pass rate before training comes from, by `Fit.r0_source`."""
+
+
+def _starts(view: RunsView) -> list[str]:
+    """The pass rate before training: of all runs in one sentence, or of those that have it from elsewhere."""
+    by_source: dict[str, list[str]] = {}
+    for run in view.runs:
+        if run.fit is not None:
+            by_source.setdefault(run.fit.r0_source, []).append(run.name)
+    about = "R_0, the pass rate before training, is"
+    if len(by_source) == 1:
+        (source,) = by_source
+        value = f" as {rate(view.r0)}" if source == "given" else ""
+        return [f"{about} {START[source].replace('given', f'given{value}')}."]
+    return [f"{about} {START[source]}: {', '.join(names)}." for source, names in by_source.items()]
 
 
 def taken(run: OverlayRun) -> str:

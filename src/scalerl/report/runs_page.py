@@ -18,7 +18,7 @@ from scalerl.report.numbers import one_unit, percent, rate
 from scalerl.report.overlay import overlay
 from scalerl.report.runs import RunsView, assumptions, taken, warnings_of
 from scalerl.report.runs_tables import runs_tables
-from scalerl.report.web import CHART, asset, link, page, script_json
+from scalerl.report.web import CHART, asset, page, script_json
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -41,15 +41,15 @@ def write_runs_report(view: RunsView, out: str | Path) -> Path:
     Raises:
         WriteError: the disk does not take it.
     """
-    return write_text(Path(out), runs_html(view, Path(out).parent))
+    return write_text(Path(out), runs_html(view))
 
 
-def runs_html(view: RunsView, folder: Path | None = None) -> str:
-    """The page as text; the same for the same input. Links to the pages of runs are relative to `folder`."""
-    return page("runs.html", _content(view, folder))
+def runs_html(view: RunsView) -> str:
+    """The page as text; the same for the same input. It links to nothing: it is sent, and read elsewhere."""
+    return page("runs.html", _content(view))
 
 
-def _content(view: RunsView, folder: Path | None) -> dict[str, Any]:
+def _content(view: RunsView) -> dict[str, Any]:
     return {
         "name": view.title,
         "facts": _facts(view),
@@ -58,7 +58,6 @@ def _content(view: RunsView, folder: Path | None) -> dict[str, Any]:
         "scripts": [asset(name) for name in CHART],
         "look": asset("chart.css"),
         "tables": {table.name: table for table in runs_tables(view)},
-        "links": [_link(run.record.path, folder) if run.record else "" for run in view.runs],
         "not_compared": view.not_compared,
         "groups": [(name, ", ".join(runs)) for name, runs in view.groups.items() if len(runs) > 1],
         "assumptions": assumptions(view),
@@ -80,13 +79,6 @@ def _facts(view: RunsView) -> list[tuple[str, str]]:
     if view.target is not None:
         found.append(("target", rate(view.target)))
     return found
-
-
-def _link(run: Path, folder: Path | None) -> str:
-    target = run / "report.html"
-    if folder is None or not run.is_dir() or not target.is_file():
-        return ""
-    return link(target, folder)
 
 
 def runs_markdown(view: RunsView) -> str:

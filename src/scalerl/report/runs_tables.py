@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scalerl.curve.comparison import Claim, Difference, Pair
+from scalerl.curve.comparison import Claim, Comparison, Difference, Pair
 from scalerl.curve.result import Fit
 from scalerl.record import RunRecord
 from scalerl.report.alarms import NOT_CHECKED, WHO_CHECKS, health_text
@@ -153,14 +153,29 @@ def comparison_table(view: RunsView) -> Table:
             Column(f"compute to {rate(found.target)}, ratio", spread_keys("compute_to_target_ratio"))
         )
         asked.append("compute_to_target")
-    columns.append(Column("lead changes", ("crossing_probability",)))
+    columns.append(Column("curves cross", ("crossing_probability",)))
     rows = tuple(_pair_row(view, pair, asked) for pair in found.pairs)
-    note = (
-        f"{percent(found.level)} intervals count that seeds of one recipe differ, but for 'these runs'. "
-        "p is corrected (Holm) over both questions about every recipe; beside it, how many seeds of each "
-        "would tell the difference observed (power .8)."
+    return Table(
+        "comparison", f"Compared with {found.base}", tuple(columns), rows, _how_to_compare(view, found)
     )
-    return Table("comparison", f"Compared with {found.base}", tuple(columns), rows, note)
+
+
+def _how_to_compare(view: RunsView, found: Comparison) -> str:
+    """What the columns of the comparison mean, and which way they go."""
+    ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
+    sought = "from the first evaluation to well beyond the last"
+    if len(ends) == 1:
+        first, last = ends.pop()
+        sought = f"between {view.unit.show(first)} and {view.unit.show(last)}"
+    return (
+        f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
+        f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
+        f"Each interval holds with {percent(found.level)} by itself, and counts that seeds of one recipe "
+        "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
+        f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
+        "stand beside 'not distinguishable'. How many seeds of each would tell the difference observed is "
+        f"at power .8. Curves cross: the probability that the lead changes {sought}."
+    )
 
 
 def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
@@ -169,9 +184,9 @@ def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
     probability = crossing.probability if crossing else math.nan
     cells = [
         Cell(pair.recipe, (pair.recipe, view.comparison.runs[pair.recipe]), view.comparison.counted(pair)),
-        _claim_cell(pair.ceiling),
+        _claim_cell(pair.ceiling, view.comparison.level),
         _difference_cell(differences.get("A"), "withheld"),
-        _claim_cell(pair.efficiency),
+        _claim_cell(pair.efficiency, view.comparison.level),
         _difference_cell(differences.get("compute_to_own")),
         *(_difference_cell(differences.get(name)) for name in asked),
         share(probability, percent(probability)),
@@ -187,20 +202,22 @@ def _difference_cell(found: Difference | None, without: str = DASH) -> Cell:
     if found is None:
         return cell
     alone = difference_cell(replace(found, interval=found.runs_only)).beside
-    return replace(cell, beside=f"{cell.beside}\nthese runs {alone}")
+    return replace(cell, beside=f"{cell.beside}\nthese runs:\n{alone}")
 
 
 def _claim_keys(name: str) -> tuple[str, str, str]:
     return f"{name}_verdict", f"{name}_p_adjusted", f"{name}_seeds"
 
 
-def _claim_cell(claim: Claim) -> Cell:
+def _claim_cell(claim: Claim, level: float) -> Cell:
     beside = claim.why
     if not beside:
         beside = f"p {p_value(claim.p_adjusted)}"
         if claim.verdict == "not distinguishable":
+            if claim.p is not None and claim.p <= 1 - level:
+                beside += f" corrected, {p_value(claim.p)} alone"
             many = ">100" if claim.seeds is None else str(claim.seeds)
-            beside += f", {many} seeds would tell"
+            beside += f"; {many} seeds would tell"
     return Cell(claim.verdict, (claim.verdict, claim.p_adjusted, claim.seeds), beside)
 
 

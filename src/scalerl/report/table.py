@@ -61,7 +61,7 @@ class Cell:
     @property
     def whole(self) -> str:
         """The text and what stands beside it, in one line; words beside words are in brackets."""
-        beside = self.beside.replace("\n", ", ")
+        beside = self.beside.replace(":\n", ": ").replace("\n", ", ")
         return f"{self.text} {beside if beside.startswith(('[', '±')) else beside and f'({beside})'}".rstrip()
 
 
