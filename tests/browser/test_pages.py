@@ -1,10 +1,12 @@
 """What people see and do in a page: without a network, by keyboard, on a narrow screen and in the dark."""
 
+import io
 import json
 import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from browser_tools import redrawn
 from scalerl.report.numbers import rate
@@ -42,6 +44,46 @@ def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, 
     light = sum(map(int, background.removeprefix("rgb(").rstrip(")").split(","))) > 3 * 128
     assert light == (scheme == "light")
     assert page.locator("img").count() == 0
+
+
+WIDER = """() => [...document.querySelectorAll('.scroll')]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("kind", ["several", "run"])
+@pytest.mark.parametrize("width", [1280, 768, 360])
+def test_every_table_is_seen_whole(visit, pages, kind, width):
+    page = visit(pages[kind], width)
+    assert page.evaluate(WIDER) == []
+    if width < 800:  # rows are cards, and every figure says what it is
+        cell = page.locator("table.cards td[data-label]").nth(1)
+        label = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
+        assert label == {"several": '"last pass rate"', "run": '"compute spent"'}[kind]
+
+
+def test_a_table_that_scrolls_shows_that_it_does(visit, pages):
+    page = visit(pages["several"], 820)
+    scroll = page.locator(".scroll").filter(has=page.locator(".comparison"))
+    assert scroll.evaluate("(one) => one.scrollWidth > one.clientWidth")
+    strip = "(one, to) => { one.scrollLeft = to; }"
+    edges = []
+    for place in (0, 10_000):
+        scroll.evaluate(strip, place)
+        picture = Image.open(io.BytesIO(scroll.screenshot())).convert("L")
+        edge = picture.crop((picture.width - 2, 0, picture.width, picture.height))
+        edges.append(float(np.median(np.asarray(edge))))
+    assert edges[0] < edges[1] - 20  # there is a shadow, and none where the table ends
+
+
+def test_the_toolbar_covers_no_label(several):
+    several.locator(".sc-plot").hover()
+    bar, *labels = several.evaluate(
+        """() => ['.modebar', '.annotation'].flatMap((name) => [...document.querySelectorAll(name)])
+          .map((one) => one.getBoundingClientRect()).map((one) => [one.left, one.right, one.top, one.bottom])"""
+    )
+    assert len(labels) == 2  # budget and target
+    for left, right, top, bottom in labels:
+        assert right <= bar[0] or left >= bar[1] or top >= bar[3] or bottom <= bar[2]
 
 
 def test_the_chart_is_readable_in_the_dark(visit, pages):
@@ -91,7 +133,7 @@ def test_hovering_shows_what_was_measured(several, shown):
 
 def test_every_control_is_reached_and_works_by_keyboard(several):
     reached = []
-    for _ in range(14):
+    for _ in range(12):
         several.keyboard.press("Tab")
         reached.append(several.evaluate("document.activeElement.outerHTML.slice(0, 70)"))
         if "Logarithmic" in reached[-1]:

@@ -91,7 +91,7 @@ def test_the_page_states_what_was_forecast_and_what_came(run, html):
 
 
 def test_each_forecast_is_judged(html):
-    rows = re.findall(r'<tr class="(\w+)"><td>(\d+)</td>', html)
+    rows = re.findall(r'<tr class="(\w+)"><td[^>]*>(\d+)</td>', html)
     assert rows == [("outside", "60"), ("inside", "120")]  # [.55, .74] and [.722, .781] against .77
 
 
@@ -169,7 +169,7 @@ def test_a_forecast_stored_without_medians_gives_its_intervals_alone(make_run):
 
 
 def test_the_forecast_at_half_leads(html):
-    bodies = re.findall(r'<tbody class="(\w*)"><tr class="\w+"><td>(\d+)</td>', html)
+    bodies = re.findall(r'<tbody class="(\w*)"><tr class="\w+"><td[^>]*>(\d+)</td>', html)
     assert bodies == [("", "60"), ("lead", "120")]
     headings = re.findall(r"<th>([^<]+)</th>", html)[:9]
     assert headings[3:] == ["forecast", "prediction interval", "measured", "outcome", "width", "another seed"]

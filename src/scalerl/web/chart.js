@@ -261,7 +261,7 @@ var scalerlChart = (() => {
       const budget = budgetAt();
       const found = [];
       if (budget !== null) {
-        found.push({ ...look, text: "budget", xref: "x", yref: "paper", yanchor: "bottom", y: 1, x: state.log ? Math.log10(budget) : budget });
+        found.push({ ...look, text: "budget", xref: "x", yref: "paper", xanchor: "right", yanchor: "top", y: 1, x: state.log ? Math.log10(budget) : budget });
       }
       if (data.target !== null) {
         found.push({ ...look, text: `target ${rate(data.target)}`, xref: "paper", x: 1, xanchor: "right", y: data.target, yanchor: "top" });
@@ -280,7 +280,7 @@ var scalerlChart = (() => {
       const axis = { gridcolor: palette.grid, linecolor: palette.muted, zeroline: false, tickcolor: palette.grid };
       return { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
         font: { color: palette.muted, size: 12, family: getComputedStyle(document.body).fontFamily },
-        margin: { l: narrow ? 40 : 58, r: 14, t: 22, b: 46 }, uirevision: `${state.axis} ${state.log}`,
+        margin: { l: narrow ? 40 : 58, r: 14, t: 32, b: 46 }, uirevision: `${state.axis} ${state.log}`,
         dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", shapes: shapes(palette), annotations: annotations(palette),
         hoverlabel: { align: "left", bgcolor: palette.paper, bordercolor: palette.muted, font: { color: palette.ink, size: 13 } },
         xaxis: { ...axis, type: state.log ? "log" : "linear", rangemode: "tozero", exponentformat: "SI", nticks: narrow ? 5 : 10,
