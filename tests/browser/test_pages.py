@@ -3,19 +3,25 @@
 import io
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from browser_tools import redrawn
+from scalerl.report.labels import run_look
 from scalerl.report.numbers import rate
 from scalerl.report.overlay import overlay
+from scalerl.report.runs_figures import runs_figures
 from simulated_runs import BUDGET, HOSTILE, tokens_at
 
 POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
 LINES = """() => document.querySelector('.sc-plot').data
   .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
+SYMBOLS = dict(
+    zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
+)
 KINDS = ("several", "hundred", "long", "run", "study")
 
 
@@ -79,7 +85,8 @@ def test_the_toolbar_covers_no_label(several):
     several.locator(".sc-plot").hover()
     bar, *labels = several.evaluate(
         """() => ['.modebar', '.annotation'].flatMap((name) => [...document.querySelectorAll(name)])
-          .map((one) => one.getBoundingClientRect()).map((one) => [one.left, one.right, one.top, one.bottom])"""
+          .map((one) => one.getBoundingClientRect())
+          .map(({ left, right, top, bottom }) => [left, right, top, bottom])"""
     )
     assert len(labels) == 2  # budget and target
     for left, right, top, bottom in labels:
@@ -174,6 +181,39 @@ def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
     lines = several.evaluate(LINES)
     frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["median"]
     assert lines[0] + lines[1][1:] == frozen
+
+
+def test_the_figures_of_a_file_look_like_the_chart(several, shown):
+    chart = {
+        trace["meta"]["run"]: (trace["marker"]["color"], trace["marker"]["symbol"][1].removesuffix("-open"))
+        for trace in several.evaluate(POINTS)
+    }
+    axes = runs_figures(shown)["overlay"].axes[0]
+    drawn = [line for line in axes.lines if line.get_marker() in SYMBOLS]
+    found = [(line.get_markerfacecolor(), SYMBOLS[line.get_marker()]) for line in drawn]
+    assert found == list(chart.values())
+    # A marker is an evaluation after step 0, and nothing else is.
+    assert [len(line.get_xdata()) for line in drawn] == [len(run.points) - 1 for run in shown.runs]
+    texts = [text.get_text() for text in axes.texts]
+    assert "budget 16,000 GPU-hours" in texts
+    assert "target .550" in texts
+    assert max(line.get_xdata()[-1] for line in axes.lines if line.get_linestyle() == "-") == 16_000
+    assert runs_figures(shown)["linearised"].axes[0].get_ylabel().startswith("F = C_mid^B / ((A")
+
+
+@pytest.mark.parametrize("place", [3, 6, 8, 13, 23])
+def test_later_runs_look_alike_too(several, shown, place):
+    newer = overlay([replace(shown.runs[0], name=f"run {n}") for n in range(24)])
+    with redrawn(several):
+        several.evaluate("(data) => { scalerlChart(document.getElementById('chart'), data); }", newer)
+    (trace,) = [one for one in several.evaluate(POINTS) if one["meta"]["run"] == f"run {place}"]
+    colour, marker, dashes = run_look(place)
+    assert (trace["marker"]["color"], trace["marker"]["symbol"][1]) == (colour, SYMBOLS[marker])
+    kinds = several.evaluate(
+        "() => [...new Set(document.querySelector('.sc-plot').data.filter((t) => t.mode === 'lines')"
+        ".map((t) => t.line.color + t.line.dash))]"
+    )
+    assert colour + {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}[dashes] in kinds
 
 
 def test_a_name_is_text(several):

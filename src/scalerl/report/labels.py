@@ -15,8 +15,18 @@ if TYPE_CHECKING:
 
 LOOKS = ((INK, "o"), (FORECAST, "s"), (LATER, "^"), (CEILING, "D"), (PURPLE, "v"), (SKY, "P"))
 """Colour and marker, the base's first: told apart with every common colour deficiency, and in grey."""
+RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK, "v"), (SKY, "P"))
+"""The same for runs, none of which is a base: as the chart of a page has them (scalerl/web/chart.js)."""
+DASHES = ("-", "--", ":", "-.")
 LONGEST = 26
 """Letters of a name in a figure."""
+
+
+def run_look(place: int) -> tuple[str, str, str]:
+    """Colour, marker and dashes of the run at a place, as in the chart of a page."""
+    turn, colour = divmod(place, len(RUN_LOOKS))
+    marker = RUN_LOOKS[(place + turn) % len(RUN_LOOKS)][1]
+    return RUN_LOOKS[colour][0], marker, DASHES[turn % len(DASHES)]
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:

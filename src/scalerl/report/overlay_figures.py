@@ -18,18 +18,21 @@ import numpy as np
 from scalerl.curve.families import Curve
 from scalerl.report.frozen import Band
 from scalerl.report.labels import LOOKS, label_ends
-from scalerl.report.numbers import Unit, plain
+from scalerl.report.numbers import Unit, plain, rate
 from scalerl.report.style import MUTED, new_figure, plain_rates, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Look = tuple[str, str]
-"""Colour and marker."""
+Look = tuple[str, str, str]
+"""Colour, marker and dashes."""
 _COLUMNS = 4
 _MOST_PANELS = 24
 _LARGEST_LOG = 600.0
+_CROWD = 120
+"""Evaluations of an arm from which on they are faint, so that its curve is seen."""
+_F = "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1)\nR_C: pass rate at compute C; logarithmic"
 _DECADES = 0.7
 """How far the linearised plot reaches beyond its lines: evaluations near A scatter without bound."""
 
@@ -53,6 +56,10 @@ class ArmCurve:
     base: bool
     runs: tuple[RunPoints, ...]
     band: Band | None
+    look: Look | None = None
+    """Its own, where it is shown elsewhere too; by default one that is free."""
+    known: float = math.inf
+    """Compute in units of the figure up to which there are evaluations: beyond it the line is thin."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +75,29 @@ class _Plot:
     """The label of an arm's line."""
     beside: Callable[[ArmCurve], str]
     """What stands in the corner of an arm's own panel."""
+    budget: float = math.nan
+    """Compute in units of the figure, and the pass rate to reach there, to be marked; NaN is none."""
+    target: float = math.nan
 
 
-def overlay_figure(arms: Sequence[ArmCurve], unit: Unit) -> Figure | None:
-    """Pass rate against compute in `unit`, arm over arm. None without an evaluation."""
+def overlay_figure(
+    arms: Sequence[ArmCurve], unit: Unit, budget: float | None = None, target: float | None = None
+) -> Figure | None:
+    """Pass rate against compute in `unit`, arm over arm. None without an evaluation.
+
+    `budget`, in the unit of the axis, and the pass rate `target` are marked.
+    """
     if not any(len(run.compute_N[run.compute_N > 0]) for arm in arms for run in arm.runs):
         return None
-    plot = _Plot("pass rate on the held-out prompts", _overlay, plain_rates, _name, lambda arm: "")
+    plot = _Plot(
+        "pass rate on the held-out prompts",
+        _overlay,
+        plain_rates,
+        _name,
+        lambda arm: "",
+        math.nan if budget is None else budget / unit.size,
+        math.nan if target is None else target,
+    )
     return _drawn(arms, unit, plot)
 
 
@@ -88,9 +111,7 @@ def linearised_figure(arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str
     out = sum(found[2] for found in straight)
     beyond = sum(int(np.sum((found[1] < low) | (found[1] > high))) for found in straight)
     span = low, high
-    plot = _Plot(
-        "F, logarithmic", partial(_lines, span=span), partial(_power_axis, span=span), _with_slope, _slope
-    )
+    plot = _Plot(_F, partial(_lines, span=span), partial(_power_axis, span=span), _with_slope, _slope)
     figure = _drawn(arms, unit, plot)
     text = (
         "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: "
@@ -125,14 +146,16 @@ def _drawn(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
 def _one(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     figure = new_figure(10.0, 4.6)
     longest = max(len(plot.name(arm)) for arm in arms)
-    figure.subplots_adjust(left=0.062, right=0.98 - 0.0076 * longest, bottom=0.11, top=0.985)
+    left = 0.062 + 0.016 * plot.label.count("\n")
+    figure.subplots_adjust(left=left, right=0.98 - 0.0076 * longest, bottom=0.11, top=0.985)
     axes = figure.subplots()
-    _compute_axis(axes, _computes(arms), wide=True)
+    _compute_axis(axes, _computes(arms, plot), wide=True)
     ends = []
     for arm, look in zip(arms, _looks(arms), strict=True):
         height = plot.draw(axes, arm, look, True)
         ends.append((height, plot.name(arm), look[0]))
     plot.axis(axes)
+    _mark(axes, plot, unit)
     label_ends(axes, ends)
     axes.set_xlabel(f"training compute ({unit.name}, logarithmic)")
     axes.set_ylabel(plot.label)
@@ -149,14 +172,17 @@ def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     )
     panels = figure.subplots(rows, _COLUMNS, sharex=True, sharey=True, squeeze=False).ravel()
     # What is shared is set once: every change of a shared axis goes through all panels.
-    _compute_axis(panels[0], _computes(arms), wide=False)
+    _compute_axis(panels[0], _computes(arms, plot), wide=False)
     for axes, arm in zip(panels, others, strict=False):
         for one in base:
-            plot.draw(axes, one, LOOKS[0], False)
-        plot.draw(axes, arm, LOOKS[1], False)
-        axes.set_title(_name(arm), loc="left", color=LOOKS[1][0], fontsize=9)
-        axes.annotate(plot.beside(arm), (0.96, 0.06), xycoords="axes fraction", ha="right", color=LOOKS[1][0])
+            plot.draw(axes, one, (*LOOKS[0], "-"), False)
+        look = arm.look or (*LOOKS[1], "-")
+        plot.draw(axes, arm, look, False)
+        axes.set_title(_name(arm), loc="left", color=look[0], fontsize=9)
+        axes.annotate(plot.beside(arm), (0.96, 0.06), xycoords="axes fraction", ha="right", color=look[0])
     plot.axis(panels[0])
+    for axes in panels[: len(others)]:
+        _mark(axes, plot, unit, named=axes is panels[0])
     for axes in panels[len(others) :]:
         axes.set_visible(False)
     for axes in panels[max(len(others) - _COLUMNS, 0) : len(others)]:
@@ -172,11 +198,12 @@ def _crowd(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     figure = new_figure(10.0, 4.6)
     figure.subplots_adjust(left=0.062, right=0.985, bottom=0.11, top=0.985)
     axes = figure.subplots()
-    _compute_axis(axes, _computes(arms), wide=True)
+    _compute_axis(axes, _computes(arms, plot), wide=True)
     for arm in arms:
         band = arm.band and Band(arm.band.compute_M, *[arm.band.median_M] * 3)
-        plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o"), False)
+        plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o", "-"), False)
     plot.axis(axes)
+    _mark(axes, plot, unit)
     axes.set_xlabel(f"training compute ({unit.name}, logarithmic); {len(arms)} runs")
     axes.set_ylabel(plot.label)
     return figure
@@ -186,19 +213,41 @@ def _looks(arms: Sequence[ArmCurve]) -> list[Look]:
     others = iter(LOOKS[1:])
     looks = [LOOKS[0] if arm.base else next(others, None) for arm in arms]
     # Without a base among six arms its look is free.
-    return [LOOKS[0] if look is None else look for look in looks]
+    free = [(*(LOOKS[0] if look is None else look), "-") for look in looks]
+    return [arm.look or look for arm, look in zip(arms, free, strict=True)]
 
 
-def _computes(arms: Sequence[ArmCurve]) -> tuple[float, float]:
+def _computes(arms: Sequence[ArmCurve], plot: _Plot) -> tuple[float, float]:
     compute = np.concatenate([run.compute_N for arm in arms for run in arm.runs])
     compute = compute[compute > 0]
-    return float(compute.min()) / 1.25, float(compute.max()) * 1.12
+    return float(compute.min()) / 1.25, float(np.fmax(compute.max(), plot.budget)) * 1.12
+
+
+def _mark(axes: Axes, plot: _Plot, unit: Unit, named: bool = True) -> None:
+    """The budget and the target, as lines that say what they are."""
+    look = {"color": MUTED, "lw": 1.0, "ls": ":", "zorder": 1}
+    beside = {"color": MUTED, "fontsize": 8, "textcoords": "offset points"}
+    if math.isfinite(plot.budget):
+        axes.axvline(plot.budget, **look)
+    if math.isfinite(plot.target):
+        axes.axhline(plot.target, **look)
+    if named and math.isfinite(plot.budget):
+        text, at = f"budget {unit.show(plot.budget * unit.size)}", (plot.budget, 0.0)
+        axes.annotate(
+            text, at, xycoords=("data", "axes fraction"), xytext=(-3, 4), ha="right", va="bottom", **beside
+        )
+    if named and math.isfinite(plot.target):
+        text, at = f"target {rate(plot.target)}", (0.0, plot.target)
+        axes.annotate(
+            text, at, xycoords=("axes fraction", "data"), xytext=(3, 2), ha="left", va="bottom", **beside
+        )
 
 
 def _overlay(axes: Axes, arm: ArmCurve, look: Look, large: bool) -> float:
     """Evaluations, mean curve and band of one arm; the height at which its line ends."""
-    colour, marker = look
-    faint = {"ms": 3.2 if large else 2.4, "mfc": colour, "mec": "none", "alpha": 0.32}
+    colour, marker, dashes = look
+    crowd = sum(len(run.compute_N) for run in arm.runs) > _CROWD
+    faint = {"ms": 4.2 if large else 3.0, "mfc": colour, "mec": "none", "alpha": 0.32 if crowd else 0.75}
     for run in arm.runs:
         after_N = run.compute_N > 0
         axes.plot(run.compute_N[after_N], run.pass_rate_N[after_N], marker, zorder=2, **faint)
@@ -206,16 +255,15 @@ def _overlay(axes: Axes, arm: ArmCurve, look: Look, large: bool) -> float:
         return float(np.mean([run.pass_rate_N[-1] for run in arm.runs]))
     band = arm.band
     axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=colour, alpha=0.14, lw=0, zorder=1)
-    axes.plot(band.compute_M, band.median_M, color=colour, lw=1.8, zorder=4)
-    if large:  # a few markers on the line, by which it is known without its colour
-        at = np.linspace(0, len(band.compute_M) - 1, 7).round().astype(int)
-        axes.plot(band.compute_M[at], band.median_M[at], marker, ms=5.5, mfc=colour, mec="none", zorder=5)
+    until = int(np.searchsorted(band.compute_M, arm.known, side="right"))
+    for part, width in ((slice(0, until), 1.8), (slice(max(until - 1, 0), None), 0.9)):
+        axes.plot(band.compute_M[part], band.median_M[part], color=colour, lw=width, ls=dashes, zorder=4)
     return float(band.median_M[-1])
 
 
 def _lines(axes: Axes, arm: ArmCurve, look: Look, large: bool, span: tuple[float, float]) -> float:
     """Linearised evaluations of one arm and the line of every run; the height at which these end."""
-    colour, marker = look
+    colour, marker, dashes = look
     faint = {"ms": 3.4 if large else 2.4, "mfc": colour, "mec": "none", "alpha": 0.4}
     last = []
     for run in arm.runs:
@@ -226,7 +274,7 @@ def _lines(axes: Axes, arm: ArmCurve, look: Look, large: bool, span: tuple[float
         axes.plot(x_N[seen_N], F_N[seen_N], marker, zorder=2, **faint)
         reach = np.array(_reach(run))
         F = np.exp(_log_power(run.curve.B, reach))
-        axes.plot(reach, F, color=colour, lw=1.3, zorder=3)
+        axes.plot(reach, F, color=colour, lw=1.3, ls=dashes, zorder=3)
         last.append(float(F[-1]))
     return float(np.median(last))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,9 @@ import numpy as np
 from scalerl.curve.families import Curve
 from scalerl.errors import InputError, WriteError
 from scalerl.report.frozen import Band
-from scalerl.report.labels import short_names
-from scalerl.report.numbers import Unit
+from scalerl.report.labels import run_look, short_names
 from scalerl.report.overlay import OverlayRun, thin
-from scalerl.report.overlay_figures import ArmCurve, RunPoints, linearised_figure, overlay_figure
+from scalerl.report.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
 from scalerl.report.runs import RunsView
 from scalerl.report.style import FIGURES, save_figure
 
@@ -51,24 +51,31 @@ def runs_figures(view: RunsView) -> dict[str, Figure]:
     """
     unit, names = view.unit, short_names([run.name for run in view.runs])
     most = max(_MOST_POINTS // len(view.runs), 6)
-    curves = [_arm(run, names[run.name], unit, most) for run in view.runs if (run.points.compute_N > 0).any()]
-    if (overlay := overlay_figure(curves, unit)) is None:
+    curves = [
+        _arm(run, names[run.name], view, most, run_look(place))
+        for place, run in enumerate(view.runs)
+        if (run.points.compute_N > 0).any()
+    ]
+    if (overlay := overlay_figure(curves, unit, view.budget, view.target)) is None:
         raise InputError("there is nothing to draw: no run has an evaluation after compute 0")
     lines = linearised_figure(curves, unit)
     return {"overlay": overlay} | ({"linearised": lines[0]} if lines else {})
 
 
-def _arm(run: OverlayRun, name: str, unit: Unit, most: int) -> ArmCurve:
-    """A run as a recipe of one; it is drawn up to its last evaluation."""
+def _arm(run: OverlayRun, name: str, view: RunsView, most: int, look: Look) -> ArmCurve:
+    """A run as a recipe of one; it is drawn up to the budget, or its last evaluation."""
+    unit, known = view.unit, math.inf
     order_N = np.argsort(run.points.compute_N, kind="stable")
     chosen = order_N[thin(run.points.pass_rate_N[order_N], most)]
     compute_N, fit = run.points.compute_N[chosen], run.fit
     band = curve = None
     if fit is not None and fit.misfit is None:
         positive_N = fit.points.compute_N[fit.points.compute_N > 0]
-        compute_M = np.geomspace(positive_N.min(), positive_N.max(), 81)
+        known = float(positive_N.max())
+        compute_M = np.geomspace(positive_N.min(), max(known, view.budget or 0.0), 81)
+        compute_M = np.union1d(compute_M, known)
         band = Band(compute_M / unit.size, *fit.band(compute_M))
         own = fit.curve
         curve = Curve(own.family, own.A, own.B, own.C_mid / unit.size, own.R_0)
     points = RunPoints(compute_N / unit.size, run.points.pass_rate_N[chosen], curve)
-    return ArmCurve(name, False, (points,), band)
+    return ArmCurve(name, False, (points,), band, look, known / unit.size)
