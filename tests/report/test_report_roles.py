@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from scalerl.report.numbers import many
 from scalerl.report.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
 
 
@@ -62,3 +63,8 @@ def test_the_chart_names_both_roles_and_the_places_of_the_groups():
     for name in ("generators 90", "trainer 50", "generating 5", "generated 1", "verified 0"):
         assert name in svg
     assert roles_svg([step(1)]) is None
+
+
+def test_one_of_something_is_one():
+    assert dict(ledger_rows([step(1)], [{"lost": {"steps": 1}}]))["resumed"] == "1 time, running 1 step again"
+    assert many(2400, "evaluation") == "2,400 evaluations"

@@ -213,7 +213,8 @@ def test_the_chart_of_several_runs_on_an_axis_that_is_asked_for(client):
     on_tokens = client.get(f"/api/overlay?runs={ids}&axis=tokens").json()
     assert on_tokens["axis"] == "tokens"
     assert on_tokens["runs"][0]["fit"]["C_mid"][0] == pytest.approx(250 * 9800, rel=0.3)
-    assert {"steps", "tokens", "flops", "gpu_hours"} <= set(data["common"])
+    assert {"steps", "tokens", "flops", "gpu_hours"} <= {one["key"] for one in data["common"]}
+    assert "GPU-hours" in {one["name"] for one in data["common"]}
     answer = client.get(f"/api/overlay?runs={ids}&axis=samples")
     assert answer.status_code == 422
     assert "'samples'" in answer.json()["error"]
@@ -234,7 +235,10 @@ def test_recipes_are_compared_with_their_runs_as_seeds(client):
     ids = ",".join(row["id"] for row in rows.values())
     found = client.get(f"/api/compare?runs={ids}").json()
     assert found["result"]["runs"] == {"a-0": 2, "b-0": 1}
-    assert dict(found["pairs"][0]["rows"])["b-0 against a-0"].startswith("1 and 2 seeds")
+    (row,) = found["table"]["rows"]
+    assert [row["cells"][0][key] for key in ("text", "beside")] == ["b-0", "1 and 2 seeds"]
+    assert found["table"]["columns"][0]["header"] == "against a-0"
+    assert any("1,200 steps" in column["header"] for column in found["table"]["columns"])
     alone = ",".join(row["id"] for path, row in rows.items() if path.startswith("a/"))
     answer = client.get(f"/api/compare?runs={alone}")
     assert answer.status_code == 422

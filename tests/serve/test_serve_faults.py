@@ -1,6 +1,9 @@
 """What must not be: a fit that breaks again and again, an answer without its headers, memory that grows."""
 
+import json
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +131,32 @@ def test_a_key_that_is_missing_elsewhere_is_no_run_that_is_missing(original, mon
         monkeypatch.setattr("scalerl.report.overlay.overlay", missing)
         assert client.get(f"/api/overlay?runs={name}").status_code == 500
         assert client.get("/api/overlay?runs=nobody").status_code == 404
+
+
+def test_a_folder_that_cannot_be_looked_into_is_listed(runs, monkeypatch):
+    scandir = os.scandir
+
+    def refuses(folder):
+        if Path(folder).name == "notes":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuses)  # tests may run as root, who may enter any
+    store = Store(runs, Asked())
+    store.refresh()
+    rows = {row["path"]: row["error"] for row in store.listed()["runs"]}
+    assert rows.pop("notes") == "the folder cannot be read: Permission denied"
+    assert set(rows.values()) == {""}
+    assert len(rows) == 3
+
+
+def test_options_of_a_terminal_are_said_to_be_that(runs):
+    state = {"log_history": [{"step": n, "eval_a": 0.1, "eval_b": 0.2} for n in range(9)]}
+    (runs / "trl").mkdir()
+    (runs / "trl" / "trainer_state.json").write_text(json.dumps(state))
+    store = Store(runs, Asked())
+    store.refresh()
+    (error,) = [row["error"] for row in store.listed()["runs"] if row["path"] == "trl"]
+    assert "--y" in error
+    assert "typed in a terminal: scalerl ingest LOG -o FOLDER takes such options" in error
+    assert error.count("typed") == 1

@@ -128,6 +128,31 @@ def test_runs_are_chosen_overlaid_and_compared(browser, served):
         assert page.locator("#runs tbody tr:visible").count() == 1
 
 
+def test_every_forecast_says_of_what_it_is(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    Growing(folder / "endless", 15, 5, budget=None).writer.close()
+    with server(folder) as (_, address), opened(browser, address) as page:
+        ended = row(page, "a-0").locator('[data-label="forecast"]')
+        playwright.expect(ended).to_contain_text("at 1,200 steps, the budget", timeout=60_000)
+        # Compute without a budget is in the unit of its own axis.
+        endless = row(page, "endless").locator('[data-label="forecast"]')
+        playwright.expect(endless).to_contain_text("twice its compute so far", timeout=60_000)
+        assert "the budget" not in endless.inner_text()
+        assert "GPU-hours" in page.locator("#axis").inner_text()
+        assert "gpu-hours" not in page.content()
+
+
+def test_what_cannot_be_read_is_shown_with_its_error(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    with server(folder) as (_, address), opened(browser, address) as page:
+        folder.rename(tmp_path / "elsewhere")
+        cell = page.locator("#runs td.error")
+        playwright.expect(cell).to_have_text(
+            "the folder cannot be read: No such file or directory", timeout=60_000
+        )
+        playwright.expect(page.locator("#state")).to_have_text("0 runs, 0 not ended, 1 not read")
+
+
 def test_the_axis_is_chosen_in_the_page(browser, served):
     with opened(browser, served[0]) as page:
         assert page.locator("#chart").get_attribute("data-drawn").startswith("steps ")

@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.record import RunRecord
 from scalerl.report.curve_view import Change, CurveView, curve_view
 from scalerl.report.frozen import FrozenForecast
-from scalerl.report.numbers import rate
+from scalerl.report.numbers import many, rate
 from scalerl.report.style import (
     CEILING,
     FORECAST,
@@ -56,7 +56,7 @@ def curve_svg(
     Raises:
         InputError: the counters behind the compute axis are missing.
     """
-    described = f"Pass rate against training compute, {len(run.evals)} evaluations"
+    described = f"Pass rate against training compute, {many(len(run.evals), 'evaluation')}"
     return inline_svg(_draw(curve_view(run, fit, frozen, part)), "curve", described)
 
 

@@ -55,6 +55,16 @@ def one_unit(axis: str) -> str:
     return _ONE.get(axis, f"unit of {axis}")
 
 
+def axis_name(axis: str) -> str:
+    """A compute axis as it is chosen: `GPU-hours`, `FLOPs`; the name of a column as it stands."""
+    return f"{_ONE[axis]}s" if axis in _ONE else axis
+
+
+def many(count: int, name: str) -> str:
+    """So many of something: `1 evaluation`, `2,400 evaluations`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
 def family_name(name: str) -> str:
     """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
     return LABELS.get(name, name)

@@ -16,7 +16,7 @@ from scalerl.report.facts import apart, counted, environment, head, recipe_secti
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
 from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
-from scalerl.report.numbers import DASH, as_mapping, percent, rate, rate_interval, unit_for
+from scalerl.report.numbers import DASH, as_mapping, many, percent, rate, rate_interval, unit_for
 from scalerl.report.overlay import OverlayRun
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.roles import ledger_rows, role_rows, roles_svg
@@ -99,8 +99,10 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
         "ledger": ledger_rows(steps, run.lost()),
         "roles": roles_svg(steps),
         "role_rows": role_rows(steps),
-        "skipped": sum(bool(row.get("skipped")) for row in steps),
-        "n_steps": len(steps),
+        "skipped": many(skipped, "step")
+        if (skipped := sum(bool(row.get("skipped")) for row in steps))
+        else "",
+        "n_steps": many(len(steps), "trainer step"),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,
         "strata_label": str(run.config.get("strata") or "stratum"),
         "recipe": list(recipe_sections(run.config.get("recipe"))),

@@ -9,7 +9,7 @@ import numpy as np
 
 from scalerl.report.facts import Rows
 from scalerl.report.health_figure import in_blocks
-from scalerl.report.numbers import as_float, as_mapping, duration, percent, plain
+from scalerl.report.numbers import as_float, as_mapping, duration, many, percent, plain
 from scalerl.report.style import FORECAST, INK, LATER, inline_svg, new_figure, style
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
     rows = [("groups admitted", plain(as_float(last.get("admitted"))))]
     rows += [(label, plain(as_float(last[name]))) for name, label in FATES if last.get(name)]
     wrong = [row for row in steps if not balances(as_mapping(row.get("ledger")))]
-    rows.append(("the sums", f"DO NOT BALANCE at {len(wrong)} steps" if wrong else "balance at every step"))
+    rows.append(
+        ("the sums", f"DO NOT BALANCE at {many(len(wrong), 'step')}" if wrong else "balance at every step")
+    )
     if restarted := as_float(steps[-1].get("restarted")):
         rows.append(("begun again, as a process had died", plain(restarted)))
     if lost:
-        again = sum(as_float(as_mapping(row.get("lost")).get("steps")) for row in lost)
-        rows.append(("resumed", f"{len(lost)} times; {plain(again)} steps were run again"))
+        again = int(np.nansum([as_float(as_mapping(row.get("lost")).get("steps")) for row in lost]))
+        rows.append(("resumed", f"{many(len(lost), 'time')}, running {many(again, 'step')} again"))
     return rows
 
 

@@ -14,7 +14,7 @@ from scalerl.errors import WriteError
 from scalerl.files import write_atomically
 from scalerl.report import formats
 from scalerl.report.ceiling import sentence
-from scalerl.report.numbers import one_unit, percent, rate
+from scalerl.report.numbers import axis_name, percent, rate
 from scalerl.report.overlay import overlay
 from scalerl.report.runs import RunsView, assumptions, taken, warnings_of
 from scalerl.report.runs_tables import runs_tables
@@ -71,7 +71,7 @@ def _facts(view: RunsView) -> list[tuple[str, str]]:
     found = [
         ("runs", f"{len(view.runs)}"),
         ("evaluations", f"{evaluations:,}"),
-        ("compute axis", f"{one_unit(view.axis)}s"),
+        ("compute axis", axis_name(view.axis)),
         ("intervals", percent(view.level)),
     ]
     if view.budget is not None:

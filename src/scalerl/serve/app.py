@@ -38,6 +38,7 @@ _FILES = {
     "/page.js": (_HERE / "page.js", "text/javascript"),
     "/page.css": (_HERE / "page.css", "text/css"),
     "/look.css": (_HERE.parent / "report" / "look.html", "text/css"),
+    "/tables.css": (_HERE.parent / "report" / "tables-look.html", "text/css"),
     "/chart.css": (WEB / "chart.css", "text/css"),
     "/chart.js": (WEB / "chart.js", "text/javascript"),
     "/plotly-basic.min.js": (WEB / "plotly-basic.min.js", "text/javascript"),

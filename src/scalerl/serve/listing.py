@@ -26,7 +26,7 @@ class Entry:
     shown: str
     """The path from the folder listed on."""
     format: str
-    """`run` of a run folder, else the name of a format of `scalerl.ingest`."""
+    """`run` of a run folder, else the name of a format of `scalerl.ingest`; empty of a folder not read."""
     refused: str = ""
     """Why it is not read; empty where it is."""
 
@@ -34,17 +34,18 @@ class Entry:
 def scan(root: Path) -> dict[str, Entry]:
     """The entries of the real folder `root` by their ids, in the order of their paths.
 
-    Links to folders are not followed; a run with a file that is a link out of `root` is refused.
+    Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder that
+    cannot be looked into is an entry that says so: there may be runs in it.
     """
-    entries = (_entry(root, folder, format) for folder, format in _found(root))
+    entries = (_entry(root, *found) for found in _found(root))
     return {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.shown)}
 
 
-def _entry(root: Path, folder: Path, format: str) -> Entry:
+def _entry(root: Path, folder: Path, format: str, unread: str) -> Entry:
     shown = folder.relative_to(root).as_posix()
     name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
     link = next((link for link in _links(folder) if not link.resolve().is_relative_to(root)), None)
-    refused = f"{link.name} is a link that leads out of the folder" if link else ""
+    refused = f"{link.name} is a link that leads out of the folder" if link else unread
     return Entry(name, folder, os.fsencode(shown).decode(errors="replace"), format, refused)
 
 
@@ -65,8 +66,8 @@ def _links(folder: Path, below: int = 2) -> Iterator[Path]:
             yield from _links(Path(one.path), below - 1)
 
 
-def _found(root: Path) -> Iterator[tuple[Path, str]]:
-    """Folders with runs, and of what format; nothing is looked for below one."""
+def _found(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """Folders with runs, of what format, or why one cannot be read; nothing is looked for below a run."""
     waiting, count = [(root, 0)], 0
     while waiting and count < _MOST_FOLDERS:
         folder, depth = waiting.pop()
@@ -74,12 +75,14 @@ def _found(root: Path) -> Iterator[tuple[Path, str]]:
         try:
             with os.scandir(folder) as listed:
                 found = list(listed)
-        except OSError:  # it may not be entered, or is gone
+        except OSError as error:
+            if folder == root or not isinstance(error, FileNotFoundError):  # another one may be gone again
+                yield folder, "", f"the folder cannot be read: {error.strerror or error}"
             continue
         names = {one.name for one in found}
         below = [one.name for one in found if one.is_dir(follow_symlinks=False)]
         if format := _format(folder, names, below):
-            yield folder, format
+            yield folder, format, ""
         elif depth < _DEEPEST:
             waiting += [(folder / name, depth + 1) for name in below if not name.startswith(".")]
 

@@ -33,6 +33,8 @@
   const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const spread = ([low, high]) => `[${rate(low)}, ${rate(high)}]`;
 
+  const many = (count, name) => `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
+
   function duration(seconds) {
     if (seconds < 120) return `${Math.max(seconds, 0).toFixed(0)} s`;
     if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
@@ -66,7 +68,7 @@
     return [
       cell("step", whole(run.last_step)),
       cell("pass rate", rate(run.pass_rate)),
-      cell("forecast", forecast(run), "wide"),
+      forecast(run),
       cell("ceiling A", ceiling(run), "wide"),
       state(run),
       cell("last line", age(run)),
@@ -77,10 +79,15 @@
     return run.updated ? `${duration(Date.now() / 1000 - run.updated)} ago` : "–";
   }
 
+  /* Of one evaluation at the budget; where nobody says when a run ends, at twice the compute so far. */
   function forecast(run) {
-    if (run.forecast) return `${rate(run.forecast.mean)} ${spread(run.forecast.prediction)}`;
-    if (run.waits) return "…";
-    return run.evaluations < 5 ? `too early: ${run.evaluations} evaluations` : "none";
+    const made = node("td", { "data-label": "forecast", class: "wide" });
+    if (run.forecast) {
+      made.append(`${rate(run.forecast.mean)} ${spread(run.forecast.prediction)}`,
+        node("small", {}, `at ${run.end_shown}, ${run.end_known ? "the budget" : "twice its compute so far"}`));
+    } else if (run.waits) made.append("…");
+    else made.append(run.evaluations < 5 ? `too early: ${many(run.evaluations, "evaluation")}` : "none");
+    return made;
   }
 
   function ceiling(run) {
@@ -140,7 +147,9 @@
     at("folder").textContent = found.folder;
     document.title = `${found.folder} · scalerl`;
     const running = [...rows.values()].filter(({ run }) => known(run.evaluations) && !run.ended).length;
-    const count = `${whole(rows.size)} run${rows.size === 1 ? "" : "s"}, ${whole(running)} not ended`;
+    const unread = [...rows.values()].filter(({ run }) => !known(run.evaluations)).length;
+    const count = `${many(rows.size - unread, "run")}, ${whole(running)} not ended` +
+      (unread ? `, ${whole(unread)} not read` : "");
     at("state").textContent = found.looking ? `${count}; looking for more` : count;
     at("empty").hidden = rows.size > 0 || found.looking;
     at("empty").textContent = `No runs in ${found.folder} yet: they are shown as soon as there are any.`;
@@ -222,12 +231,26 @@
   }
 
   function axes(data) {
-    const names = Object.fromEntries(data.axes.map((one) => [one.key, one.key.replace("_", "-")]));
-    at("axis").replaceChildren(...data.common.map((key) => node("option", { value: key }, names[key] || key)));
+    at("axis").replaceChildren(...data.common.map(({ key, name }) => node("option", { value: key }, name)));
     at("axis").value = data.axis;
   }
 
   // The comparison
+
+  /* As the page of `scalerl report` has it (report/tables.html). */
+  function table({ columns, rows: lines }) {
+    const kind = (place) => (columns[place].prose ? "prose" : "number");
+    const cell = ({ text, beside }, place) => {
+      const made = node("td", { class: kind(place) }, text);
+      if (place) made.setAttribute("data-label", columns[place].header);
+      if (beside) made.append(" ", node("span", { class: "beside" }, beside));
+      return made;
+    };
+    const heads = columns.map(({ header }, place) => node("th", { scope: "col", class: kind(place) }, header));
+    const shown = lines.map(({ mark, cells: found }) => node("tr", { class: mark }, ...found.map(cell)));
+    return node("div", { class: "scroll" }, node("table", { class: "sheet cards figures comparison" },
+      node("thead", {}, node("tr", {}, ...heads)), node("tbody", {}, ...shown)));
+  }
 
   async function compare() {
     const ids = [...chosen].join();
@@ -235,9 +258,7 @@
     at("pairs").replaceChildren();
     try {
       const found = await ask(`api/compare?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
-      const tables = found.pairs.map(({ rows: lines }) => node("table", {}, node("tbody", {},
-        ...lines.map(([label, text]) => node("tr", {}, node("th", { scope: "row" }, label), node("td", {}, text))))));
-      at("pairs").replaceChildren(...tables);
+      at("pairs").replaceChildren(table(found.table), node("p", { class: "note" }, found.table.note));
       at("compared").textContent = `As of ${new Date().toLocaleTimeString()}. ${found.priors}`;
     } catch (error) {
       at("compared").textContent = `${error.message}.`;

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,11 @@ _PATIENCE = 10
 """A read is followed by at least this many times its length without one of the same source."""
 MOST = 40
 """Runs that are laid over one another."""
+_OPTION = re.compile(r"(?<![\w-])--[a-z]")
+_TYPED = (
+    "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder that "
+    "is listed here; fit and compare take them too"
+)
 
 
 class UnknownRunError(InputError):
@@ -135,6 +141,7 @@ class Store:
             InputError: they are too many, or have no such axis in common.
         """
         from scalerl.curve.recipes import distinct
+        from scalerl.report.numbers import axis_name
         from scalerl.report.overlay import OverlayRun, overlay
 
         runs, axis, made = self._chosen(ids, axis)
@@ -146,7 +153,8 @@ class Store:
                 for name, one in ((name, each.standing) for name, each in zip(names, made, strict=True))
             ]
             data = overlay(shown, budget=_common_budget(made), target=self._asked.target)
-            return data | {"common": self._common(runs), "ids": [run.id for run in runs]}
+            common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
+            return data | {"common": common, "ids": [run.id for run in runs]}
 
         return self._answers.once(_key("overlay", axis, names, made), answer)
 
@@ -159,6 +167,9 @@ class Store:
         """
         from scalerl.curve import compare
         from scalerl.curve.recipes import by_recipe
+        from scalerl.report.overlay import OverlayRun
+        from scalerl.report.runs import RunsView
+        from scalerl.report.runs_tables import comparison_table
 
         runs, axis, made = self._chosen(ids, axis)
         for run, one in zip(runs, made, strict=True):
@@ -174,15 +185,17 @@ class Store:
             if len(groups) < 2:
                 raise InputError("these runs are of one recipe: there is nothing to compare it with")
             fits = {name: [one.fit for one in group if one.fit] for name, group in groups.items()}
-            target = self._asked.target
+            target, budget = self._asked.target, _common_budget(made)
             result = compare(
                 fits,
-                budget=_common_budget(made),
+                budget=budget,
                 target=target if target is not None and 0 < target < 1 else None,
                 level=self._asked.level,
             )
-            pairs = [{"rows": result.rows(pair)} for pair in result.pairs]
-            return {"axis": axis, "pairs": pairs, "priors": result.priors(), "result": result.to_json()}
+            shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
+            table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
+            told = {"table": asdict(table), "priors": result.priors(), "result": result.to_json()}
+            return {"axis": axis} | told
 
         return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
 
@@ -277,6 +290,8 @@ class Store:
         why = self._plain(found["no_forecast"])
         updated = standing.last_line if math.isfinite(standing.last_line) else None
         told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
+        # Compute in words, and whether anybody said that the run ends there.
+        told |= {"end_shown": standing.unit.show(standing.end), "end_known": math.isfinite(standing.budget)}
         return kept | found | told | {"updated": updated, "as_of": now}
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
@@ -300,8 +315,9 @@ class Store:
         return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
 
     def _plain(self, text: str) -> str:
-        """Without the folder that is served: a page may be read elsewhere."""
-        return text.replace(f"{self.root}/", "")
+        """Without the folder that is served, as a page may be read elsewhere; and what an option in it is."""
+        text = text.replace(f"{self.root}/", "")
+        return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
 
 
 def _broken(entry: Entry, error: str) -> dict[str, Any]:

@@ -314,7 +314,7 @@ var scalerlChart = (() => {
         const of = data.axes.find((axis) => axis.key === data.axis);
         found.push(`Curves are fitted on ${of.label} and drawn here along each run’s own clock, as far as that is known.`);
         const without = data.runs.filter((run) => !has(run)).length;
-        if (without) found.push(`${without} of ${data.runs.length} runs did not log this axis, and are not drawn.`);
+        if (without) found.push(`Not drawn, as this axis was not logged: ${without} of ${data.runs.length} runs.`);
       }
       if (state.log) found.push("Evaluations before any training have no place on a logarithmic axis.");
       if (data.thinned) {
