@@ -29,14 +29,14 @@ def test_the_ledger_is_told_in_words_and_its_sums_are_checked():
     assert rows["the sums"] == "balance at every step"
     assert "left out: verification failed" not in rows
     lost = dict(ledger_rows([step(1), step(2, in_flight=5)]))
-    assert lost["the sums"] == "DO NOT BALANCE at 1 steps"
+    assert lost["the sums"] == "DO NOT BALANCE at 1 step"
     assert not balances(step(1, trained=9)["ledger"])
     assert ledger_rows([{"step": 1}]) == ledger_rows([]) == []
 
 
 def test_what_was_run_again_is_told():
     rows = dict(ledger_rows([step(1)], [{"lost": {"steps": 3}}, {"lost": {"steps": 4}}]))
-    assert rows["resumed"] == "2 times; 7 steps were run again"
+    assert rows["resumed"] == "2 times, running 7 steps again"
 
 
 def test_each_role_has_its_busy_and_idle_time_and_its_speed():

@@ -73,6 +73,7 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
     if fit is None:
         fit, no_fit = _fitted(run, axis_for(run, None, frozen), level)
     steps = run.steps()
+    skipped = sum(bool(row.get("skipped")) for row in steps)
     groups = strata(run.eval_prompts())
     part = part_that_holds(fit) if fit is not None else None
     fits = _fits(frozen, fit, part)
@@ -99,9 +100,7 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
         "ledger": ledger_rows(steps, run.lost()),
         "roles": roles_svg(steps),
         "role_rows": role_rows(steps),
-        "skipped": many(skipped, "step")
-        if (skipped := sum(bool(row.get("skipped")) for row in steps))
-        else "",
+        "skipped": many(skipped, "step") if skipped else "",
         "n_steps": many(len(steps), "trainer step"),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,
         "strata_label": str(run.config.get("strata") or "stratum"),

@@ -34,8 +34,8 @@ class Entry:
 def scan(root: Path) -> dict[str, Entry]:
     """The entries of the real folder `root` by their ids, in the order of their paths.
 
-    Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder that
-    cannot be looked into is an entry that says so: there may be runs in it.
+    Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
+    that cannot be looked into is an entry that says so: there may be runs in it.
     """
     entries = (_entry(root, *found) for found in _found(root))
     return {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.shown)}

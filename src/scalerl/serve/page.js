@@ -241,7 +241,8 @@
   function table({ columns, rows: lines }) {
     const kind = (place) => (columns[place].prose ? "prose" : "number");
     const cell = ({ text, beside }, place) => {
-      const made = node("td", { class: kind(place) }, text);
+      const long = columns[place].prose && beside.length > 40;
+      const made = node("td", { class: kind(place) + (long ? " wide" : "") }, text);
       if (place) made.setAttribute("data-label", columns[place].header);
       if (beside) made.append(" ", node("span", { class: "beside" }, beside));
       return made;

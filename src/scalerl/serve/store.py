@@ -35,8 +35,8 @@ MOST = 40
 """Runs that are laid over one another."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
 _TYPED = (
-    "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder that "
-    "is listed here; fit and compare take them too"
+    "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
+    "that is listed here; fit and compare take them too"
 )
 
 
