@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOOKS = ((INK, "o"), (FORECAST, "s"), (LATER, "^"), (CEILING, "D"), (PURPLE, "v"), (SKY, "P"))
 """Colour and marker, the base's first: told apart with every common colour deficiency, and in grey."""
 RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK, "v"), (SKY, "P"))
-"""The same for runs, none of which is a base: as the chart of a page has them (scalerl/web/chart.js)."""
+"""The same for runs, none of which is a base: as the chart of a page has them (scalerl/web/marks.js)."""
 DASHES = ("-", "--", ":", "-.")
 LONGEST = 26
 """Letters of a name in a figure."""

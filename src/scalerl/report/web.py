@@ -13,7 +13,7 @@ from scalerl.errors import printable
 from scalerl.jsonl import plain
 
 WEB = Path(__file__).parent.parent / "web"
-CHART = ("plotly-basic.min.js", "chart.js")
+CHART = ("plotly-basic.min.js", "marks.js", "chart.js")
 """The scripts of a chart, in the order in which a page needs them; `chart.css` is their look."""
 
 

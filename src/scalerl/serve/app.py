@@ -40,6 +40,7 @@ _FILES = {
     "/look.css": (_HERE.parent / "report" / "look.html", "text/css"),
     "/tables.css": (_HERE.parent / "report" / "tables-look.html", "text/css"),
     "/chart.css": (WEB / "chart.css", "text/css"),
+    "/marks.js": (WEB / "marks.js", "text/javascript"),
     "/chart.js": (WEB / "chart.js", "text/javascript"),
     "/plotly-basic.min.js": (WEB / "plotly-basic.min.js", "text/javascript"),
 }
