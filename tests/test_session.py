@@ -195,6 +195,18 @@ def test_the_plot_shows_what_the_fit_says(fitted):
     assert ax.get_xlabel() == "training compute (GPU-hours)"
 
 
+def test_what_is_no_number_is_refused_by_name(fitted):
+    """Not by what numpy or Python would say of it."""
+    asked = "a compute to forecast at is a number, found 'x'"
+    for ask in (lambda: fitted.plot(at="x"), lambda: fitted.plot(at=[1, "x"]), lambda: fitted.forecast("x")):
+        with pytest.raises(scalerl.InputError, match=asked):
+            ask()
+    with pytest.raises(scalerl.InputError, match="the target is a number, found 'high'"):
+        fitted.verdict("high", 16_000)
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number, found 'abc'"):
+        scalerl.load_run("log.csv", devices="abc")
+
+
 def test_a_second_fit_on_the_same_axes_leaves_the_first_in_sight(places):
     _, ax = plt.subplots()
     long = scalerl.fit(scalerl.load_run("runs/mine"))

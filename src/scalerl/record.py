@@ -28,7 +28,7 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
-from scalerl.errors import InputError, brief, printable
+from scalerl.errors import InputError, brief, number_of, printable
 from scalerl.frames import data_frame
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
@@ -319,7 +319,7 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
     """
     if price is None:
         raise InputError("the axis 'dollars' needs a price per GPU-hour")
-    if not (math.isfinite(price) and price > 0):
+    if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
         raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
     with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
         return gpu_hours_N * price

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, number_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scalerl.record import RunRecord
 
 STANDARD_INPUT = "-"
+_DEVICES = "the number of devices"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Source:
     model: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.devices is not None and not 0 < self.devices < math.inf:
-            raise InputError(f"the number of devices is a number above 0, found {self.devices}")
+        if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
+            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
 
 
 def load_run(

@@ -27,7 +27,7 @@ from scalerl.curve.fit import check_options
 from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Chance, Fit, Forecast, check_target
-from scalerl.errors import CannotAnswerError, InputError, ScalerlError
+from scalerl.errors import CannotAnswerError, InputError, ScalerlError, number_of
 from scalerl.ingest import trainer_state
 from scalerl.ingest.flops import model_cost
 from scalerl.ingest.imported import Asked, Imported
@@ -260,7 +260,7 @@ def _check(
     if end is None and axis != "steps":
         raise InputError(f"on the axis '{axis}' the end of a training is not known: say it, end=...")
     for name, value in (("the end", end), ("the number of devices", devices)):
-        if value is not None and not (math.isfinite(value) and value > 0):
+        if value is not None and not (math.isfinite(number_of(value, name)) and value > 0):
             raise InputError(f"{name} is a number above 0, found {value:g}")
     if stop_at not in (None, "no-go"):
         raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")

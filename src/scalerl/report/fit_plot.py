@@ -32,7 +32,7 @@ _SIZE = (6.4, 4.0)
 
 def plot_fit(fit: Fit, ax: Axes | None = None, at: float | Sequence[float] = ()) -> Axes:
     """`Fit.plot`: see there."""
-    asked = [fit.forecast(float(compute)) for compute in np.atleast_1d(np.asarray(at, dtype=float))]
+    asked = [fit.forecast(compute) for compute in np.atleast_1d(np.asarray(at, dtype=object)).ravel()]
     with style():
         if ax is None:
             import matplotlib.pyplot as plt
