@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+import example_files
+from scalerl import InputError, load_run
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.record import RunRecord
@@ -119,6 +121,34 @@ def test_what_is_asked_for_and_not_there_is_one_line(tmp_path, capsys, arguments
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+COMMANDS = (["fit"], ["fit", "--paper"], ["backtest"], ["report", "-o", "p.html"], ["watch", "--once"])
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, ["compare", "runs/a-seed0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (["--devices", "8"], "--devices"),
+        (["--run", "a"], "--run"),
+        (["--trainer", "verl", "--model", "m"], "--trainer, --model"),
+    ],
+)
+def test_options_for_logs_are_refused_where_there_is_none(
+    tmp_path, monkeypatch, capsys, words, given, option
+):
+    """They would be passed over in silence, and the user would think that they had been heard."""
+    monkeypatch.chdir(example_files.write(tmp_path))
+    for path in ("runs/mine", "log.csv"):
+        if words[0] == "compare" and path == "log.csv":
+            continue
+        assert main([words[0], path, *words[1:], *given]) == 2
+        err = capsys.readouterr().err
+        which = f"{path} is not" if words[0] != "compare" else "none of runs/mine, runs/a-seed0 is"
+        assert err == f"scalerl: {option}: only for the log of another trainer, which {which}\n"
+    with pytest.raises(InputError, match="devices=: only for the log of another trainer"):
+        load_run("runs/mine", devices=8)
 
 
 @pytest.mark.parametrize(

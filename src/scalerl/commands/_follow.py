@@ -68,6 +68,7 @@ class Follower:
         from scalerl.report.standing import stand
 
         data = read_data(self.path, *self._how)
+        self._how[1].check_used([self.path], data.foreign)
         if not len(data.points):
             raise InputError(f"{self.path}: the run has no evaluation yet")
         run = stand(data.points, data.record, self._asked)

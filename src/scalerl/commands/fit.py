@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, read_siblings
+from scalerl.commands._data import add_data_arguments, asked_of, check_options, read_siblings
 from scalerl.commands._parser import examples
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> None:
     data = read_data(args.run_or_file, args.x, asked_of(args), args.price)
     points = data.points
     if args.paper:
+        check_options(args, [data])
         _paper(args, points)
         return
     from scalerl.curve import fit
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     }
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
-    siblings = read_siblings(args.prior_from or (), data, asked_of(args), args.price, **start)
+    siblings = read_siblings(args.prior_from or (), data, args, **start)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:

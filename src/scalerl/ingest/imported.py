@@ -304,9 +304,7 @@ def _taken_counters(made: Counters, vocabulary: Vocabulary) -> list[tuple[str, s
     }
     rows = [(what, counter.how) for what, counter in named.items() if counter is not None]
     # A log of ours has both of them added up.
-    twice = (
-        "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
-    )
+    twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
     return [(what, how + twice if what == "tokens" else how) for what, how in rows]
 
 
