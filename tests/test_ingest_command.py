@@ -123,6 +123,27 @@ def test_what_is_asked_for_and_not_there_is_one_line(tmp_path, capsys, arguments
     assert not (tmp_path / "run").exists()
 
 
+def test_a_folder_with_logs_of_two_formats_says_which_is_read(tmp_path, capsys):
+    """As the output folder of a trainer that has its tracker's files in it."""
+    rows = [{"step": n, "eval_reward": 0.2 + 0.02 * n} for n in range(1, 9)]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    write(tmp_path / "out" / "metrics.jsonl", [{"step": n, "eval/accuracy": 0.1} for n in range(4)])
+    said = "holds logs of several formats; trainer-state is read, and not jsonl (--format jsonl)"
+    words = ["ingest", str(tmp_path / "out"), "-o"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "(8 evaluations)" in out
+    assert said in RunRecord.read(tmp_path / "one").config["assumed"][0]
+    assert main(["fit", str(tmp_path / "out"), "--x", "steps"]) == 0
+    assert said in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "two"), "--format", "jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert "several formats" not in err
+    assert "(4 evaluations)" in out
+
+
 COMMANDS = (["fit"], ["fit", "--paper"], ["backtest"], ["report", "-o", "p.html"], ["watch", "--once"])
 
 

@@ -228,6 +228,16 @@ class RunRecord:
         logged = self.logged_axes()
         return named if named in logged else logged[0]
 
+    @property
+    def health_is_watched(self) -> bool:
+        """Whether its trainer looks for alarms: ours does, by the thresholds of a recipe.
+
+        Of other runs, those that were read from logs above all, nobody knows whether there was one.
+        """
+        recipe = self.config.get("recipe")
+        has_thresholds = isinstance(recipe, Mapping) and isinstance(recipe.get("health"), Mapping)
+        return has_thresholds or bool(self.alarms)
+
     def logged_axes(self) -> tuple[str, ...]:
         """The compute axes whose counters every evaluation has, but for `dollars`, which needs a price."""
         return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
@@ -296,6 +306,11 @@ class RunRecord:
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
+
+
+def unit_of(axis: str) -> str:
+    """The unit of an axis, as it stands after an amount; that of a column is its name."""
+    return {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}.get(axis, axis)
 
 
 def name_of_path(path: str | Path) -> str:

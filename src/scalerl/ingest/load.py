@@ -95,7 +95,8 @@ def read_runs(path: str | Path, source: Source, format: Format | None = None) ->
 
     model = model_cost(source.model) if source.model is not None else None
     asked = Asked(source.pass_rate, source.devices, model)
-    return read_source(path, asked, format=format or source.format, trainer=source.trainer, run=source.run)
+    how = {"trainer": source.trainer, "run": source.run, "guessed": source.format is None}
+    return read_source(path, asked, format=format or source.format, **how)
 
 
 @dataclass(frozen=True)
