@@ -224,7 +224,10 @@ class _Lines:
         from scalerl.report.watch_view import line
 
         if self._args.json:
-            text = dumps({"run": self._args.run_or_file, **run.to_json(time.time())})
+            row = {"run": self._args.run_or_file, **run.to_json(time.time())}
+            if not run.health_is_watched:
+                row["alarms"] = None
+            text = dumps(row)
         else:
             text = f"{run.name}  {line(run, time.time() if is_first else math.nan)}"
         print(text, flush=True)

@@ -226,7 +226,7 @@ class Standing:
             "no_forecast": self.why_no_fit,
             "ceiling": self._ceiling(),
             "target": self._target(),
-            "alarms": [self._alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
+            "alarms": [self._alarm(alarm) for alarm in self.alarms],
             "truncated": self.health("truncated"),
             "entropy": self.health("entropy"),
             "mean_length": self.health("mean_length"),
