@@ -29,7 +29,7 @@ import numpy as np
 from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
 from scalerl.errors import InputError, brief, number_of, printable
-from scalerl.frames import data_frame
+from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
 SCHEMA = 1
@@ -41,6 +41,8 @@ UNTRAINED = ("checkpoint", "health", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
+_UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
+"""Of these, what stands for one that is not known."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
     return float(np.mean(correct_P * (n_samples - correct_P)) / (n_samples * (n_samples - 1)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """A run folder, read. `warnings` says what was passed over (an unfinished last line after a crash)."""
 
@@ -284,7 +286,7 @@ class RunRecord:
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 
     def to_frame(self) -> Any:
-        """The evaluations as a `pandas.DataFrame`, a row each; NaN where something was not logged.
+        """The evaluations as a `pandas.DataFrame`, a row each; NaN or NA where something was not logged.
 
         Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
         are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
@@ -298,8 +300,25 @@ class RunRecord:
             for axis in ("gpu_hours", "flops", "tokens", "samples")
         }
         names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
-        columns = {name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)}
+        columns: dict[str, Any] = {
+            name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)
+        }
+        for name, unknown in _UNKNOWN.items():
+            columns[name] = whole_numbers([None if n == unknown else n for n in columns[name]])
         return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
+
+    def __repr__(self) -> str:
+        """One line: all of a record are thousands of numbers."""
+        counted = f"{len(self.evals)} evaluation{'s' * (len(self.evals) != 1)}"
+        parts = [f"RunRecord {brief(self.name)}", counted]
+        if self.evals:
+            first, last = self.evals[0], self.evals[-1]
+            parts.append(
+                f"steps {first.step} to {last.step}, pass rate {first.pass_rate:.3f} to {last.pass_rate:.3f}"
+            )
+            ends = ((axis, float(self.training_compute(axis).max())) for axis in self.logged_axes())
+            parts.append(", ".join(f"{axis} to {end:.4g}" for axis, end in ends if axis != "steps"))
+        return f"<{'; '.join(filter(None, [*parts, str(self.path)]))}>"
 
     def _repr_html_(self) -> str:
         return view("run_html", self)

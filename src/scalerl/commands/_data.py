@@ -36,8 +36,8 @@ def add_data_arguments(command: argparse.ArgumentParser) -> None:
 def add_source_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of all commands that read the log of another trainer: what it does not say itself."""
     source = command.add_argument_group("the log of another trainer")
-    source.add_argument("--format", metavar="NAME", help="its format (recognised)")
-    source.add_argument("--trainer", metavar="NAME", help="whose names its metrics have (recognised)")
+    source.add_argument("--format", metavar="FORMAT", help="its format (recognised)")
+    source.add_argument("--trainer", metavar="TRAINER", help="whose names its metrics have (recognised)")
     source.add_argument("--run", dest="run_name", metavar="NAME", help="of several runs in it this one")
     source.add_argument(
         "--devices", type=positive, metavar="N", help="devices it ran on, where it does not say so"

@@ -37,7 +37,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "runs",
         metavar="RUN|FILE",
         nargs="*",
-        help="run folders (runs of one recipe are its seeds), or CSV or JSONL files (a recipe each)",
+        help="run folders (runs of one recipe are its seeds), or CSV, JSONL or logs of other trainers (a "
+        "recipe each)",
     )
     compare.add_argument(
         "--group",

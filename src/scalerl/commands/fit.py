@@ -30,7 +30,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     fit.add_argument(
-        "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or - for standard input"
+        "run_or_file",
+        metavar="RUN|FILE",
+        help="a run folder, a CSV or JSONL, the log of another trainer, or - for standard input",
     )
     add_data_arguments(fit)
     fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")

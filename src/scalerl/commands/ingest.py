@@ -12,7 +12,6 @@ from scalerl.commands._parser import examples
 from scalerl.commands._text import print_rows, print_warnings
 from scalerl.files import folder_name
 from scalerl.ingest.load import read_runs
-from scalerl.report.numbers import as_mapping
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
@@ -76,7 +75,7 @@ def _axes(record: RunRecord) -> str:
     logged, own = record.logged_axes(), record.default_axis
     if len(logged) == 1:
         return own
-    why = " of its budget" if as_mapping(record.config.get("budget")).get("kind") == own else ""
+    why = " of its budget" if record.config.get("budget", {}).get("kind") == own else ""
     return f"{', '.join(logged)}; a fit takes {own}{why}, --x another"
 
 

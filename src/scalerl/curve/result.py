@@ -67,6 +67,8 @@ class Forecast:
     interval: Interval
     prediction: Interval
     rerun: Interval
+    axis: str = "compute"
+    """Of `compute`."""
 
     def __str__(self) -> str:
         parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
@@ -191,6 +193,7 @@ class Fit:
             (float(low), float(high)),
             prediction,
             (float(rerun[0]), float(rerun[1])),
+            self.axis,
         )
 
     def evaluation(self, compute: float) -> tuple[float, Interval]:

@@ -106,7 +106,8 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
     warnings += made.warnings
-    taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made, vocabulary)]
+    counted = f"{len(series)} evaluation{'s' * (len(series) != 1)}"
+    taken = [("pass rate", f"{name} ({counted})"), *_taken_counters(made, vocabulary)]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
