@@ -285,9 +285,11 @@ def _log(
 ) -> None:
     """A row of its own, as `Trainer.log` makes one.
 
-    A callback is called after the trackers', when it is too late to add to their row; and it is given neither
-    the trainer nor the handler of the callbacks, which is the one that is calling. TRL's `log` would also
-    print completions again.
+    A callback is called after the trackers', when it is too late to add to their row, and `on_init_end` and
+    all other events give it neither the trainer nor the handler of the callbacks, which is the one that is
+    calling. `control.should_log`, set at an evaluation, is taken back when the next step begins; and a row
+    kept for the next `on_log` would come a logging interval late, and never after the last evaluation. TRL's
+    `log` would also print completions again.
     """
     if state.epoch is not None:
         row["epoch"] = state.epoch
