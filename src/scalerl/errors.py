@@ -97,6 +97,11 @@ def brief(value: Any) -> str:
     return _BRIEF.repr(value)
 
 
+def counted(n: int, noun: str) -> str:
+    """A number of things in words: `1 row`, `2 rows`."""
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
 def first_line(error: BaseException) -> str:
     """What an error of somebody else says, on one line; its type where it says nothing."""
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -28,7 +28,7 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
-from scalerl.errors import InputError, brief, number_of, printable
+from scalerl.errors import InputError, brief, counted, number_of, printable
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
@@ -309,8 +309,7 @@ class RunRecord:
 
     def __repr__(self) -> str:
         """One line: all of a record are thousands of numbers."""
-        counted = f"{len(self.evals)} evaluation{'s' * (len(self.evals) != 1)}"
-        parts = [f"RunRecord {brief(self.name)}", counted]
+        parts = [f"RunRecord {brief(self.name)}", counted(len(self.evals), "evaluation")]
         if self.evals:
             first, last = self.evals[0], self.evals[-1]
             parts.append(

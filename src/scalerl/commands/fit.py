@@ -10,7 +10,7 @@ from scalerl.commands._data import add_data_arguments, asked_of, check_options, 
 from scalerl.commands._parser import examples
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
-from scalerl.ingest.load import read_data
+from scalerl.ingest.load import Data, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -82,9 +82,19 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.report.fit_rows import fit_rows, worth_rows
 
     asked = args.at, args.target, args.budget
-    print_rows([*fit_rows(result, *asked), *(worth_rows(result, args.worth) if args.worth else ())])
+    points_row, *rows = fit_rows(result, *asked)
+    worth = worth_rows(result, args.worth) if args.worth else []
+    print_rows([points_row, *_axis(args, data), *rows, *worth])
     for value in more.values():
         print(f"\n{value}")
+
+
+def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
+    """Of a log that does not say its budget: which axis was taken in its place, and which others go."""
+    if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
+        return []
+    others = " or ".join(axis for axis in data.axes if axis != data.points.axis)
+    return [("axis", f"{data.points.axis}, as no budget is logged; --x {others}")] if others else []
 
 
 def _paper(args: argparse.Namespace, points: Points) -> None:

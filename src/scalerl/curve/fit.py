@@ -20,7 +20,7 @@ from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate, check_level
 from scalerl.curve.sample import Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
-from scalerl.errors import CannotAnswerError, InputError, number_of
+from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record import RunRecord
 
 MIN_TO_FIT = 5
@@ -204,7 +204,8 @@ def _check_enough(points: Points) -> None:
     n = len(np.unique(points.compute_N))
     if n < MIN_TO_FIT:
         raise CannotAnswerError(
-            f"{points.source}: {n} evaluations at distinct compute are too few to fit a curve: "
+            f"{points.source}: {counted(n, 'evaluation')} at distinct compute {'is' if n == 1 else 'are'} "
+            f"too few to fit a curve: "
             f"at least {MIN_TO_FIT} are needed"
         )
 

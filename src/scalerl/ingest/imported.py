@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, printable
+from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.log import Log, Series, finite, listed, presentable
@@ -106,8 +106,10 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
     warnings += made.warnings
-    counted = f"{len(series)} evaluation{'s' * (len(series) != 1)}"
-    taken = [("pass rate", f"{name} ({counted})"), *_taken_counters(made, vocabulary)]
+    taken = [
+        ("pass rate", f"{name} ({counted(len(series), 'evaluation')})"),
+        *_taken_counters(made, vocabulary),
+    ]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
