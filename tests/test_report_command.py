@@ -186,7 +186,9 @@ def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):
     assert main(["report", str(runs / "a0"), str(steps), *words]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "tokens"
     assert main(["report", str(runs / "log.csv"), str(steps), *words]) == 2
-    assert "no compute axis in common" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "all runs need one compute axis" in err
+    assert f"none is common: '{runs / 'log.csv'}' has gpu_hours; '{steps}' has tokens" in err
 
 
 @pytest.mark.parametrize("option", ["--budget", "--min-compute"])

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scalerl.errors import InputError
 
@@ -77,7 +77,7 @@ def folder_name(name: str, empty: str = "_") -> str:
     return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def signature(path: Path) -> object:
+def signature(path: Path) -> tuple[Any, ...] | None:
     """Something that is another once what is at `path` has changed; None where nothing is, or may be seen.
 
     Of a run folder the files that are read count, of another folder all that is below it.
@@ -97,6 +97,13 @@ def signature(path: Path) -> object:
         for name in sorted(names)
         if not name.endswith("-shm")  # SQLite's, which whoever reads writes to
     )
+
+
+def written(path: Path) -> float:
+    """Unix seconds at which anything that `signature` looks at was written to last; NaN where nothing is."""
+    found = signature(path)
+    states = [entry[1] if entry and isinstance(entry[0], str) else entry for entry in found or ()]
+    return max((state[-1] / 1e9 for state in states if state), default=math.nan)
 
 
 class Changing:

@@ -145,11 +145,11 @@ def test_the_line_and_the_callback():
     assert result.identified
     forecast = result.forecast(20_000)
     assert lines[-1] == (
-        f"forecast of the end (20,000 gpu_hours): {forecast.mean:.3f} "
+        f"forecast of the end (20,000 GPU-hours): {forecast.mean:.3f} "
         f"[{forecast.prediction[0]:.3f}, {forecast.prediction[1]:.3f}]; "
         f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
     )
-    assert forecaster.line(1.5e12).startswith("forecast of the end (1.5e+12 gpu_hours)")
+    assert forecaster.line(1.5e12).startswith("forecast of the end (1.5e+12 GPU-hours)")
     with pytest.raises(InputError):
         evaluated(13_000, 61.0)
     assert len(forecaster) == 17

@@ -1,6 +1,7 @@
 """A foreign log as a run: what is the pass rate, what was assumed, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,27 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     assert found.warnings == ()
     assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
     assert next(found.steps()) == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
+
+
+@pytest.mark.parametrize("amount", [16, "16"])
+def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
+    """As those of our own runs do, of which MLflow keeps all as text."""
+    said = log([*steps(8), (0, {"val/a/acc": 0.1}), (8, {"val/a/acc": 0.4})])
+    for config, axis in (
+        ({"budget.kind": "steps", "budget.amount": amount}, "steps"),
+        ({"budget.kind": "steps", "budget.amount": "much"}, "gpu_hours"),
+        ({"budget.kind": "dogs", "budget.amount": amount}, "gpu_hours"),
+    ):
+        found = as_run(replace(said, config=config), WORDS, Asked()).record
+        assert found.default_axis == axis
+        assert found.config.get("budget") == ({"kind": "steps", "amount": 16.0} if axis == "steps" else None)
+
+
+def test_tokens_count_as_sampled_and_as_trained_and_that_is_said():
+    words = replace(WORDS, tokens=("tokens",))
+    found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, Asked())
+    assert found.record.compute("tokens").tolist() == [800]
+    assert dict(found.taken)["tokens"].startswith("tokens, added up; on the axis each counts twice")
 
 
 def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():

@@ -66,14 +66,14 @@ def test_dialects_and_any_column(tmp_path, text):
 def test_rows_without_an_evaluation_are_passed_over_with_a_warning(tmp_path):
     points = read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,\n3,.6\n"))
     np.testing.assert_allclose(points.compute_N, [1, 3])
-    assert "1 rows have no 'pass_rate'" in points.warnings[0]
+    assert "1 row left out, without a 'pass_rate'" in points.warnings[0]
 
 
 def test_rows_that_are_there_twice_are_kept_with_a_warning(tmp_path):
     points = read_table(write(tmp_path, "gpu_hours,pass_rate\n1,.5\n2,.6\n2,.6\n2,.61\n3,.6\n"))
     np.testing.assert_allclose(points.compute_N, [1, 2, 2, 2, 3])
-    assert [w.split("log.csv: ")[1][:60] for w in points.warnings] == [
-        "1 evaluations have the compute and the pass rate of another;"
+    assert [w.split("log.csv: ")[1][:58] for w in points.warnings] == [
+        "1 evaluation has the compute and the pass rate of another;"
     ]
 
 

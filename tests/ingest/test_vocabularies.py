@@ -205,7 +205,7 @@ ROLES_OF = {
         "step_seconds": "throughput/sec_per_step",
         "tokens": "throughput/tokens_per_step",
         "tokens_so_far": "stats/tokens",
-        "samples_so_far": "stats/samples",
+        "samples_so_far": "stats/samples actor/trainer_model_version",
     },
     "skyrl": {
         "held_out": "eval/all/avg_score eval/aime24/avg_score eval/all/mean_positive_reward",

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, printable
+from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.vocabulary import Vocabulary, is_like
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
     **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},
@@ -105,7 +106,10 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
     warnings += made.warnings
-    taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made)]
+    taken = [
+        ("pass rate", f"{name} ({counted(len(series), 'evaluation')})"),
+        *_taken_counters(made, vocabulary),
+    ]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
@@ -123,8 +127,19 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         "assumed": list(warnings),
         "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
     }
+    if budget := _budget(log.config):
+        config["budget"] = budget
     record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
     return Imported(record, tuple(columns), tuple(taken), tuple(warnings))
+
+
+def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The budget of a run of ours, as its tracker kept it (MLflow all as text); empty of other trainers'."""
+    kind, amount = config.get("budget.kind"), config.get("budget.amount")
+    with suppress(TypeError, ValueError):
+        if kind in AXES and 0 < float(str(amount)) < math.inf:
+            return {"kind": kind, "amount": float(str(amount))}
+    return {}
 
 
 def _pass_rate_metric(
@@ -283,14 +298,17 @@ def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, 
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 
 
-def _taken_counters(made: Counters) -> list[tuple[str, str]]:
+def _taken_counters(made: Counters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     named = {
         "GPU-hours": made.device_seconds,
         "FLOPs": made.flops,
         "tokens": made.tokens,
         "samples": made.samples,
     }
-    return [(what, counter.how) for what, counter in named.items() if counter is not None]
+    rows = [(what, counter.how) for what, counter in named.items() if counter is not None]
+    # A log of ours has both of them added up.
+    twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
+    return [(what, how + twice if what == "tokens" else how) for what, how in rows]
 
 
 def _is_plain(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import printable
+from scalerl.errors import counted, printable
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
@@ -123,7 +123,7 @@ class LogBuilder:
         if self._replaced:
             notes.append(
                 f"the run was restarted from an earlier step: of steps that come twice the later ones count "
-                f"({self._replaced} values were replaced)"
+                f"({counted(self._replaced, 'value')} replaced)"
             )
         return Log(
             self._source, self._format, self._name, metrics, tuple(self._names), self.config, tuple(notes)
@@ -154,7 +154,7 @@ def presentable(log: Log) -> Log:
             metrics[printable(name)] = series
     notes = log.notes
     if left_out:
-        notes += (f"{left_out} values were left out, as their step is no whole number of 0 or more",)
+        notes += (f"{counted(left_out, 'value')} left out: a step is a whole number of 0 or more",)
     return replace(
         log,
         name=printable(log.name),

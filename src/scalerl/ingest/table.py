@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
-from scalerl.errors import InputError, brief
+from scalerl.errors import InputError, brief, counted
 from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
 from scalerl.record import AXES, RunRecord, in_dollars
 
@@ -133,7 +133,7 @@ def parse_table(
     rows = table.filled(y)
     noise_sd_N, samples_N, warnings = _noise(table, rows)
     if len(rows) < len(table.lines):
-        left_out = f"{source}: {len(table.lines) - len(rows)} rows have no '{y}' and were left out"
+        left_out = f"{source}: {counted(len(table.lines) - len(rows), 'row')} left out, without a '{y}'"
         warnings = (left_out, *warnings)
     points = Points(
         _compute(table, x, price, rows),

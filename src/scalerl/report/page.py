@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.files import write_atomically
 from scalerl.record import RunRecord
-from scalerl.report.alarms import WHO_CHECKS, alarm_notices, alarm_rows, checked, health_text
+from scalerl.report.alarms import WHO_CHECKS, alarm_notices, alarm_rows, health_text
 from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
 from scalerl.report.curve_view import axis_for, ceiling_why
@@ -94,7 +94,7 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
         "parameter_rows": parameter_rows(run, fits, axis_for(run, fit, frozen)),
         "health": health_svg(steps, run.alarms, as_mapping(run.config.get("recipe")).get("health")),
         "alarms": alarm_rows(run.alarms),
-        "no_alarms": f"{health_text(run)}." if checked(run) else f"{health_text(run)}; {WHO_CHECKS}.",
+        "no_alarms": health_text(run) + ("." if run.health_is_watched else f"; {WHO_CHECKS}."),
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
         "ledger": ledger_rows(steps, run.lost()),
