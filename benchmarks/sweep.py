@@ -33,9 +33,10 @@ import optuna
 
 from scalerl.curve import Curve, Points
 from scalerl.curve.fit import fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import CannotAnswerError
 from scalerl.integrations.optuna import ForecastPruner
-from scalerl.integrations.rule import MIN_EVALUATIONS, UNKNOWN, Reach, Rule, Sweep, Values
+from scalerl.integrations.rule import UNKNOWN, Reach, Rule, Sweep, Values
 from simulation import PHIS, SDS, TRUTHS, drift, noise
 
 TRIALS, END = 20, 4800

@@ -48,9 +48,14 @@ def test_runs_on_two_axes_are_refused_with_the_one_that_would_do(tmp_path, capsy
     sides = [str(tmp_path / "runs" / "mine"), str(tmp_path / "verl.jsonl")]
     assert main(["compare", *sides]) == 2
     err = capsys.readouterr().err
-    assert f"'{sides[0]}' is on steps, '{sides[1]}' is on gpu_hours; all have gpu_hours, steps" in err
+    assert f"'{sides[0]}' is on steps, '{sides[1]}' is on gpu_hours; all have steps" in err
     (axis,) = re.findall(r"choose --x (\w+)", err)
     assert main(["compare", *sides, "--x", axis]) == 0
+    capsys.readouterr()
+    assert main(["compare", *sides, "--x", "gpu_hours"]) == 2  # hours of one device, beside those of all
+    err = capsys.readouterr().err
+    assert f"'{sides[1]}' does not say on how many devices it ran" in err
+    assert main(["compare", *sides, "--x", "gpu_hours", "--devices", "8"]) == 0
     assert main(["compare", *sides, "--x", axis, "--devices", "1"]) == 0  # one of them is a log
     alone = write_run(tmp_path / "alone", 0)
     assert main(["compare", alone, str(tmp_path / "log.csv")]) == 2

@@ -233,7 +233,7 @@ def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     with watching(run.path) as process:
         assert process.stderr.readline() == f"waiting: {run.path}: the run has no evaluation yet\n"
         run.grow()
-        assert "too early: 1 of 5 evaluations" in process.stdout.readline()
+        assert "too early: 1 of 6 evaluations" in process.stdout.readline()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_table_is_followed_too(tmp_path, capsys):
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
     out = once(capsys, log, "--budget", "1200", "--target", ".4").out
     assert out.startswith("log.csv  evaluation 20  ")
-    assert "go, probability 1.00" in out
+    assert "GO, probability 1.00" in out
 
 
 def test_where_nobody_looks_for_alarms_that_there_are_none_is_not_said(tmp_path, capsys):

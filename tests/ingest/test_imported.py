@@ -164,3 +164,12 @@ def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
     found = as_run(builder.build(), words, Asked())
     assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
     assert found.warnings[0].startswith(f"'scores' is in units of unit: divided by {earned:g}")
+
+
+def test_evaluations_without_a_number_are_counted():
+    builder = LogBuilder("there", "jsonl", "a run", lambda name: name == "val/a/acc")
+    for step, rate in enumerate([0.1, math.nan, 0.3, math.inf, 0.4]):
+        builder.add(step, math.nan, {"val/a/acc": rate, "loss": math.nan})
+    found = as_run(builder.build(), WORDS, Asked())
+    assert [point.pass_rate for point in found.record.evals] == [0.1, 0.3, 0.4]
+    assert "2 evaluations of 'val/a/acc' without a number left out" in found.warnings

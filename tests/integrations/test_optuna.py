@@ -8,9 +8,10 @@ import pytest
 from optuna.trial import TrialState
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, Weibull, fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import InputError
 from scalerl.integrations import ForecastPruner
-from scalerl.integrations.rule import MIN_EVALUATIONS, Rule
+from scalerl.integrations.rule import Rule
 
 BUDGET, TRIALS = 600, 16
 STEPS = np.arange(0, BUDGET + 1, 20)

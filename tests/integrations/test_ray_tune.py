@@ -77,7 +77,7 @@ def function(checkpoints=True, fails=None, after=""):
             pass_rate = 0.3 + (config["ceiling"] - 0.3) / (1 + (25 / compute) ** 2) + noise
             row = {"pass_rate": pass_rate, "compute": compute}
             if config["ceiling"] == fails and step == 29:
-                for _ in range(1200):  # a minute
+                for _ in range(4800):  # four minutes
                     if Path(after).exists():
                         break
                     time.sleep(0.05)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import InputError
-from scalerl.integrations.rule import GROWTH, MIN_EVALUATIONS, UNKNOWN, Rule, Sweep
+from scalerl.integrations.rule import GROWTH, UNKNOWN, Rule, Sweep
 
 BUDGET = 400
 STEPS = np.arange(0, BUDGET + 1, 10)

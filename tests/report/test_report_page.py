@@ -198,11 +198,16 @@ def test_a_figure_that_is_zero_at_every_step_is_said_and_not_drawn(make_run):
     assert "holds no steps.jsonl" not in text
 
 
-@pytest.mark.parametrize("n_evals", [1, 2, 4])
+@pytest.mark.parametrize("n_evals", [1, 2, 5])
 def test_too_few_evaluations_for_a_fit(make_run, n_evals):
     text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
     assert "No forecast was frozen during this run." in text
-    assert f"No curve is fitted: {n_evals} evaluations at distinct compute are too few" in text
+    few = (
+        "1 evaluation at distinct compute is"
+        if n_evals == 1
+        else f"{n_evals} evaluations at distinct compute are"
+    )
+    assert f"No curve is fitted: {few} too few" in text
     assert "holds no steps.jsonl" in text
 
 

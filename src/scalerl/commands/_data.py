@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._text import compute, level, positive, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.load import Data, Source, read_data
+from scalerl.ingest.load import Data, Source, check_devices, mixed_devices, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -58,13 +58,15 @@ def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
 
 
 def check_one_axis(found: Sequence[Data]) -> None:
-    """Raise an InputError that names the axes there are, unless all are read on the same one."""
+    """Raise an InputError that names what there is, unless all are read on one axis, in one unit."""
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
+    runs = [(data.path, data.record) for data in found]
     if first is None or other is None:
-        return
+        return check_devices(runs, first and first.points.axis)
     one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))
     common = [axis for axis in first.axes if all(axis in data.axes for data in found)]
+    common = [axis for axis in common if not mixed_devices(runs, axis)]
     has = "; ".join(f"'{data.path}' has {', '.join(data.axes)}" for data in (first, other))
     hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
     raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")

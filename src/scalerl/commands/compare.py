@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.commands._data import add_data_arguments, asked_of, check_one_axis, check_options
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_rows, print_warnings, share
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.ingest.load import Data, read_data
 
 if TYPE_CHECKING:
@@ -90,8 +90,11 @@ class _Beside:
         prompts = [("same prompts", str(self.prompts))] if self.prompts else []
         answer = str(self.paper).partition("\n")[0]
         # The last warning is of the rule itself; those of the two fits are in the JSON.
-        doubt = "" if isinstance(self.paper, str) else f" ({self.paper.warnings[-1]})"
-        return [*prompts, ("the paper's rule would say", f"{answer}{doubt}")]
+        if isinstance(self.paper, str):
+            return [*prompts, ("the paper's rule would say", answer)]
+        *of_fits, of_rule = self.paper.warnings
+        more = f"; its fits have {counted(len(of_fits), 'warning')}: fit --paper" if of_fits else ""
+        return [*prompts, ("the paper's rule would say", f"{answer} ({of_rule}{more})")]
 
     def to_json(self) -> dict[str, Any]:
         """None where there is no answer."""

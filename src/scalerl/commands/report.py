@@ -161,6 +161,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
     found = [data for path in paths for data in read_all(path, args.x, asked_of(args), args.price)]
     check_options(args, found)
     found = _on_one_axis(found, args)
+    check_one_axis(found)
     names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
     options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
     runs = []
@@ -208,7 +209,6 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
                 else replace(data, points=Points.from_record(data.record, axis, args.price))
                 for data in found
             ]
-    check_one_axis(found)
     return found
 
 

@@ -23,7 +23,7 @@ from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record import RunRecord
 
-MIN_TO_FIT = 5
+MIN_TO_FIT = 6
 """Evaluations at distinct compute that a fit needs."""
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""

@@ -101,6 +101,20 @@ class Chance:
     why: str
     """One sentence: why the verdict for this run is what it is."""
 
+    @property
+    def answer(self) -> str:
+        """The verdict in capitals, with the probability where there is one to act on."""
+        return _answer(self.verdict, self.probability)
+
+    @property
+    def answer_rerun(self) -> str:
+        """The same for a rerun."""
+        return _answer(self.verdict_rerun, self.probability_rerun)
+
+
+def _answer(verdict: Verdict, probability: float) -> str:
+    return verdict.upper() + ("" if verdict == "too early" else f", probability {probability:.2f}")
+
 
 @dataclass(frozen=True)
 class Fit:

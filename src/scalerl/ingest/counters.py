@@ -18,6 +18,7 @@ from scalerl.ingest.vocabulary import Vocabulary
 
 MOST = 1e100
 """Of anything that is counted; what is beyond it is no count."""
+DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """Between two rows a run stood still if that took so many times the usual pace, and so many seconds more."""
 
@@ -156,7 +157,7 @@ def _on_devices(
     if not number:
         number, why = _devices(log, vocabulary)
     if not number:
-        warnings.append("the number of devices is not logged: compute is that of one (--devices N)")
+        warnings.append(DEVICES_NOT_LOGGED)
         return seconds
     text = f"{seconds.how}, x {number:g} devices ({why})"
     return Counter(seconds.step_N, seconds.total_N * number, text)

@@ -100,6 +100,8 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
+    if n := log.not_finite.get(name):
+        warnings.append(f"{counted(n, 'evaluation')} of '{name}' without a number left out")
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
     rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)
     if how:

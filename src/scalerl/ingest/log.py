@@ -54,6 +54,8 @@ class Log:
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
     """What had to be passed over or mended, in sentences."""
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """How often a metric was logged as NaN or infinite; that is passed over."""
 
     def time_series(self) -> Series:
         """Every step that has a time, of any metric: the value is the earliest."""
@@ -76,6 +78,7 @@ class LogBuilder:
         self._names: dict[str, bool] = {}
         self._columns: dict[str, tuple[array[float], array[float], array[float]]] = {}
         self._replaced = 0
+        self._not_finite: dict[str, int] = {}
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
 
@@ -90,7 +93,11 @@ class LogBuilder:
             if is_kept is False:  # that it has numbers is known
                 continue
             number = finite(value)
-            if number != number or not (is_kept or self._is_wanted(name)):
+            if number != number:
+                if isinstance(value, float) and len(self._not_finite) < MOST_NAMES:
+                    self._not_finite[name] = self._not_finite.get(name, 0) + 1
+                continue
+            if not (is_kept or self._is_wanted(name)):
                 continue
             steps, times, numbers = self._columns.get(name) or self._columns.setdefault(name, _empty())
             while steps and steps[-1] >= step:
@@ -125,8 +132,9 @@ class LogBuilder:
                 f"the run was restarted from an earlier step: of steps that come twice the later ones count "
                 f"({counted(self._replaced, 'value')} replaced)"
             )
+        names, not_finite = tuple(self._names), self._not_finite
         return Log(
-            self._source, self._format, self._name, metrics, tuple(self._names), self.config, tuple(notes)
+            self._source, self._format, self._name, metrics, names, self.config, tuple(notes), not_finite
         )
 
     def _is_wanted(self, name: str) -> bool:

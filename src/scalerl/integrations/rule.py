@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.fit import fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Fit, check_level
 from scalerl.errors import CannotAnswerError, InputError, number_of
 
-MIN_EVALUATIONS = 8
-"""With fewer the test for misfits says nothing."""
 GROWTH = 1.25
 """A trial is fitted again when its compute has grown by this factor: less tells little that is new."""
 

@@ -219,7 +219,7 @@ class ForecastCallback(TrainerCallback):
         self._warn(fit.warnings)
         chance = None if self._target is None else fit.chance(self._target, end)
         if chance is not None:
-            line += f"; {self._target:g}: {chance.verdict.upper()}, probability {chance.probability:.2f}"
+            line += f"; {self._target:g}: {chance.answer}"
         _say(state.global_step, line)
         self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
         if self._hopeless and chance is not None:

@@ -70,7 +70,8 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
     if not result.identified and not result.misfit:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
-        place = f"{tell:.4g} {unit}, expected" if tell else "more than 8 times the compute so far"
+        expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
+        place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
         rows.append(("would be told at", place))
     return rows
 
@@ -86,7 +87,6 @@ def _answers(
         rows.append((f"at {amount:g} {unit}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
         asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
-        rows.append((asked, f"{chance.verdict.upper()}, probability {chance.probability:.2f}"))
-        again = f"{chance.verdict_rerun.upper()}, probability {chance.probability_rerun:.2f}"
-        rows += [(f"{asked}, rerun", again), ("because", chance.why)]
+        again = f"{asked}, rerun"
+        rows += [(asked, chance.answer), (again, chance.answer_rerun), ("because", chance.why)]
     return rows

@@ -78,8 +78,7 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     rows = [("pass rate", measured if count else "no evaluation yet"), *_forecast_rows(run)]
     if run.chance is not None:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
-        chance = f"probability {run.chance.probability:.2f} of {asked}"
-        rows.append(("verdict", f"{run.chance.verdict.upper()}: {chance}"))
+        rows.append(("verdict", f"{asked}: {run.chance.answer}"))
     rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
     if speed := _speed(run):
         rows.append(("speed", speed))
@@ -170,7 +169,7 @@ def line(run: Standing, now: float = math.nan) -> str:
         parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
     parts.append(forecast_line(run.points, run.found, run.end, where))
     if run.chance is not None:
-        parts.append(f"{run.chance.verdict}, probability {run.chance.probability:.2f}")
+        parts.append(run.chance.answer)
     if still := [alarm for alarm in run.alarms if alarm.last is None]:
         parts.append(alarm_text(still))
     if math.isfinite(now) and math.isfinite(run.last_line):

@@ -167,11 +167,13 @@ class Store:
         """
         from scalerl.curve import compare
         from scalerl.curve.recipes import by_recipe
+        from scalerl.ingest.load import check_devices
         from scalerl.report.overlay import OverlayRun
         from scalerl.report.runs import RunsView
         from scalerl.report.runs_tables import comparison_table
 
         runs, axis, made = self._chosen(ids, axis)
+        check_devices([(one.standing.name, one.standing.record) for one in made], axis)
         for run, one in zip(runs, made, strict=True):
             if one.standing.fit is None:
                 raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
