@@ -35,6 +35,17 @@ class Section:
     rows: Rows
 
 
+def imported(run: RunRecord) -> bool:
+    """Whether the run was read from a log: it neither splits a step nor says that the run has ended."""
+    return bool(as_mapping(run.config.get("source")))
+
+
+def notes(run: RunRecord) -> list[str]:
+    """What was passed over while the run was read, and what was assumed of its log, each once."""
+    assumed = run.config.get("assumed")
+    return list(dict.fromkeys([*run.warnings, *(map(str, assumed) if isinstance(assumed, list) else ())]))
+
+
 def head(run: RunRecord, axis: str) -> Rows:
     """What was run, for the head of the page; compute on `axis`."""
     config, model = run.config, as_mapping(run.config.get("model"))
