@@ -73,11 +73,17 @@ def head(run: RunRecord, axis: str) -> Rows:
 def counted(run: RunRecord) -> Rows:
     """What counts as training compute."""
     last, flops = run.evals[-1], _flops_unit(run)
-    tokens = unit_for("tokens", last.tokens.generated)
+    tokens, seconds = unit_for("tokens", last.tokens.generated), last.device_seconds
+    split = [
+        ("generating", _known(duration(seconds.generate), flops.show(last.flops.generate))),
+        ("training", _known(duration(seconds.train), flops.show(last.flops.train))),
+        ("idle devices", duration(seconds.idle)),
+    ]
+    if imported(run):  # a log does not split a step: its parts in the record stand for their sum
+        whole = duration(seconds.generate + seconds.train + seconds.idle)
+        split = [("steps", _known(whole, flops.show(_flops(run)))), *((label, DASH) for label, _ in split)]
     return [
-        ("generating", _known(duration(last.device_seconds.generate), flops.show(last.flops.generate))),
-        ("training", _known(duration(last.device_seconds.train), flops.show(last.flops.train))),
-        ("idle devices", duration(last.device_seconds.idle)),
+        *split,
         ("tokens generated", tokens.show(last.tokens.generated).removesuffix(" tokens")),
         ("tokens trained", tokens.show(last.tokens.trained).removesuffix(" tokens")),
         ("completions consumed", plain(last.samples)),
