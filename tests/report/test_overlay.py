@@ -9,6 +9,7 @@ import pytest
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
+from scalerl.report.numbers import plain
 from scalerl.report.overlay import OverlayRun, overlay, thin
 from scalerl.report.runs import RunsView
 from scalerl.report.runs_figures import runs_figures
@@ -84,6 +85,12 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
         # No gap is wide on either axis.
         assert np.diff(beyond).max() <= (beyond[-1] - known) / 59
         assert np.diff(np.log(beyond)).max() <= np.log(times) / 40
+
+
+def test_the_slope_of_a_line_says_that_it_is_of_least_squares(shown):
+    texts = [text.get_text() for text in runs_figures(RunsView((shown,)))["linearised"].axes[0].texts]
+    assert f"a  B {plain(shown.fit.curve.B)} (least squares)" in texts
+    assert plain(shown.fit.curve.B) != plain(shown.fit.median.B)
 
 
 def test_a_frozen_forecast_stands_as_it_was_written(shown):

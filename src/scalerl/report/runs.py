@@ -92,7 +92,7 @@ def local(run: OverlayRun, message: str) -> str:
 
 def assumptions(view: RunsView) -> list[str]:
     """What the numbers rest on, in sentences."""
-    level, axis = percent(view.level), view.axis
+    level = percent(view.level)
     labels = ", ".join(family.label for family in FAMILIES)
     said = [
         f"{_compute(view)} All fits are on this axis; on "

@@ -174,8 +174,8 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
         f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
         "stand beside 'not distinguishable'. How many seeds of each would tell the difference observed is "
-        f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is given "
-        "one family of curves, so that its difference is not that of the table above."
+        f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is "
+        "given one family of curves, so that its difference is not that of the table above."
     )
 
 
