@@ -179,7 +179,7 @@ def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
     symbols = points_of(several, "base")["marker"]["symbol"]
     assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
     lines = several.evaluate(LINES)
-    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["median"]
+    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["line"]
     assert lines[0] + lines[1][1:] == frozen
 
 

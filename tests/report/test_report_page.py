@@ -201,13 +201,14 @@ def test_a_figure_that_is_zero_at_every_step_is_said_and_not_drawn(make_run):
 @pytest.mark.parametrize("n_evals", [1, 2, 5])
 def test_too_few_evaluations_for_a_fit(make_run, n_evals):
     text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
-    assert "No forecast was frozen during this run." in text
-    few = (
+    assert "No curve is fitted: " in text
+    assert "Forecast and outcome" not in text
+    count = (
         "1 evaluation at distinct compute is"
         if n_evals == 1
         else f"{n_evals} evaluations at distinct compute are"
     )
-    assert f"No curve is fitted: {few} too few" in text
+    assert f"No curve is fitted: {count} too few" in text
     assert "holds no steps.jsonl" in text
 
 
@@ -226,7 +227,7 @@ def test_without_config_or_steps(make_run):
     text = Page(write_report(run.path).read_text()).text
     assert "holds no recipe" in text
     assert "Pass rate by" not in text
-    assert "Fitted on all evaluations: ceiling A" in text
+    assert "Fitted on all evaluations, forecast at twice the compute so far" in text
 
 
 def test_a_run_that_is_not_there_yet(make_run):

@@ -9,7 +9,7 @@ import pytest
 from growing import TRUTH, Growing
 from scalerl.report.standing import Asked
 from scalerl.serve.store import Store
-from serve_client import serving, settled
+from serve_client import logs_of_trl, serving, settled
 
 TOKEN = "t" * 43
 API = ("/", "/page.js", "/chart.js", "/api/runs", "/api/overlay?runs=x", "/api/compare?runs=x", "/events")
@@ -150,6 +150,19 @@ def test_logs_of_other_trainers_are_told_by_their_names(runs):
         assert (row["format"], row["evaluations"], row["axis"]) == ("trainer-state", 19, "steps")
         data = client.get(f"/api/overlay?runs={row['id']}").json()
         assert data["runs"][0]["pass_rate"][-1] == pytest.approx(0.49)
+
+
+def test_a_log_that_does_not_say_it_is_neither_ended_nor_not(runs):
+    logs_of_trl(runs)
+    with serving(runs) as client:
+        rows = settled(client)
+        assert rows["trl-0"]["ended"] is None
+        assert rows["a/a-0"]["ended"] is False
+        assert rows["a/a-0"]["notes"] == []
+        (note,) = [note for note in rows["trl-0"]["notes"] if "percentages" in note]
+        found = client.get(f"/api/compare?runs={rows['trl-0']['id']},{rows['trl-1']['id']}").json()
+        assert [one["name"] for one in found["notes"]] == ["trl-0", "trl-1"]
+        assert note in found["notes"][0]["notes"]
 
 
 def test_event_files_of_tensorboard_are_followed(runs):

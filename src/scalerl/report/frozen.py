@@ -22,7 +22,10 @@ REACHED = 0.05
 
 @dataclass(frozen=True)
 class Band:
-    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,)."""
+    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,).
+
+    Several runs over one another have its mean instead, as their table does.
+    """
 
     compute_M: np.ndarray
     median_M: np.ndarray

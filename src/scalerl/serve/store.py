@@ -140,12 +140,11 @@ class Store:
             UnknownRunError: there is no run of this id.
             InputError: they are too many, or have no such axis in common.
         """
-        from scalerl.curve.recipes import distinct
         from scalerl.report.numbers import axis_name
         from scalerl.report.overlay import OverlayRun, overlay
 
         runs, axis, made = self._chosen(ids, axis)
-        names = distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
+        names = _names(runs)
 
         def answer() -> dict[str, Any]:
             shown = [
@@ -197,6 +196,11 @@ class Store:
             shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
             table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
             told = {"table": asdict(table), "priors": result.priors(), "result": result.to_json()}
+            told["notes"] = [
+                {"name": name, "notes": run.row["notes"]}
+                for name, run in zip(_names(runs), runs, strict=True)
+                if run.row["notes"]
+            ]
             return {"axis": axis} | told
 
         return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
@@ -286,6 +290,8 @@ class Store:
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
+        from scalerl.report.facts import imported, notes
+
         now = time.time()
         found = standing.to_json(now)
         kept = {key: about[key] for key in ("id", "path", "format")}
@@ -294,6 +300,9 @@ class Store:
         told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
         # Compute in words, and whether anybody said that the run ends there.
         told |= {"end_shown": standing.unit.show(standing.end), "end_known": math.isfinite(standing.budget)}
+        if standing.record is not None:
+            told["notes"] = [self._plain(note) for note in notes(standing.record)]
+            told |= {"ended": None} if imported(standing.record) else {}  # such a log does not say it
         return kept | found | told | {"updated": updated, "as_of": now}
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
@@ -326,6 +335,13 @@ def _broken(entry: Entry, error: str) -> dict[str, Any]:
     name = os.fsencode(entry.path.name).decode(errors="replace")
     about = {"id": entry.id, "path": entry.shown, "format": entry.format, "name": name}
     return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """No two alike."""
+    from scalerl.curve.recipes import distinct
+
+    return distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
 
 
 def _common_budget(made: Sequence[Fitted]) -> float | None:
