@@ -60,7 +60,7 @@ def fit(
 
     Raises:
         InputError: an argument or the data are not valid.
-        CannotAnswerError: fewer than five points, or a curve that does not rise.
+        CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
     """
     check_options(r0, min_compute, max_compute, level)
     points = _points_of(data, x, y, price)
