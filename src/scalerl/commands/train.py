@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive
-from scalerl.errors import InterruptedRunError
+from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
     from scalerl.record import RunRecord
@@ -28,6 +28,7 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
   scalerl train runs/mine --set seed=1                          # the recipe of a run, with another seed
   scalerl train runs/mine --resume                              # go on with a run that was cut
+  scalerl train mine.toml --cluster ray --generators 64 --trainers 16
 """),
     )
     train.add_argument(
@@ -51,6 +52,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="go on from the newest checkpoint of the run folder; start where there is none",
     )
+    cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same")
+    cluster.add_argument("--cluster", choices=["ray"], help="place the parts of the run on a Ray cluster")
+    cluster.add_argument("--generators", type=int, metavar="N", help="processes that decode")
+    cluster.add_argument("--trainers", type=int, metavar="M", help="processes that train; FSDP2 from two on")
     add_json_argument(train)
     train.set_defaults(run=run)
 
@@ -64,12 +69,25 @@ def run(args: argparse.Namespace) -> None:
     """Train the recipe, or go on with a run."""
     from scalerl.rl.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, args.set)
+    recipe = load_recipe(args.recipe, [*_cluster_overrides(args), *args.set])
     folder: Path | None = args.output
     if folder is None and args.resume and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
     run_training(recipe, folder, args.resume, args.until, args.json)
+
+
+def _cluster_overrides(args: argparse.Namespace) -> list[str]:
+    """What the options of a cluster set in the recipe."""
+    if args.cluster is None:
+        if args.generators or args.trainers:
+            raise InputError("--generators and --trainers are those of a cluster: add --cluster ray")
+        return []
+    given = {"generators": args.generators, "trainers": args.trainers}
+    overrides = [f"cluster.{name}={n}" for name, n in given.items() if n is not None]
+    if args.trainers and args.trainers > 1:
+        overrides.append("cluster.learner.kind=fsdp2")
+    return overrides or ["cluster.generators=1"]
 
 
 def run_training(

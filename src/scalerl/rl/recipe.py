@@ -27,6 +27,7 @@ from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.cluster.settings import Cluster
 from scalerl.rl.form import Form
 from scalerl.rl.health import Health
 from scalerl.rl.learner import AdamW
@@ -191,6 +192,8 @@ class Recipe:
     rows: int = 768
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
+    cluster: Cluster | None = None
+    """Where the parts of the run are on a cluster; without it they are where `placement` says."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     health: Health = field(default_factory=Health)
@@ -201,6 +204,13 @@ class Recipe:
             raise ValueError("temperature must be between 0.01 and 100")
         _at_least(1, rows=self.rows)
         _at_least(0, seed=self.seed)
+        if self.cluster is not None and self.placement != Inline():
+            raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+
+    @property
+    def where(self) -> Inline | Local | Cluster:
+        """Where the parts of the run are."""
+        return self.cluster or self.placement
 
     def without_prompts(self) -> Self:
         """The same, without the prompts that the task keeps once it has been asked for them.
@@ -298,7 +308,8 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
     """
     out = dict(values)
     for key, change in changes.items():
-        before = out.get(key, {})
+        before = out.get(key)
+        before = {} if before is None else before
         if not isinstance(change, Mapping):
             out[key] = change
         elif not isinstance(before, Mapping):

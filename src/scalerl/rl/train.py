@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, DivergedError, PausedError
+from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
 from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
-from scalerl.rl.evaluate import EvaluationProcess, Evaluator
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
+from scalerl.rl.parts import parts_of
 from scalerl.rl.pipeline import Pipeline, Step
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
@@ -43,7 +43,7 @@ from scalerl.rl.resume import (
     free_choices,
     is_finished,
 )
-from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
+from scalerl.rl.setup import check_prompts, load_verifier
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
@@ -54,6 +54,8 @@ Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
 
 _LOG = logging.getLogger("scalerl")
+MOST_REWINDS = 5
+"""Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
 _STATEFUL = (
     "learner",
     "generator",
@@ -118,16 +120,45 @@ def train(
     trackers = [*recipe.tracking.trackers(), *trackers]
     check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
-    with ExitStack() as closing:
-        run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+
+    def attempt(resume: bool, closing: ExitStack) -> _Run:
+        return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+
+    def go_on(run: _Run, closing: ExitStack) -> None:
+        run.follow(trackers, forecaster, closing)
         try:
-            run.follow(trackers, forecaster, closing)
             if run.train(forecaster, stop or threading.Event(), until):
                 run.save_final()
         except DivergedError as error:
             run.health.diverged(error.step)
             raise
+
+    with ExitStack() as around:
+        if recipe.cluster is not None:
+            from scalerl.rl.cluster.session import connected
+
+            around.enter_context(connected(recipe.cluster))
+        _try_until_done(attempt, go_on, resume)
     return RunRecord.read(folder)
+
+
+def _try_until_done(
+    attempt: Callable[[bool, ExitStack], _Run], go_on: Callable[[_Run, ExitStack], None], resume: bool
+) -> None:
+    """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
+    resume."""
+    rewinds, began = 0, -1
+    while True:
+        with ExitStack() as closing:
+            try:
+                run = attempt(resume, closing)
+                rewinds, began = (0 if run.began > began else rewinds), run.began
+                return go_on(run, closing)
+            except LearnerLostError as error:
+                rewinds, resume = rewinds + 1, True
+                if rewinds > MOST_REWINDS:
+                    raise
+                _LOG.warning("%s; the run goes on from its last checkpoint", error)
 
 
 class _Run:
@@ -146,7 +177,8 @@ class _Run:
     ) -> None:
         self.folder = folder
         self.recipe = recipe = check_prompts(recipe, model_folder)
-        self.tokenizer, self.learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
+        self.parts = parts = parts_of(recipe, model_folder, evaluate_aside, closing)
+        self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = load_verifier(recipe, self.tokenizer)
         closing.callback(self.verifier.close)
         task = recipe.task
@@ -156,10 +188,11 @@ class _Run:
         if saved:
             check_same_prompts(saved, task)
             self.learner.restore(saved["learner"])
+        self.began = self.learner.version
+        """The version that it goes on from."""
         version = saved["generator"]["version"] if saved else 0
         # It complains of what does not fit, and nothing has been written yet.
-        self.generator = place_generator(recipe, model_folder, self.learner, version)
-        closing.callback(self.generator.close)
+        self.generator = parts.generator(self.learner, version)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
             self.writer.change_recipe(free_choices(recipe))
@@ -168,15 +201,13 @@ class _Run:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
         closing.callback(self.writer.close)
 
-        self.counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
+        self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, model_folder)
-        closing.callback(evaluate.close)
         self.evaluations = Evaluations(
-            evaluate,
+            parts.evaluate(),
             self.writer,
             [prompt.id for prompt in task.prompts("heldout")],
             task.heldout_hash,
@@ -262,6 +293,8 @@ class _Run:
             self.counters.evaluate_seconds += time.perf_counter() - started
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
+        if self.parts.timeline is not None:
+            self.writer.timeline(self.parts.timeline.lines(step.index, step.trained_at, step.train_seconds))
         self.sender.step(row)
         self.health.step(row)
         for failure in self.verifier.new_failures():
@@ -340,7 +373,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
         "recipe": recipe.to_json(),
         "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
         "budget": asdict(recipe.budget),
-        "placement": recipe.placement.kind,
+        "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {
             "scalerl": __version__,
             "python": platform.python_version(),

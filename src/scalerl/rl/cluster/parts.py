@@ -1,0 +1,46 @@
+"""The parts of a run that are on a cluster, in place of those of `scalerl.rl.parts`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from scalerl.rl.cluster.evaluation import RayEvaluator
+from scalerl.rl.cluster.generator import RayGenerator
+from scalerl.rl.cluster.session import Session
+from scalerl.rl.cluster.timeline import Timeline
+from scalerl.rl.cluster.transport import ObjectStore
+from scalerl.rl.learner import Learner
+from scalerl.rl.setup import check_sampler, load_learner
+
+
+class RayParts:
+    """Parts as Ray actors; `closing` ends them, and gives their room back."""
+
+    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack) -> None:
+        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._session = Session(recipe.cluster)
+        self.timeline = Timeline()
+        closing.callback(self._session.close)
+
+    def learner(self) -> Learner:
+        """The learner, in the driver."""
+        return load_learner(self._recipe, self._model_folder)
+
+    def generator(self, learner: Learner, version: int) -> RayGenerator:
+        """Generators with the weights of `learner` as `version`."""
+        check_sampler(self._recipe, self._model_folder, learner.model)
+        cluster = self._recipe.cluster
+        transport = ObjectStore(cluster.transport.bucket_mib, cluster.patience.weights)
+        weights = learner.weights()
+        generator = RayGenerator(
+            self._recipe, self._model_folder, weights, self._session, transport, version, self.timeline
+        )
+        self._closing.callback(generator.close)
+        return generator
+
+    def evaluate(self) -> RayEvaluator:
+        """What evaluates."""
+        evaluator = RayEvaluator(self._recipe, self._model_folder, self._session, self.timeline.event)
+        self._closing.callback(evaluator.close)
+        return evaluator
