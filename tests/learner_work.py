@@ -1,0 +1,19 @@
+"""What ranks of a learner do in tests; functions of a module, as processes import them."""
+
+import torch
+
+from scalerl.rl.fsdp.learner import load_sharded_learner
+
+
+def log_probs(learner, batch):
+    """Of every token that was sampled, by the learner as it is."""
+    token_NT = torch.from_numpy(batch.token_NT)
+    with torch.no_grad():
+        return learner.log_probs(token_NT, torch.from_numpy(batch.sampled_NT[:, 1:]))[0]
+
+
+def train(rank, recipe, batches, settings=None):
+    """Stats and log-probabilities of every step, and the weights at the end."""
+    learner = load_sharded_learner(recipe, recipe.model, settings)
+    trace = [(learner.step(batch), log_probs(learner, batch) if len(batch) else None) for batch in batches]
+    return trace, learner.weights()
