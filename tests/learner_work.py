@@ -17,3 +17,30 @@ def train(rank, recipe, batches, settings=None):
     learner = load_sharded_learner(recipe, recipe.model, settings)
     trace = [(learner.step(batch), log_probs(learner, batch) if len(batch) else None) for batch in batches]
     return trace, learner.weights()
+
+
+def train_and_save(rank, recipe, batches, folder):
+    """Train, save, and train once more while the save is under way."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    for batch in batches[:-1]:
+        learner.step(batch)
+    saving = learner.save(folder)
+    last = learner.step(batches[-1])
+    saving.wait()
+    return last, log_probs(learner, batches[-1])
+
+
+def load_and_train(rank, recipe, batch, folder):
+    """Go on from what was saved."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.load(folder)
+    return learner.step(batch), log_probs(learner, batch), learner.version
+
+
+def save_hf(rank, recipe, batches, folder):
+    """Train, and save in Hugging Face format."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    for batch in batches:
+        learner.step(batch)
+    learner.save_pretrained(folder)
+    return learner.weights()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from scalerl.rl.batch import Batch
+from scalerl.rl.fsdp.checkpoint import Saving, State, load, save
+from scalerl.rl.fsdp.pretrained import save_pretrained
 from scalerl.rl.fsdp.rows import passes_of_rank
 from scalerl.rl.fsdp.score import ShardedScorer
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -67,6 +70,10 @@ class ShardedLearner(Learner):
         """The model and the base model are sharded over `mesh`; see `Learner` for the rest."""
         self._whole, self._mesh, self._sharding = whole, mesh, settings
         super().__init__(whole.model, loss, optimiser, temperature, fp32_logits, micro_batch, kl, base)
+        self._disk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+        for master in self._masters:  # as AdamW itself begins, so that a state is whole before the first step
+            zeros = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
+            self._optimiser.state[master] = {"step": torch.zeros((), device=self._device), **zeros}
 
     def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> ShardedScorer:
         device = next(model.parameters()).device
@@ -83,6 +90,42 @@ class ShardedLearner(Learner):
     def weights(self) -> Weights:
         """A copy of the current weights, all of them on every rank."""
         return {name: weight.float().cpu().numpy() for name, weight in self.weights_by_tensor()}
+
+    def save(self, folder: str | Path) -> Saving:
+        """Begin to save what training needs to go on; training may go on at once.
+
+        It is on the disk after `.wait()`, on rank 0 that of all ranks; without `.metadata` it is not whole.
+        """
+        return save(self._disk_state(), Path(folder), self._disk)
+
+    @torch.no_grad()
+    def load(self, folder: str | Path) -> None:
+        """Go on from what was saved by any number of ranks.
+
+        Raises:
+            InputError: it is not whole, or that of another model.
+        """
+        state = self._disk_state()
+        load(state, Path(folder), self._disk)
+        self.version = int(state["version"])
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Save the model in Hugging Face format, a file for each block, which is all that is held at once.
+
+        Raises:
+            WriteError: rank 0, which writes, cannot; on every rank.
+        """
+        save_pretrained(self._whole, Path(folder))
+
+    def _disk_state(self) -> State:
+        """Masters and moments of what is trained, as they are, by name."""
+        names = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        state = {"version": torch.tensor(self.version)}
+        for name, master in zip(names, self._masters, strict=True):
+            moments = self._optimiser.state[master]
+            state |= {f"{name}/{kind}": value for kind, value in moments.items()}
+            state[f"{name}/master"] = master.detach()
+        return state
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """The passes of this rank; empty ones where another has more."""

@@ -76,10 +76,17 @@ def groups_of(whole: nn.Module) -> list[FSDPModule]:
 
 
 def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of the plain model in turn, whole, tied ones once; collective.
+    """A copy of every parameter of the plain model in turn, whole, tied ones once; collective.
 
-    A group at a time is gathered, in the precision that the model computes in, and freed before the next.
+    In the precision that the model computes in. No more than a group's are gathered at a time.
     """
+    for tensors in gathered(whole):
+        for name, weight in tensors:
+            yield name, weight.detach().clone()  # its own storage is freed with its group
+
+
+def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """The parameters of one group after another, for as long as it is gathered; collective."""
     blocks = [module for module in groups_of(whole) if module is not whole]
     names = {id(module): f"{name}." for name, module in whole.model.named_modules()}
     prefixes = tuple(names[id(block)] for block in blocks)
@@ -89,8 +96,7 @@ def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
             module, without = whole.model, prefixes
         group.unshard()
         try:
-            for name, weight in merged_parameters(module, without):
-                yield prefix + name, weight.detach().clone()  # its own storage is freed below
+            yield ((prefix + name, weight) for name, weight in merged_parameters(module, without))
         finally:
             group.reshard()
 
