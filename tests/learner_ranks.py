@@ -26,7 +26,9 @@ class Ranks:
         self._context.set_forkserver_preload(["scalerl.rl.fsdp.learner", "transformers.models.llama"])
         self._count = 0
 
-    def __call__(self, n: int, work: Callable[..., Any], *args: Any, allow_failure: bool = False) -> list[Any]:
+    def __call__(
+        self, n: int, work: Callable[..., Any], *args: Any, allow_failure: bool = False
+    ) -> list[Any]:
         """What every rank returns; with `allow_failure` the text of its error where it ended with one."""
         self._count += 1
         place = self._folder / str(self._count)

@@ -13,10 +13,10 @@ def log_probs(learner, batch):
 
 
 def train(rank, recipe, batches, settings=None):
-    """Stats and log-probabilities of every step, and the weights at the end."""
+    """Stats and log-probabilities of every step, and the weights at the beginning."""
     learner = load_sharded_learner(recipe, recipe.model, settings)
-    trace = [(learner.step(batch), log_probs(learner, batch) if len(batch) else None) for batch in batches]
-    return trace, learner.weights()
+    weights = learner.weights()
+    return [(learner.step(batch), log_probs(learner, batch)) for batch in batches], weights
 
 
 def train_and_save(rank, recipe, batches, folder):

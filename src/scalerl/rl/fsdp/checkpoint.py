@@ -35,7 +35,9 @@ class Saving:
         try:
             self._future.result()
         except (CheckpointException, OSError, RuntimeError) as error:
-            raise WriteError(f"{self._folder}: the checkpoint could not be saved ({_cause(error)})") from error
+            raise WriteError(
+                f"{self._folder}: the checkpoint could not be saved ({_cause(error)})"
+            ) from error
 
 
 def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:

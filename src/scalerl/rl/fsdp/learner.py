@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from scalerl.errors import InputError
 from scalerl.rl.batch import Batch
 from scalerl.rl.fsdp.checkpoint import Saving, State, load, save
 from scalerl.rl.fsdp.pretrained import save_pretrained
@@ -35,6 +37,7 @@ from scalerl.rl.fsdp.rows import passes_of_rank
 from scalerl.rl.fsdp.score import ShardedScorer
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.sharding import Whole, blocks_of, shard, tensors_of
+from scalerl.rl.fsdp.tensor_parallel import check_plan
 from scalerl.rl.fsdp.together import on_all_ranks
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.loss import Kl, Loss
@@ -130,7 +133,8 @@ class ShardedLearner(Learner):
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """The passes of this rank; empty ones where another has more."""
         most = self._micro_batch, self._sharding.micro_tokens
-        return passes_of_rank(batch.length_N, self._mesh.get_local_rank(), self._mesh.size(), *most)
+        data = self._mesh["data"]
+        return passes_of_rank(batch.length_N, data.get_local_rank(), data.size(), *most)
 
     def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
         passes = self._micro_batches(batch)
@@ -141,13 +145,21 @@ class ShardedLearner(Learner):
             part, largest = self._accumulate(*((batch, rows) if len(rows) else _nothing(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
         sums, largest = sums.to(self._device), torch.tensor(ratio_max, device=self._device)
-        dist.all_reduce(sums, group=self._mesh.get_group())
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._mesh.get_group())
+        group = self._mesh["data"].get_group()
+        dist.all_reduce(sums, group=group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         return sums.cpu(), float(largest)
 
     def _clip(self) -> float:
-        norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        by_mesh: dict[Any, list[Tensor]] = {}  # what is shared by tensor has a mesh of its own
+        for master in self._masters:
+            if master.grad is not None:
+                by_mesh.setdefault(cast("DTensor", master).device_mesh, []).append(master)
+        norms = [nn.utils.get_total_norm([m.grad for m in masters]) for masters in by_mesh.values()]
+        norm = torch.stack([cast("DTensor", norm).full_tensor() for norm in norms]).norm()
+        for masters in by_mesh.values():
+            nn.utils.clip_grads_with_norm_(masters, self._settings.max_grad_norm, norm)
+        return float(norm)
 
 
 def _nothing(batch: Batch) -> tuple[Batch, np.ndarray]:
@@ -180,11 +192,11 @@ def load_sharded_learner(
     """
     settings = settings or Fsdp2()
     device = compute_device()
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+    mesh = _mesh(device, settings.tensor_parallel)
     precision = dtype_of(recipe.precision)
 
     def sharded(trained: bool) -> Whole:
-        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, trained))
+        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, settings, trained))
         return shard(model, mesh, device, precision)
 
     return ShardedLearner(
@@ -201,7 +213,18 @@ def load_sharded_learner(
     )
 
 
-def _model(recipe: Recipe, model_folder: str | Path, precision: torch.dtype, trained: bool) -> nn.Module:
+def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
+    n_ranks = dist.get_world_size()
+    if n_ranks % n_tensor:
+        raise InputError(
+            f"learner.tensor_parallel: {n_ranks} processes cannot be cut into rows of {n_tensor}"
+        )
+    return init_device_mesh(device.type, (n_ranks // n_tensor, n_tensor), mesh_dim_names=("data", "tensor"))
+
+
+def _model(
+    recipe: Recipe, model_folder: str | Path, precision: torch.dtype, settings: Fsdp2, trained: bool
+) -> nn.Module:
     """The model as it is on rank 0, and its shape on the others."""
     if dist.get_rank() == 0:
         model = load_model(model_folder, precision)
@@ -210,10 +233,14 @@ def _model(recipe: Recipe, model_folder: str | Path, precision: torch.dtype, tra
     else:
         model = empty_model(model_folder, precision)
         without_dropout(model)
+    if settings.tensor_parallel > 1:
+        check_plan(model, settings.tensor_parallel)
+        if recipe.lora.rank:
+            raise InputError("learner.tensor_parallel: adapters cannot be shared so: leave it 1")
+    blocks_of(model)  # complains where there are none
     if not trained:
         return model.requires_grad_(False)
     model = recipe.lora.apply(model, recipe.seed)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
-    blocks_of(model)  # complains where there are none
     return model

@@ -48,7 +48,9 @@ class _File:
 
         held, self._rest = dict([*tensors, *self._rest]), []  # buffers go into the first file
         held = {name: tensor.detach().cpu() for name, tensor in held.items()}
-        held = {name: tensor.contiguous() for name, tensor in revert_weight_conversion(self._model, held).items()}
+        held = {
+            name: tensor.contiguous() for name, tensor in revert_weight_conversion(self._model, held).items()
+        }
         with _told(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             save_file(held, self._folder / name, metadata={"format": "pt"})

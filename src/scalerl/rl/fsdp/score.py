@@ -25,7 +25,13 @@ class ShardedScorer(Scorer):
     """Scores tokens by a sharded model, `chunk` tokens' logits at a time."""
 
     def __init__(
-        self, whole: Whole, device: torch.device, temperature: float, fp32_logits: bool, chunk: int, packed: bool
+        self,
+        whole: Whole,
+        device: torch.device,
+        temperature: float,
+        fp32_logits: bool,
+        chunk: int,
+        packed: bool,
     ) -> None:
         self._whole, self._device = whole, device
         self._temperature, self._fp32_logits = temperature, fp32_logits

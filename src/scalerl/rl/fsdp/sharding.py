@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from scalerl.errors import InputError
+from scalerl.rl.fsdp.tensor_parallel import share_block
 from scalerl.rl.lora import merged_parameters
 
 T = TypeVar("T")
@@ -52,18 +54,22 @@ def blocks_of(model: Any) -> list[nn.Module]:
 def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: torch.dtype) -> Whole:
     """Shard `model` over `mesh`, masters in float32 and computation in `precision`; collective.
 
-    The values are those of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are
+    The dimension `tensor` of the mesh shares matrix products, the dimension `data` the rest. The values are those of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are
     summed over the processes, as the weights of the tokens are those of the whole batch.
     """
-    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     blocks = blocks_of(model)
     of_blocks = {id(module) for block in blocks for module in block.modules()}
     for block in blocks:
         _fill(list(block.modules()), device)
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        if mesh["tensor"].size() > 1:
+            share_block(model, block, mesh["tensor"])
+        fully_shard(block, mesh=mesh["data"], mp_policy=policy)
     _fill([module for module in model.modules() if id(module) not in of_blocks], device)
     whole = Whole(model)
-    fully_shard(whole, mesh=mesh, mp_policy=policy)
+    fully_shard(whole, mesh=mesh["data"], mp_policy=policy)
     for group in groups_of(whole):
         group.set_force_sum_reduction_for_comms(True)
         group.set_gradient_divide_factor(1.0)
@@ -96,7 +102,7 @@ def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
             module, without = whole.model, prefixes
         group.unshard()
         try:
-            yield ((prefix + name, weight) for name, weight in merged_parameters(module, without))
+            yield ((prefix + name, _full(weight)) for name, weight in merged_parameters(module, without))
         finally:
             group.reshard()
 
@@ -114,6 +120,11 @@ def _fill(modules: list[nn.Module], device: torch.device) -> None:
         for name, value in module._buffers.items():
             if value is not None:
                 module._buffers[name] = _from_first(value, device)
+
+
+def _full(weight: Tensor) -> Tensor:
+    """Also of a matrix that is shared by processes."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _from_first(value: Tensor, device: torch.device) -> Tensor:
