@@ -30,7 +30,6 @@ from torch import Tensor
 
 from scalerl.errors import WriteError
 from scalerl.files import sync
-from scalerl.rl.lora import plain_state
 
 FORMAT = 2
 _LOG = logging.getLogger("scalerl")
@@ -56,9 +55,9 @@ class Checkpointing:
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
-    def __init__(self, folder: Path, settings: Checkpointing, model: Any, tokenizer: Any) -> None:
+    def __init__(self, folder: Path, settings: Checkpointing, learner: Any, tokenizer: Any) -> None:
         self._folder, self._settings = folder, settings
-        self._model, self._tokenizer = model, tokenizer
+        self._learner, self._tokenizer = learner, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
         self._last = time.monotonic()
@@ -73,8 +72,9 @@ class Checkpoints:
         """Write a checkpoint, of copies: training may go on at once. A second one waits for the first."""
         self.wait()
         self._last = time.monotonic()
-        weights = copied_state(self._model)
-        self._under_way = self._thread.submit(self._write, step, state, weights)
+        folder = self._folder / f"step-{step:05d}"
+        write_model = self._learner.copies(folder, training=True)
+        self._under_way = self._thread.submit(self._write, folder, state, write_model)
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
@@ -98,12 +98,22 @@ class Checkpoints:
         self.wait()
         self._thread.shutdown()
 
-    def _write(self, step: int, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def save_final(self, folder: Path) -> None:
+        """The model as it is now, with its tokenizer."""
+        self.wait()
+        write_model = self._learner.copies(folder, training=False)
+        write_whole(folder, lambda aside: self._write_model(aside, write_model))
+
+    def _write_model(self, aside: Path, write_model: Callable[[Path], None]) -> None:
+        write_model(aside)
+        self._tokenizer.save_pretrained(aside)
+
+    def _write(self, folder: Path, state: Mapping[str, Any], write_model: Callable[[Path], None]) -> None:
         def training(aside: Path) -> None:
-            save_model(self._model, self._tokenizer, aside, weights)
+            self._write_model(aside, write_model)
             save_state(aside / "training", state)
 
-        write_whole(self._folder / f"step-{step:05d}", training)
+        write_whole(folder, training)
         for _, old in step_folders(self._folder)[self._settings.keep :]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -147,20 +157,6 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
-
-
-def save_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """A model of these weights in Hugging Face format, with its tokenizer."""
-    model.save_pretrained(folder, state_dict=dict(weights))
-    tokenizer.save_pretrained(folder)
-
-
-def copied_state(model: Any) -> dict[str, Tensor]:
-    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
-    state = plain_state(model) or model.state_dict()
-    distinct = {weight.data_ptr(): weight for weight in state.values()}
-    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
-    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:

@@ -6,8 +6,9 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from scalerl.errors import DivergedError
 from scalerl.rl.batch import Batch
-from scalerl.rl.lora import merged_parameters
+from scalerl.rl.lora import merged_parameters, plain_state
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights
 from scalerl.rl.score import Scorer
@@ -136,6 +137,20 @@ class Learner:
         """The same one by one, as they are: by the names of the plain model, tied ones once."""
         for name, weight in merged_parameters(self.model):
             yield name, weight.detach()
+
+    @property
+    def device(self) -> str:
+        """Where it computes."""
+        return str(self._device)
+
+    def copies(self, folder: Path, training: bool) -> Callable[[Path], None]:
+        """Copy the model as it is; what is returned writes the copy in Hugging Face format.
+
+        A learner that writes its own part of a checkpoint (`training`) begins with that, beside `folder`.
+        """
+        model: Any = self.model
+        weights = copied_state(model)
+        return lambda into: model.save_pretrained(into, state_dict=weights)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
@@ -296,3 +311,11 @@ def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
     own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
     positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
     return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
+
+
+def copied_state(model: Any) -> dict[str, Tensor]:
+    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
+    state = plain_state(model) or model.state_dict()
+    distinct = {weight.data_ptr(): weight for weight in state.values()}
+    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
+    return {name: copies[weight.data_ptr()] for name, weight in state.items()}

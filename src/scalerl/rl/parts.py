@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
 from scalerl.rl.learner import Learner
+from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.setup import load_learner, place_generator
 from scalerl.rl.types import Generator
@@ -18,11 +19,15 @@ class Parts(Protocol):
     timeline: Any
     """Who did what when, where that is recorded: see `scalerl.rl.cluster.timeline`."""
 
-    def learner(self) -> Learner:
-        """The learner, at version 0."""
+    def learner(self) -> Any:
+        """The learner, at version 0: a `Learner`, or what has its methods."""
         ...
 
-    def generator(self, learner: Learner, version: int) -> Generator:
+    def probe(self, learner: Any) -> Any:
+        """What compares the probabilities of trainer and generator: see `scalerl.rl.probe`."""
+        ...
+
+    def generator(self, learner: Any, version: int) -> Generator:
         """The generator, with the weights of `learner` as `version`."""
         ...
 
@@ -43,7 +48,11 @@ class PartsHere:
         """See `Parts`."""
         return load_learner(self._recipe, self._model_folder)
 
-    def generator(self, learner: Learner, version: int) -> Generator:
+    def probe(self, learner: Any) -> Probe:
+        """See `Parts`."""
+        return Probe(learner, self._recipe)
+
+    def generator(self, learner: Any, version: int) -> Generator:
         """See `Parts`."""
         generator = place_generator(self._recipe, self._model_folder, learner, version)
         self._closing.callback(generator.close)

@@ -35,7 +35,7 @@ def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
         if short:
             _LOG.warning("%s is shorter than at step %d: that checkpoint is passed over", short[0], step)
             continue
-        return state | {"step": step}
+        return state | {"step": step, "path": str(checkpoints / f"step-{step:05d}")}
     if step_folders(checkpoints):
         what = "none of its checkpoints can be used"
         raise InputError(f"{folder}: {what}; once {checkpoints} is removed it begins anew")

@@ -25,14 +25,13 @@ from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, P
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
+from scalerl.rl.checkpoint import Checkpoints
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.parts import parts_of
 from scalerl.rl.pipeline import Pipeline, Step
 from scalerl.rl.pool import PromptPool
-from scalerl.rl.probe import Probe
 from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import (
@@ -187,7 +186,7 @@ class _Run:
         saved = find_checkpoint(folder, recipe) if resume else None
         if saved:
             check_same_prompts(saved, task)
-            self.learner.restore(saved["learner"])
+            self.learner.restore(saved["learner"] | {"path": saved["path"]})
         self.began = self.learner.version
         """The version that it goes on from."""
         version = saved["generator"]["version"] if saved else 0
@@ -198,14 +197,14 @@ class _Run:
             self.writer.change_recipe(free_choices(recipe))
             drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
+            self.writer = RunWriter(folder, _config(recipe, self.learner, extra))
         closing.callback(self.writer.close)
 
         self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
-        self.probe = Probe(self.learner, recipe)
+        self.probe = parts.probe(self.learner)
         self.evaluations = Evaluations(
             parts.evaluate(),
             self.writer,
@@ -217,7 +216,7 @@ class _Run:
         )
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.judge)
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", recipe.checkpoint, self.learner.model, self.tokenizer
+            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer
         )
         closing.callback(self.checkpoints.close)
         if saved:
@@ -274,11 +273,7 @@ class _Run:
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
-        self.checkpoints.wait()
-        model, weights = self.learner.model, copied_state(self.learner.model)
-        write_whole(
-            final_folder(self.folder), lambda aside: save_model(model, self.tokenizer, aside, weights)
-        )
+        self.checkpoints.save_final(final_folder(self.folder))
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
@@ -364,14 +359,14 @@ class _Clock:
         self._since += time.perf_counter() - started
 
 
-def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _config(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "recipe": recipe.to_json(),
-        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
+        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in learner.model.parameters())},
         "budget": asdict(recipe.budget),
         "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {
@@ -382,7 +377,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
             "numpy": np.__version__,
         },
         "devices": {
-            "generate and train": str(next(model.parameters()).device),
+            "generate and train": learner.device,
             "machine": platform.machine(),
         },
         **extra,

@@ -24,7 +24,7 @@ class LostError(WorkerError):
     """An actor died, does not answer, or cannot go on; the text names actor, node and cause."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """An actor, and what it was told to be."""
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from scalerl.rl.cluster.evaluation import RayEvaluator
 from scalerl.rl.cluster.generator import RayGenerator
+from scalerl.rl.cluster.learner import RayLearner, RayProbe
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import ObjectStore
 from scalerl.rl.learner import Learner
+from scalerl.rl.probe import Probe
 from scalerl.rl.setup import check_sampler, load_learner
 
 
@@ -23,11 +25,19 @@ class RayParts:
         self.timeline = Timeline()
         closing.callback(self._session.close)
 
-    def learner(self) -> Learner:
-        """The learner, in the driver."""
-        return load_learner(self._recipe, self._model_folder)
+    def learner(self) -> Learner | RayLearner:
+        """The learner: in the driver, or over actors."""
+        if self._recipe.cluster.learner.kind == "one":
+            return load_learner(self._recipe, self._model_folder)
+        learner = RayLearner(self._recipe, self._model_folder, self._session)
+        self._closing.callback(learner.close)
+        return learner
 
-    def generator(self, learner: Learner, version: int) -> RayGenerator:
+    def probe(self, learner: Learner | RayLearner) -> Probe | RayProbe:
+        """What compares the probabilities of trainer and generator."""
+        return (RayProbe if isinstance(learner, RayLearner) else Probe)(learner, self._recipe)
+
+    def generator(self, learner: Learner | RayLearner, version: int) -> RayGenerator:
         """Generators with the weights of `learner` as `version`."""
         check_sampler(self._recipe, self._model_folder, learner.model)
         cluster = self._recipe.cluster
