@@ -221,11 +221,14 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
-        return asdict(self)
+        values = asdict(self)
+        if self.cluster is None:
+            del values["cluster"]
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """The same where JSON is to be made of it, which has no infinity; `from_dict` takes this back too."""
-        return _with_words(asdict(self))
+        return _with_words(self.to_dict())
 
 
 def _with_words(value: Any) -> Any:
@@ -308,8 +311,7 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
     """
     out = dict(values)
     for key, change in changes.items():
-        before = out.get(key)
-        before = {} if before is None else before
+        before = out.get(key, {})
         if not isinstance(change, Mapping):
             out[key] = change
         elif not isinstance(before, Mapping):

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import ray
@@ -33,6 +34,7 @@ from scalerl.rl.cluster.members import LostError, Member, gather, remote, value_
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
+from scalerl.rl.cluster.transport import ObjectStore
 from scalerl.rl.types import Counters, Weights
 
 _LOG = logging.getLogger("scalerl")
@@ -56,7 +58,7 @@ class RayGenerator(Admission):
         model_folder: str,
         weights: Weights,
         session: Session,
-        transport: Any,
+        transport: ObjectStore,
         version: int = 0,
         timeline: Timeline | None = None,
     ) -> None:
@@ -85,7 +87,8 @@ class RayGenerator(Admission):
         self._seats = [
             _Seat(f"generator {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.generators)
         ]
-        self._parcel, self._version = self._transport.publish(weights, version), version
+        self._transport.publish(weights, version)
+        self._version = version
         self._begin()
 
     def _begin(self) -> None:
@@ -113,9 +116,15 @@ class RayGenerator(Admission):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
-        self._parcel, self._version = self._transport.publish(weights, version), version
+        self._transport.publish(weights, version)
+        self._version = version
+        seats = [seat for seat in self._seats if seat.taking_part]
+        parcels = self._transport.for_all([seat.arrival for seat in seats], version)
+        for seat, parcel in zip(seats, parcels, strict=True):
+            seat.offer(parcel, version)
         for seat in self._seats:
-            seat.offer(self._parcel, version)
+            if not seat.taking_part:
+                seat.offer(self._transport.for_one(), version)
         self._listen(0)
 
     @property
@@ -190,7 +199,7 @@ class RayGenerator(Admission):
         assert seat.member is not None
         if ref is seat.starting:
             seat.started(value_of(ref, seat.member))
-            seat.offer(self._parcel, self._version)
+            seat.offer(self._transport.for_one(), self._version)
             return
         for message in value_of(ref, seat.member):
             self._take_note(seat, message)
@@ -203,7 +212,8 @@ class RayGenerator(Admission):
             raise seat.member.lost(value)
         if what == "behind":
             _LOG.warning("%s on %s did not get its weights (%s)", seat.name, seat.member.node, value)
-            seat.offer(self._parcel, self._version)
+            self._transport.failed()
+            seat.offer(self._transport.for_one(), self._version)
             return
         self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
         seat.counters = counters
@@ -226,6 +236,7 @@ class RayGenerator(Admission):
         _LOG.warning("%s; its %d groups go to others", why, groups)
         self._timeline.event(why)
         self._homeless |= seat.vacate()
+        self._transport.failed()
         if self._deaths > MOST_DEATHS * len(self._seats):
             raise WorkerError(f"{self._deaths} generators were lost with no group complete in between: {why}")
 
@@ -247,6 +258,9 @@ class RayGenerator(Admission):
     _alone_since = float("inf")
 
 
+_ARRIVALS = count()
+
+
 @dataclass
 class _Seat:
     """Room for a generator, and who has it."""
@@ -255,6 +269,8 @@ class _Seat:
     patience: Patience
     start: Callable[[], tuple[Any, Any]]
     member: Member | None = None
+    arrival: int = -1
+    """Which of all that have come this one is."""
     starting: Any = None
     listening: Any = None
     installed: int = -1
@@ -271,6 +287,7 @@ class _Seat:
     def fill(self) -> None:
         """Ask for an actor; it comes when there is room."""
         handle, self.starting = self.start()
+        self.arrival = next(_ARRIVALS)
         self.member = Member(self.name, handle, self.patience.silence)
 
     def started(self, where: tuple[str, int]) -> None:

@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError
 
 from scalerl.errors import InputError, LearnerLostError, WriteError
 from scalerl.rl.batch import Batch
+from scalerl.rl.cluster.broadcast import Group
 from scalerl.rl.cluster.members import LostError, Member, gather, remote
 from scalerl.rl.cluster.parcel import StoredWeights
 from scalerl.rl.cluster.session import Session
@@ -47,7 +48,7 @@ class RayLearner:
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
         self.version = 0
         put, share = session.room["trainers"], recipe.cluster.trainer
-        actor = remote(TrainerActor, {"life": 1})
+        actor = remote(TrainerActor, {"life": 1, "send": 1})
         self._ranks: list[Member] = []
         for rank in range(recipe.cluster.trainers):
             handle = actor.options(
@@ -60,6 +61,8 @@ class RayLearner:
         seconds = self._patience.start
         for member, where in zip(self._ranks, self._all("started", seconds, "where"), strict=True):
             member.settled(where)
+        self.address = self._ranks[0].node.split()[1]
+        """Where the first rank can be reached."""
         (meeting,) = self._on("found a place to meet", seconds, {self._ranks[0]: ()}, "meeting")
         arguments = {
             member: (recipe.without_prompts(), model_folder, rank, meeting)
@@ -80,7 +83,11 @@ class RayLearner:
         bucket_mib = self._cluster.transport.bucket_mib
         found = self._all("given its weights", self._patience.weights, "weights", bucket_mib)
         buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
-        return StoredWeights(((names, ref) for _, names, ref in buckets), self._patience.weights)
+        return StoredWeights((bucket for _, bucket in buckets), self._patience.weights)
+
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Have the first rank broadcast weights to the generators; waits for nothing."""
+        self._ranks[0].handle.send.remote(group, weights, version)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint has of it here: the ranks write the rest."""

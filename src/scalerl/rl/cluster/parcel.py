@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import ray
 
+Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
+"""Names and shapes of some tensors, and the reference to a mapping of them."""
+
 
 class StoredWeights(Mapping[str, np.ndarray]):
     """A model's parameters by name, which are not here until they are asked for.
@@ -15,13 +18,13 @@ class StoredWeights(Mapping[str, np.ndarray]):
     They are kept for as long as anybody has these references, and the process that put them lives.
     """
 
-    def __init__(self, buckets: Iterable[tuple[tuple[str, ...], Any]], seconds: float) -> None:
-        """Names, and the reference to a mapping of them; a fetch may take so many `seconds`."""
-        self.buckets, self._seconds = list(buckets), seconds
-        self._at = {name: ref for names, ref in self.buckets for name in names}
+    def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
+        """A fetch may take so many `seconds`."""
+        self._buckets, self._seconds = list(buckets), seconds
+        self._at = {name: ref for tensors, ref in self._buckets for name, _ in tensors}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._get(self._at[name])[name]
+        return np.array(self._get(self._at[name])[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._at)
@@ -29,16 +32,23 @@ class StoredWeights(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._at)
 
-    def fetch(self) -> dict[str, np.ndarray]:
-        """All of them, as copies of this process's own.
+    @property
+    def layout(self) -> list[tuple[tuple[str, tuple[int, ...]], ...]]:
+        """Names and shapes of the tensors of each bucket."""
+        return [tensors for tensors, _ in self._buckets]
+
+    def mappings(self) -> Iterator[dict[str, np.ndarray]]:
+        """The buckets one after another, not to be written to.
 
         Raises:
-            ray.exceptions.RayError: they did not come in time, or are gone with the process that put them.
+            ray.exceptions.RayError: one did not come in time, or is gone with the process that put it.
         """
-        copies: dict[str, np.ndarray] = {}
-        for _, ref in self.buckets:
-            copies |= {name: np.array(weight) for name, weight in self._get(ref).items()}
-        return copies
+        for _, ref in self._buckets:
+            yield self._get(ref)
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """All of them, as copies of this process's own; raises what `mappings` does."""
+        return {name: np.array(weight) for bucket in self.mappings() for name, weight in bucket.items()}
 
     def _get(self, ref: Any) -> dict[str, np.ndarray]:
         return ray.get(ref, timeout=self._seconds)
@@ -60,7 +70,11 @@ def in_buckets(
         yield bucket
 
 
+def put(bucket: dict[str, np.ndarray]) -> Bucket:
+    """A bucket in the object store."""
+    return tuple((name, weight.shape) for name, weight in bucket.items()), ray.put(bucket)
+
+
 def store(weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float, seconds: float) -> StoredWeights:
     """Put weights into the object store, bucket by bucket."""
-    put = ((tuple(bucket), ray.put(bucket)) for bucket in in_buckets(weights, bucket_mib))
-    return StoredWeights(put, seconds)
+    return StoredWeights(map(put, in_buckets(weights, bucket_mib)), seconds)

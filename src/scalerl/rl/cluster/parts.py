@@ -10,7 +10,7 @@ from scalerl.rl.cluster.generator import RayGenerator
 from scalerl.rl.cluster.learner import RayLearner, RayProbe
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
-from scalerl.rl.cluster.transport import ObjectStore
+from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.learner import Learner
 from scalerl.rl.probe import Probe
 from scalerl.rl.setup import check_sampler, load_learner
@@ -35,13 +35,14 @@ class RayParts:
 
     def probe(self, learner: Learner | RayLearner) -> Probe | RayProbe:
         """What compares the probabilities of trainer and generator."""
-        return (RayProbe if isinstance(learner, RayLearner) else Probe)(learner, self._recipe)
+        if isinstance(learner, RayLearner):
+            return RayProbe(learner, self._recipe)
+        return Probe(learner, self._recipe)
 
     def generator(self, learner: Learner | RayLearner, version: int) -> RayGenerator:
         """Generators with the weights of `learner` as `version`."""
         check_sampler(self._recipe, self._model_folder, learner.model)
-        cluster = self._recipe.cluster
-        transport = ObjectStore(cluster.transport.bucket_mib, cluster.patience.weights)
+        transport = transport_of(self._recipe.cluster, learner)
         weights = learner.weights()
         generator = RayGenerator(
             self._recipe, self._model_folder, weights, self._session, transport, version, self.timeline

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from scalerl.rl.cluster.settings import Cluster, Share
 
 _LOG = logging.getLogger("scalerl")
 _LOOK = 2.0  # seconds between two looks for room
+_ANSWER = 5.0  # seconds in which a cluster must answer
 
 
 def _ray() -> Any:
@@ -65,11 +67,21 @@ def _init(ray: Any, cluster: Cluster) -> None:
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
         return
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        where = "runs here" if address == "auto" else f"answers at {address} ({first_line(error)})"
+        ray.init(address=_answering(ray, address), **quiet)
+    except (OSError, ValueError, RuntimeError) as error:  # ConnectionError is one of the first
+        where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
-        raise InputError(f"[cluster]: no Ray cluster {where}; {how}") from error
+        raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
+
+
+def _answering(ray: Any, address: str) -> str:
+    """The address of a cluster, if somebody listens there: Ray itself would try for minutes."""
+    if address.startswith("ray://"):
+        raise ValueError("the command has to run on a node of the cluster")
+    found = ray._private.services.canonicalize_bootstrap_address(address)
+    host, _, port = found.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=_ANSWER):
+        return found
 
 
 def _wanted(cluster: Cluster) -> list[tuple[str, int, Share, str]]:

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from scalerl.rl.batch import Batch
-from scalerl.rl.cluster.parcel import in_buckets
+from scalerl.rl.cluster.broadcast import Group, send
+from scalerl.rl.cluster.parcel import Bucket, StoredWeights, in_buckets, put
 from scalerl.rl.cluster.session import here
 from scalerl.rl.learner import StepStats
 from scalerl.rl.model import compute_device
@@ -64,18 +65,23 @@ class TrainerActor:
     def ping(self) -> None:
         """A sign of life."""
 
+    @ray.method(concurrency_group="send")
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Broadcast weights to the generators, while training goes on."""
+        send(group, weights, version)
+
     def step(self, batch: Batch) -> StepStats:
         """See `Learner.step`; the same on every rank."""
         return self._learner.step(batch)
 
-    def weights(self, bucket_mib: float) -> list[tuple[int, tuple[str, ...], Any]]:
-        """The buckets that this rank has put into the object store: number, names and reference of each.
+    def weights(self, bucket_mib: float) -> list[tuple[int, Bucket]]:
+        """The buckets that this rank has put into the object store: number of each, and where it is.
 
         The ranks take turns, so that none of them, and no node's store, has the whole model.
         """
         tensors = ((name, weight.float().cpu().numpy()) for name, weight in self._learner.weights_by_tensor())
         return [
-            (i, tuple(bucket), ray.put(bucket))
+            (i, put(bucket))
             for i, bucket in enumerate(in_buckets(tensors, bucket_mib))
             if i % self._world == self._rank
         ]
