@@ -53,6 +53,6 @@ def test_options_of_a_cluster_need_one(options, capsys):
 
 def test_no_cluster_there_is_a_line():
     cluster = Cluster(address="127.0.0.1:1")
-    with pytest.raises(InputError, match=r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"):
-        with connected(cluster):
-            pass
+    complaint = r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"
+    with pytest.raises(InputError, match=complaint), connected(cluster):
+        pass
