@@ -146,15 +146,17 @@ def _try_until_done(
 ) -> None:
     """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
     resume."""
-    rewinds, began = 0, -1
+    rewinds, began, lost = 0, -1, ""
     while True:
         with ExitStack() as closing:
             try:
                 run = attempt(resume, closing)
                 rewinds, began = (0 if run.began > began else rewinds), run.began
+                if lost and run.parts.timeline is not None:
+                    run.parts.timeline.event(lost)
                 return go_on(run, closing)
             except LearnerLostError as error:
-                rewinds, resume = rewinds + 1, True
+                rewinds, resume, lost = rewinds + 1, True, str(error)
                 if rewinds > MOST_REWINDS:
                     raise
                 _LOG.warning("%s; the run goes on from its last checkpoint", error)

@@ -94,6 +94,8 @@ class RayEvaluator:
         raise WorkerError(f"the evaluation of version {version} was given up")
 
     def _start(self) -> Member:
+        if self._closed.is_set():
+            raise WorkerError("the run has ended")
         silence = self._cluster.patience.silence
         self._member = member = Member("the evaluation", self._options.remote(), silence)
         start = member.handle.start.remote(*self._arguments)

@@ -216,7 +216,9 @@ class RayGenerator(Admission):
             seat.offer(self._transport.for_one(), self._version)
             return
         self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
-        seat.counters = counters
+        seat.spent(counters)
+        if what == "decoding":
+            return
         if what == "installed":
             seat.installed = value
             if value >= self._floor and not seat.taking_part:
@@ -283,6 +285,8 @@ class _Seat:
     """What those before had spent."""
     deaths: int = 0
     fill_at: float = 0.0
+    listening_since: float = 0.0
+    moved_at: float = 0.0
 
     def fill(self) -> None:
         """Ask for an actor; it comes when there is room."""
@@ -301,6 +305,13 @@ class _Seat:
         """Ask for what it has to say."""
         assert self.member is not None
         self.listening = self.member.handle.listen.remote(min(_LISTEN, self.patience.silence / 4))
+        self.listening_since = time.monotonic()
+
+    def spent(self, counters: Counters) -> None:
+        """Take note of what it has spent, and whether it gets on."""
+        if counters.ticks != self.counters.ticks or not self.in_flight:
+            self.moved_at = time.monotonic()
+        self.counters = counters
 
     def calls(self) -> list[Any]:
         """What is waited for."""
@@ -317,6 +328,8 @@ class _Seat:
     def submit(self, groups: Mapping[int, Asked]) -> None:
         """Give it groups to sample, by place."""
         assert self.member is not None
+        if not self.in_flight:
+            self.moved_at = time.monotonic()
         self.in_flight |= groups
         self.member.handle.submit.remote(list(groups.items()))
 
@@ -329,7 +342,11 @@ class _Seat:
         assert self.member is not None
         if self.starting is not None:
             return
-        self.member.check_life()
+        now, patience = time.monotonic(), self.patience
+        if now - self.listening_since > patience.silence:  # what was said before that has been heard
+            raise self.member.lost(f"no sign of life for {patience.silence:g} s (pid {self.member.pid})")
+        if self.in_flight and now - self.moved_at > patience.decode:
+            raise self.member.lost(f"it has decoded nothing for {patience.decode:g} s")
         if self.installed < self.offered and time.monotonic() - self.offered_at > self.patience.weights:
             version, seconds = self.offered, self.patience.weights
             raise self.member.lost(f"version {version} of the weights was not installed in {seconds:g} s")

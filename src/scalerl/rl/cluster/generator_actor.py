@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -19,7 +20,7 @@ from scalerl.rl.types import Counters, Weights
 
 Message = tuple[str, Any, Counters, float]
 """What is said, its value, what has been spent until then, and when (Unix seconds)."""
-GROUPS = {"life": 1, "listen": 1, "tell": 1, "weights": 1}
+GROUPS = {"listen": 1, "tell": 1, "weights": 1}
 """Threads of the actor: none of these waits for another, nor for the decoding."""
 
 
@@ -27,6 +28,7 @@ class GeneratorActor:
     """Samples what it is told to, by the newest weights that have reached it."""
 
     def __init__(self) -> None:
+        self._counters = Counters()
         self._heard, self._said = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
         self._newest: tuple[Weights, int] | None = None
 
@@ -40,6 +42,7 @@ class GeneratorActor:
 
         torch.set_num_threads(1)
         generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        self._counters = generator.counters
 
         def run() -> None:
             try:
@@ -49,10 +52,6 @@ class GeneratorActor:
 
         threading.Thread(target=run, daemon=True).start()
         return here()
-
-    @ray.method(concurrency_group="life")
-    def ping(self) -> None:
-        """A sign of life."""
 
     @ray.method(concurrency_group="tell")
     def submit(self, groups: Sequence[tuple[int, Asked]]) -> None:
@@ -72,11 +71,11 @@ class GeneratorActor:
 
     @ray.method(concurrency_group="listen")
     def listen(self, seconds: float) -> list[Message]:
-        """What has been said since the last call; waits at most so long for something."""
+        """What has been said since the last call; after so long with nothing, what has been spent."""
         try:
             messages = [self._said.get(timeout=seconds)]
         except queue.Empty:
-            return []
+            return [("decoding", None, replace(self._counters), time.time())]
         while not self._said.empty():
             messages.append(self._said.get())
         return messages

@@ -62,13 +62,15 @@ class Patience:
     """For room on the cluster, and for a process that loads its model."""
     silence: float = 60.0
     """For a sign of life."""
+    decode: float = 600.0
+    """For a generator that has something to sample to get on with it."""
     weights: float = 300.0
     """For weights on their way."""
     step: float = 3600.0
     """For a step of the learner, or an evaluation."""
 
     def __post_init__(self) -> None:
-        _positive(start=self.start, silence=self.silence, weights=self.weights, step=self.step)
+        _positive(**vars(self))
 
 
 @dataclass(frozen=True)

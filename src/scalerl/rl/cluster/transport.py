@@ -56,10 +56,21 @@ class ObjectStore:
 class Broadcast(ObjectStore):
     """One process sends to all."""
 
-    def __init__(self, kind: str, bucket_mib: float, seconds: float, address: str, send: Send | None) -> None:
-        """`send` sends from elsewhere, which is at `address`; without it this process does."""
+    def __init__(
+        self,
+        kind: str,
+        bucket_mib: float,
+        seconds: float,
+        silence: float,
+        address: str,
+        send: Send | None,
+    ) -> None:
+        """`send` sends from elsewhere, which is at `address`; without it this process does.
+
+        A broadcast of one bucket may take `silence` seconds, so that nobody waits for long for who hangs.
+        """
         super().__init__(bucket_mib, seconds)
-        self._kind, self._address = kind, address
+        self._kind, self._address, self._silence = kind, address, silence
         self._here = None if send else Sender()
         self._send: Send = send or self._here_by_thread
         self._group: Group | None = None
@@ -71,7 +82,7 @@ class Broadcast(ObjectStore):
             return []
         if self._group is None or self._receivers != list(receivers):
             port = free_port(self._address)
-            self._group = Group(self._kind, self._address, port, len(receivers) + 1, self._seconds)
+            self._group = Group(self._kind, self._address, port, len(receivers) + 1, self._silence)
             self._receivers = list(receivers)
         self._send(self._group, self.current, version)
         layout = self.current.layout
@@ -93,9 +104,9 @@ class Broadcast(ObjectStore):
 
 def transport_of(cluster: Any, learner: Any) -> ObjectStore:
     """The transport of `[cluster]`; a learner on actors sends from its first rank."""
-    kind, bucket_mib, seconds = cluster.transport.kind, cluster.transport.bucket_mib, cluster.patience.weights
+    kind, bucket_mib, patience = cluster.transport.kind, cluster.transport.bucket_mib, cluster.patience
     if kind == "object_store":
-        return ObjectStore(bucket_mib, seconds)
+        return ObjectStore(bucket_mib, patience.weights)
     send = getattr(learner, "send", None)
     address = learner.address if send else ray.util.get_node_ip_address()
-    return Broadcast(kind, bucket_mib, seconds, address, send)
+    return Broadcast(kind, bucket_mib, patience.weights, patience.silence, address, send)
