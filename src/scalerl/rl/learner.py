@@ -6,16 +6,19 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import DivergedError
+from scalerl.errors import DivergedError, InputError
 from scalerl.rl.batch import Batch
+from scalerl.rl.checkpoint import copied_state
+from scalerl.rl.held import copies, scores_of_held
 from scalerl.rl.lora import merged_parameters
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights
@@ -124,6 +127,11 @@ class Learner:
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
     def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
         """What gives tokens their log-probabilities."""
         return Scorer(model, temperature, fp32_logits)
@@ -149,14 +157,42 @@ class Learner:
         }
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Go on from `state`; `folder` is that of its checkpoint, with what `saver` wrote.
+
+        Raises:
+            InputError: it is the state of a learner on several processes.
+        """
+        if "masters" not in state:
+            raise InputError(
+                f"{folder}: saved by a learner on several processes, which have to go on with it"
+            )
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
             if moments:
                 self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
+
+    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+        """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
+
+        With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
+        `near` that folder.
+        """
+        weights = copied_state(self.model)
+        model: Any = self.model
+        return lambda folder: model.save_pretrained(folder, state_dict=dict(weights))
+
+    def hold(self) -> list[Tensor]:
+        """A copy of the weights that are trained, for `held_scores`."""
+        return copies(self._trained)
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """See `scalerl.rl.held.scores_of_held`; `held` is what `hold` returned."""
+        return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
 
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""

@@ -25,7 +25,7 @@ from scalerl.errors import CannotAnswerError, DivergedError, PausedError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
+from scalerl.rl.checkpoint import Checkpoints, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluate import EvaluationProcess, Evaluator
 from scalerl.rl.evaluations import Evaluations
@@ -155,7 +155,7 @@ class _Run:
         saved = find_checkpoint(folder, recipe) if resume else None
         if saved:
             check_same_prompts(saved, task)
-            self.learner.restore(saved["learner"])
+            self.learner.restore(saved["learner"], saved["folder"])
         version = saved["generator"]["version"] if saved else 0
         # It complains of what does not fit, and nothing has been written yet.
         self.generator = place_generator(recipe, model_folder, self.learner, version)
@@ -165,7 +165,7 @@ class _Run:
             self.writer.change_recipe(free_choices(recipe))
             drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
+            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
         closing.callback(self.writer.close)
 
         self.counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
@@ -186,7 +186,7 @@ class _Run:
         )
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.judge)
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", recipe.checkpoint, self.learner.model, self.tokenizer
+            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer
         )
         closing.callback(self.checkpoints.close)
         if saved:
@@ -244,10 +244,8 @@ class _Run:
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
         self.checkpoints.wait()
-        model, weights = self.learner.model, copied_state(self.learner.model)
-        write_whole(
-            final_folder(self.folder), lambda aside: save_model(model, self.tokenizer, aside, weights)
-        )
+        save = self.learner.saver(self.folder, resumable=False)
+        write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
@@ -331,14 +329,17 @@ class _Clock:
         self._since += time.perf_counter() - started
 
 
-def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _config(
+    recipe: Recipe, model_folder: str | Path, learner: Any, extra: Mapping[str, Any]
+) -> dict[str, Any]:
     import transformers
 
+    parameters = sum(p.numel() for p in learner.model.parameters())
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "recipe": recipe.to_json(),
-        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
+        "model": {"path": recipe.model, "parameters": parameters},
         "budget": asdict(recipe.budget),
         "placement": recipe.placement.kind,
         "versions": {
@@ -349,7 +350,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
             "numpy": np.__version__,
         },
         "devices": {
-            "generate and train": str(next(model.parameters()).device),
+            "generate and train": str(learner.device),
             "machine": platform.machine(),
         },
         **extra,

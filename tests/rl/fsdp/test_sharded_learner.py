@@ -1,10 +1,11 @@
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import learner_work
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -67,10 +68,10 @@ def test_the_saved_model_is_the_trained_one(
 
 def keys_on_disk(folder):
     files = Path(folder).glob("*.safetensors")
-    return {name for file in files for name in safe_open(file, "numpy").keys()}
+    return {name for file in files for name in load_file(file)}
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "qwen3": ({"model": "qwen3"}, {}),
     "tied": ({"model": "gemma"}, {}),
     "mixture": ({"model": "qwen3_moe"}, {}),

@@ -36,7 +36,7 @@ from scalerl.rl.fsdp.pretrained import save_pretrained
 from scalerl.rl.fsdp.rows import passes_of_rank
 from scalerl.rl.fsdp.score import ShardedScorer
 from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.fsdp.sharding import Whole, blocks_of, shard, tensors_of
+from scalerl.rl.fsdp.sharding import Whole, blocks_of, group_of, shard, tensors_of
 from scalerl.rl.fsdp.tensor_parallel import check_plan
 from scalerl.rl.fsdp.together import on_all_ranks
 from scalerl.rl.learner import AdamW, Learner
@@ -73,7 +73,8 @@ class ShardedLearner(Learner):
         """The model and the base model are sharded over `mesh`; see `Learner` for the rest."""
         self._whole, self._mesh, self._sharding = whole, mesh, settings
         super().__init__(whole.model, loss, optimiser, temperature, fp32_logits, micro_batch, kl, base)
-        self._disk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+        seconds = timedelta(seconds=settings.timeout)
+        self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
         for master in self._masters:  # as AdamW itself begins, so that a state is whole before the first step
             zeros = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
             self._optimiser.state[master] = {"step": torch.zeros((), device=self._device), **zeros}
@@ -141,7 +142,7 @@ class ShardedLearner(Learner):
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for i, rows in enumerate(passes):
             last = i == len(passes) - 1
-            self._whole.set_requires_gradient_sync(last or self._sharding.sync == "pass")
+            group_of(self._whole).set_requires_gradient_sync(last or self._sharding.sync == "pass")
             part, largest = self._accumulate(*((batch, rows) if len(rows) else _nothing(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
         sums, largest = sums.to(self._device), torch.tensor(ratio_max, device=self._device)
@@ -151,7 +152,7 @@ class ShardedLearner(Learner):
         return sums.cpu(), float(largest)
 
     def _clip(self) -> float:
-        by_mesh: dict[Any, list[Tensor]] = {}  # what is shared by tensor has a mesh of its own
+        by_mesh: dict[Any, list[Any]] = {}  # what is shared by tensor has a mesh of its own
         for master in self._masters:
             if master.grad is not None:
                 by_mesh.setdefault(cast("DTensor", master).device_mesh, []).append(master)
