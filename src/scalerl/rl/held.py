@@ -16,9 +16,7 @@ from torch import Tensor
 class Distributions(Protocol):
     """See `scalerl.rl.score.Scorer.distributions`."""
 
-    def __call__(
-        self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
-    ) -> Iterator[list[Tensor]]:
+    def __call__(self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]) -> Iterator[list[Tensor]]:
         """In parts, a tensor (W, V) for each of `heads`."""
         ...
 

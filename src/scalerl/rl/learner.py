@@ -164,9 +164,7 @@ class Learner:
             InputError: it is the state of a learner on several processes.
         """
         if "masters" not in state:
-            raise InputError(
-                f"{folder}: saved by a learner on several processes, which have to go on with it"
-            )
+            raise InputError(f"{folder}: saved by a learner on several processes: resume it by torchrun")
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)

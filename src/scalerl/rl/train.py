@@ -81,6 +81,7 @@ def train(
     stop: threading.Event | None = None,
     until: float = math.inf,
     trackers: Sequence[Tracker] = (),
+    load: Callable[[Recipe, str], Any] = load_learner,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -98,6 +99,8 @@ def train(
     The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
     which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
     warnings of "scalerl", and changes nothing of the run.
+
+    `load` makes the learner of a recipe and a model's folder, where it is not to be in this process alone.
 
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
@@ -119,7 +122,9 @@ def train(
     check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     with ExitStack() as closing:
-        run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+        run = _Run(
+            recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing, load
+        )
         try:
             run.follow(trackers, forecaster, closing)
             if run.train(forecaster, stop or threading.Event(), until):
@@ -143,10 +148,11 @@ class _Run:
         watch: Callable[[Progress], None],
         evaluate_aside: bool,
         closing: ExitStack,
+        load: Callable[[Recipe, str], Any],
     ) -> None:
         self.folder = folder
         self.recipe = recipe = check_prompts(recipe, model_folder)
-        self.tokenizer, self.learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
+        self.tokenizer, self.learner = load_tokenizer(model_folder), load(recipe, model_folder)
         self.verifier = load_verifier(recipe, self.tokenizer)
         closing.callback(self.verifier.close)
         task = recipe.task

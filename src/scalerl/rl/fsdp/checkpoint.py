@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from scalerl.errors import InputError, WriteError, brief_error
 
 State = dict[str, Tensor]
+DISK = "learner"
+"""The folder of this within that of a run's checkpoint."""
 
 
 class Saving:
