@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +76,16 @@ def run(args: argparse.Namespace) -> None:
     if folder is None and args.resume and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    run_training(recipe, folder, args.resume, args.until, args.json)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return run_training(recipe, folder, args.resume, args.until, args.json)
+    from scalerl.rl.fsdp.launch import lead_or_follow, settings_of
+
+    lead_or_follow(
+        settings_of(recipe),
+        lambda load: run_training(
+            replace(recipe, cluster=None), folder, args.resume, args.until, args.json, load
+        ),
+    )
 
 
 def _cluster_overrides(args: argparse.Namespace) -> list[str]:
@@ -91,9 +102,17 @@ def _cluster_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def run_training(
-    recipe: Recipe, folder: Path, resume: bool = False, until: float = math.inf, as_json: bool = False
+    recipe: Recipe,
+    folder: Path,
+    resume: bool = False,
+    until: float = math.inf,
+    as_json: bool = False,
+    load: Callable[[Recipe, str], Any] | None = None,
 ) -> None:
-    """Train, write the report, and print the closing table, or the same as JSON."""
+    """Train, write the report, and print the closing table, or the same as JSON.
+
+    `load` makes the learner, where it is not that of one process.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
@@ -120,6 +139,7 @@ def run_training(
                 extra=about,
                 stop=stop,
                 until=until,
+                **({"load": load} if load else {}),
             )
     except KeyboardInterrupt:
         if not (folder / "config.json").exists():

@@ -3,6 +3,7 @@
     checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
+      learner/                         of a learner on several processes, its state: a part from each
 
 The state is copied between two steps. A thread then writes it aside, syncs it and renames it, and removes the
 checkpoints that are older than the last `keep`.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from scalerl.errors import WriteError
 from scalerl.files import sync
+from scalerl.rl.lora import plain_state
 
 FORMAT = 2
 _LOG = logging.getLogger("scalerl")
@@ -52,10 +54,18 @@ class Checkpointing:
             raise ValueError("keep must be at least 1")
 
 
+class Savable(Protocol):
+    """A learner, as far as it is saved: see `scalerl.rl.learner.Learner.saver`."""
+
+    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+        """What writes the model as it is now into a folder, in any thread."""
+        ...
+
+
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
-    def __init__(self, folder: Path, settings: Checkpointing, learner: Any, tokenizer: Any) -> None:
+    def __init__(self, folder: Path, settings: Checkpointing, learner: Savable, tokenizer: Any) -> None:
         self._folder, self._settings = folder, settings
         self._learner, self._tokenizer = learner, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -72,9 +82,13 @@ class Checkpoints:
         """Write a checkpoint, of copies: training may go on at once. A second one waits for the first."""
         self.wait()
         self._last = time.monotonic()
-        folder = self._folder / f"step-{step:05d}"
-        write_model = self._learner.copies(folder, training=True)
-        self._under_way = self._thread.submit(self._write, folder, state, write_model)
+        try:
+            save = self._learner.saver(self._folder)
+        except WriteError as error:
+            self._under_way = Future()
+            self._under_way.set_exception(error)
+        else:
+            self._under_way = self._thread.submit(self._write, step, state, save)
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
@@ -98,22 +112,12 @@ class Checkpoints:
         self.wait()
         self._thread.shutdown()
 
-    def save_final(self, folder: Path) -> None:
-        """The model as it is now, with its tokenizer."""
-        self.wait()
-        write_model = self._learner.copies(folder, training=False)
-        write_whole(folder, lambda aside: self._write_model(aside, write_model))
-
-    def _write_model(self, aside: Path, write_model: Callable[[Path], None]) -> None:
-        write_model(aside)
-        self._tokenizer.save_pretrained(aside)
-
-    def _write(self, folder: Path, state: Mapping[str, Any], write_model: Callable[[Path], None]) -> None:
+    def _write(self, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         def training(aside: Path) -> None:
-            self._write_model(aside, write_model)
+            save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
 
-        write_whole(folder, training)
+        write_whole(self._folder / f"step-{step:05d}", training)
         for _, old in step_folders(self._folder)[self._settings.keep :]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -159,10 +163,24 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
 
 
+def save_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:
+    """What `save` writes, which is a model in Hugging Face format, with its tokenizer."""
+    save(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def copied_state(model: Any) -> dict[str, Tensor]:
+    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
+    state = plain_state(model) or model.state_dict()
+    distinct = {weight.data_ptr(): weight for weight in state.values()}
+    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
+    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
+
+
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
-    tree = _without_arrays(state, arrays)
+    tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")
     text = json.dumps(tree)
@@ -186,16 +204,17 @@ def load_state(folder: Path) -> dict[str, Any]:
         name: _check_sum(array) for name, array in arrays.items()
     }:
         raise ValueError("its check sums are not right")
-    return _with_arrays(json.loads(whole["state"]), arrays)
+    return with_arrays(json.loads(whole["state"]), arrays)
 
 
-def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+    """A tree that JSON takes, its arrays in `arrays` by the names that stand in their places."""
     if type(tree) in (str, int, float, bool):  # most of a tree
         return tree
     if isinstance(tree, Mapping):
-        return {key: _without_arrays(value, arrays) for key, value in tree.items()}
+        return {key: without_arrays(value, arrays) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_without_arrays(value, arrays) for value in tree]
+        return [without_arrays(value, arrays) for value in tree]
     if isinstance(tree, np.ndarray | Tensor):
         name = str(len(arrays))
         tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree
@@ -204,14 +223,15 @@ def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
     return tree.item() if isinstance(tree, np.generic) else tree
 
 
-def _with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+    """What `without_arrays` was given."""
     if isinstance(tree, list):
-        return [_with_arrays(value, arrays) for value in tree]
+        return [with_arrays(value, arrays) for value in tree]
     if not isinstance(tree, dict):
         return tree
     if _ARRAY in tree:
         return arrays[tree[_ARRAY]].numpy() if tree[_NUMPY] else arrays[tree[_ARRAY]]
-    return {key: _with_arrays(value, arrays) for key, value in tree.items()}
+    return {key: with_arrays(value, arrays) for key, value in tree.items()}
 
 
 def _check_sum(array: Tensor) -> int:

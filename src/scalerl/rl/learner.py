@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import DivergedError
+from scalerl.errors import DivergedError, InputError
 from scalerl.rl.batch import Batch
-from scalerl.rl.lora import merged_parameters, plain_state
+from scalerl.rl.checkpoint import copied_state
+from scalerl.rl.held import copies, scores_of_held
+from scalerl.rl.lora import merged_parameters
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights
 from scalerl.rl.score import Scorer
@@ -125,6 +127,11 @@ class Learner:
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
     def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
         """What gives tokens their log-probabilities."""
         return Scorer(model, temperature, fp32_logits)
@@ -138,20 +145,6 @@ class Learner:
         for name, weight in merged_parameters(self.model):
             yield name, weight.detach()
 
-    @property
-    def device(self) -> str:
-        """Where it computes."""
-        return str(self._device)
-
-    def copies(self, folder: Path, training: bool) -> Callable[[Path], None]:
-        """Copy the model as it is; what is returned writes the copy in Hugging Face format.
-
-        A learner that writes its own part of a checkpoint (`training`) begins with that, beside `folder`.
-        """
-        model: Any = self.model
-        weights = copied_state(model)
-        return lambda into: model.save_pretrained(into, state_dict=weights)
-
     def state(self) -> dict[str, Any]:
         """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
         return {
@@ -164,14 +157,40 @@ class Learner:
         }
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Go on from `state`; `folder` is that of its checkpoint, with what `saver` wrote.
+
+        Raises:
+            InputError: it is the state of a learner on several processes.
+        """
+        if "masters" not in state:
+            raise InputError(f"{folder}: saved by a learner on several processes: resume it by torchrun")
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
             if moments:
                 self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
+
+    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+        """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
+
+        With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
+        `near` that folder.
+        """
+        weights = copied_state(self.model)
+        model: Any = self.model
+        return lambda folder: model.save_pretrained(folder, state_dict=dict(weights))
+
+    def hold(self) -> list[Tensor]:
+        """A copy of the weights that are trained, for `held_scores`."""
+        return copies(self._trained)
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """See `scalerl.rl.held.scores_of_held`; `held` is what `hold` returned."""
+        return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
 
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""
@@ -311,11 +330,3 @@ def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
     own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
     positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
     return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
-
-
-def copied_state(model: Any) -> dict[str, Tensor]:
-    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
-    state = plain_state(model) or model.state_dict()
-    distinct = {weight.data_ptr(): weight for weight in state.values()}
-    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
-    return {name: copies[weight.data_ptr()] for name, weight in state.items()}

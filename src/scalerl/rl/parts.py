@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
-from scalerl.rl.learner import Learner
-from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import load_learner, place_generator
+from scalerl.rl.setup import place_generator
 from scalerl.rl.types import Generator
+
+Load = Callable[[Recipe, str], Any]
+"""Makes the learner of a recipe and a model's folder."""
 
 
 class Parts(Protocol):
@@ -21,10 +23,6 @@ class Parts(Protocol):
 
     def learner(self) -> Any:
         """The learner, at version 0: a `Learner`, or what has its methods."""
-        ...
-
-    def probe(self, learner: Any) -> Any:
-        """What compares the probabilities of trainer and generator: see `scalerl.rl.probe`."""
         ...
 
     def generator(self, learner: Any, version: int) -> Generator:
@@ -41,16 +39,15 @@ class PartsHere:
 
     timeline = None
 
-    def __init__(self, recipe: Recipe, model_folder: str, aside: bool, closing: ExitStack) -> None:
-        self._recipe, self._model_folder, self._aside, self._closing = recipe, model_folder, aside, closing
+    def __init__(
+        self, recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load
+    ) -> None:
+        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._aside, self._load = aside, load
 
-    def learner(self) -> Learner:
+    def learner(self) -> Any:
         """See `Parts`."""
-        return load_learner(self._recipe, self._model_folder)
-
-    def probe(self, learner: Any) -> Probe:
-        """See `Parts`."""
-        return Probe(learner, self._recipe)
+        return self._load(self._recipe, self._model_folder)
 
     def generator(self, learner: Any, version: int) -> Generator:
         """See `Parts`."""
@@ -65,10 +62,13 @@ class PartsHere:
         return evaluate
 
 
-def parts_of(recipe: Recipe, model_folder: str, aside: bool, closing: ExitStack) -> Parts:
-    """The parts of `recipe`: on the cluster that is connected to, where it has one."""
+def parts_of(recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load) -> Parts:
+    """The parts of `recipe`: on the cluster that is connected to, where it has one.
+
+    Elsewhere `load` makes the learner, and evaluations have a process of their own if `aside` is true.
+    """
     if recipe.cluster is None:
-        return PartsHere(recipe, model_folder, aside, closing)
+        return PartsHere(recipe, model_folder, closing, aside, load)
     from scalerl.rl.cluster.parts import RayParts
 
     return RayParts(recipe, model_folder, closing)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,14 @@ from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, P
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints
+from scalerl.rl.checkpoint import Checkpoints, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
-from scalerl.rl.parts import parts_of
+from scalerl.rl.parts import Parts, parts_of
 from scalerl.rl.pipeline import Pipeline, Step
 from scalerl.rl.pool import PromptPool
+from scalerl.rl.probe import Probe
 from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import (
@@ -42,7 +44,7 @@ from scalerl.rl.resume import (
     free_choices,
     is_finished,
 )
-from scalerl.rl.setup import check_prompts, load_verifier
+from scalerl.rl.setup import check_prompts, load_learner, load_verifier
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
@@ -82,6 +84,7 @@ def train(
     stop: threading.Event | None = None,
     until: float = math.inf,
     trackers: Sequence[Tracker] = (),
+    load: Callable[[Recipe, str], Any] = load_learner,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -99,6 +102,8 @@ def train(
     The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
     which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
     warnings of "scalerl", and changes nothing of the run.
+
+    `load` makes the learner of a recipe and a model's folder, where it is not to be in this process alone.
 
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
@@ -121,7 +126,8 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
 
     def attempt(resume: bool, closing: ExitStack) -> _Run:
-        return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+        make_parts = partial(parts_of, aside=evaluate_aside, load=load)
+        return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, make_parts, closing)
 
     def go_on(run: _Run, closing: ExitStack) -> None:
         run.follow(trackers, forecaster, closing)
@@ -173,12 +179,12 @@ class _Run:
         resume: bool,
         extra: Mapping[str, Any],
         watch: Callable[[Progress], None],
-        evaluate_aside: bool,
+        make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
         self.folder = folder
         self.recipe = recipe = check_prompts(recipe, model_folder)
-        self.parts = parts = parts_of(recipe, model_folder, evaluate_aside, closing)
+        self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = load_verifier(recipe, self.tokenizer)
         closing.callback(self.verifier.close)
@@ -188,7 +194,7 @@ class _Run:
         saved = find_checkpoint(folder, recipe) if resume else None
         if saved:
             check_same_prompts(saved, task)
-            self.learner.restore(saved["learner"] | {"path": saved["path"]})
+            self.learner.restore(saved["learner"], saved["folder"])
         self.began = self.learner.version
         """The version that it goes on from."""
         version = saved["generator"]["version"] if saved else 0
@@ -199,14 +205,14 @@ class _Run:
             self.writer.change_recipe(free_choices(recipe))
             drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, _config(recipe, self.learner, extra))
+            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
         closing.callback(self.writer.close)
 
         self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
-        self.probe = parts.probe(self.learner)
+        self.probe = Probe(self.learner, recipe)
         self.evaluations = Evaluations(
             parts.evaluate(),
             self.writer,
@@ -275,7 +281,9 @@ class _Run:
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
-        self.checkpoints.save_final(final_folder(self.folder))
+        self.checkpoints.wait()
+        save = self.learner.saver(self.folder, resumable=False)
+        write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
@@ -361,14 +369,17 @@ class _Clock:
         self._since += time.perf_counter() - started
 
 
-def _config(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _config(
+    recipe: Recipe, model_folder: str | Path, learner: Any, extra: Mapping[str, Any]
+) -> dict[str, Any]:
     import transformers
 
+    parameters = sum(p.numel() for p in learner.model.parameters())
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "recipe": recipe.to_json(),
-        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in learner.model.parameters())},
+        "model": {"path": recipe.model, "parameters": parameters},
         "budget": asdict(recipe.budget),
         "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {
@@ -379,7 +390,7 @@ def _config(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[str,
             "numpy": np.__version__,
         },
         "devices": {
-            "generate and train": learner.device,
+            "generate and train": str(learner.device),
             "machine": platform.machine(),
         },
         **extra,

@@ -2,7 +2,7 @@
 
     step       the batch goes into the object store once; all ranks fetch it from there, and return the same
     weights    every rank puts its share of the buckets into the object store; references come here
-    save       the ranks write, into a folder that all of them and the driver see
+    saver      the ranks write, into a folder that all of them and the driver see
 
 The driver holds the model's shape, and never its weights. Where a rank is lost, the others cannot go on: all
 are ended, and the run goes back to its last checkpoint (`LearnerLostError`).
@@ -10,141 +10,75 @@ are ended, and the run goes back to its last checkpoint (`LearnerLostError`).
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from scalerl.errors import InputError, LearnerLostError, WriteError
-from scalerl.rl.batch import Batch
+from scalerl.errors import LearnerLostError
 from scalerl.rl.cluster.broadcast import Group
 from scalerl.rl.cluster.members import LostError, Member, gather, remote
 from scalerl.rl.cluster.parcel import StoredWeights
 from scalerl.rl.cluster.session import Session
-from scalerl.rl.cluster.trainer_actor import TrainerActor
-from scalerl.rl.learner import StepStats
-from scalerl.rl.model import dtype_of, empty_model
-from scalerl.rl.types import Rollout
+from scalerl.rl.cluster.settings import Cluster
+from scalerl.rl.cluster.trainer_actor import GROUPS, TrainerActor
+from scalerl.rl.fsdp.group import LearnerGroup
 
 _AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
 
 
-class RayLearner:
-    """A `Learner` over the ranks of a sharded one; see there.
+class RayRanks:
+    """The ranks as actors: see `scalerl.rl.fsdp.group.Ranks`.
 
     Raises:
-        InputError: the model cannot be loaded or sharded.
-        LearnerLostError: (by any method) a rank was lost.
+        LearnerLostError: (by any method) one of them was lost; none is left.
     """
 
-    def __init__(self, recipe: Any, model_folder: str, session: Session) -> None:
-        self._cluster = recipe.cluster
-        self._patience = recipe.cluster.patience
-        self.model: Any = empty_model(model_folder, dtype_of(recipe.precision))
-        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
-        self.version = 0
-        put, share = session.room["trainers"], recipe.cluster.trainer
-        actor = remote(TrainerActor, {"life": 1, "send": 1})
-        self._ranks: list[Member] = []
-        for rank in range(recipe.cluster.trainers):
+    def __init__(self, cluster: Cluster, session: Session) -> None:
+        self._patience = cluster.patience
+        put, share = session.room["trainers"], cluster.trainer
+        actor = remote(TrainerActor, GROUPS)
+        self.members: list[Member] = []
+        for rank in range(cluster.trainers):
             handle = actor.options(
                 num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=put(rank)
             ).remote()
-            self._ranks.append(Member(f"trainer {rank}", handle, self._patience.silence))
-        self.device = self._start(recipe, model_folder)
+            self.members.append(Member(f"trainer {rank}", handle, cluster.patience.silence))
+        self._meet(cluster)
 
-    def _start(self, recipe: Any, model_folder: str) -> str:
-        seconds = self._patience.start
-        for member, where in zip(self._ranks, self._all("started", seconds, "where"), strict=True):
+    def _meet(self, cluster: Cluster) -> None:
+        for member, where in zip(self.members, self.call("where", "started"), strict=True):
             member.settled(where)
-        self.address = self._ranks[0].node.split()[1]
-        """Where the first rank can be reached."""
-        (meeting,) = self._on("found a place to meet", seconds, {self._ranks[0]: ()}, "meeting")
-        arguments = {
-            member: (recipe.without_prompts(), model_folder, rank, meeting)
-            for rank, member in enumerate(self._ranks)
-        }
-        return self._on("loaded the model", seconds, arguments, "start")[0]
+        first, world = self.members[0], cluster.trainers
+        (meeting,) = self._on({first: ()}, "meeting", "found a place to meet")
+        seconds = getattr(cluster.learner, "timeout", cluster.patience.start)
+        arguments = {m: (rank, world, meeting, seconds) for rank, m in enumerate(self.members)}
+        self._on(arguments, "meet", "met the others")
 
-    # -- what a learner does -------------------------------------------------------------------------------
+    def all(self, name: str, *args: Any) -> Any:
+        """A method on every rank; what the first returns."""
+        return self.call("all", f"done what it was asked ({name})", name, ray.put(args))[0]
 
-    def step(self, batch: Batch) -> StepStats:
-        """One update from `batch`; see `Learner.step`."""
-        stats = self._all("made a step", self._patience.step, "step", ray.put(batch))[0]
-        self.version += 1
-        return stats
+    def first(self, name: str, *args: Any) -> Any:
+        """A method on the first rank alone."""
+        arguments = {self.members[0]: (name, args)}
+        return self._on(arguments, "first", f"done what it was asked ({name})")[0]
 
-    def weights(self) -> StoredWeights:
-        """The current weights, in the object store."""
-        bucket_mib = self._cluster.transport.bucket_mib
-        found = self._all("given its weights", self._patience.weights, "weights", bucket_mib)
-        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
-        return StoredWeights((bucket for _, bucket in buckets), self._patience.weights)
-
-    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
-        """Have the first rank broadcast weights to the generators; waits for nothing."""
-        self._ranks[0].handle.send.remote(group, weights, version)
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint has of it here: the ranks write the rest."""
-        return {"version": self.version, "sharded": True}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint at `state["path"]`.
-
-        Raises:
-            InputError: its learner was of one process, or it cannot be read by the ranks.
-        """
-        if not state.get("sharded"):
-            raise InputError("the run's learner was that of one process: cluster.learner.kind stays 'one'")
-        folder = str(Path(state["path"]) / "learner")
-        self.version = self._all("loaded the checkpoint", self._patience.start, "load", folder)[0]
-
-    def copies(self, folder: Path, training: bool) -> Callable[[Path], None]:
-        """Begin to save beside `folder`; what is returned waits for that, and moves it in there."""
-        aside = folder.with_name(f".{folder.name}.ranks").absolute()
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            aside.mkdir(parents=True)
-        except OSError as error:
-            raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
-        self._all("saved the model", self._patience.step, "save", str(aside), training)
-
-        def finish(into: Path) -> None:
-            try:
-                self._all("written the checkpoint", self._patience.step, "saved")
-                for path in [*(aside / "model").iterdir(), *aside.glob("learner")]:
-                    path.rename(into / path.name)
-            finally:
-                shutil.rmtree(aside, ignore_errors=True)
-
-        return finish
-
-    def probe(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """What `scalerl.rl.probe.Probe` finds."""
-        return self._all("probed", self._patience.step, "probe", ray.put(list(rollouts)))[0]
+    def call(self, method: str, what: str, *args: Any) -> list[Any]:
+        """A method of the actors on every rank; what each returns."""
+        return self._on(dict.fromkeys(self.members, args), method, what)
 
     def close(self) -> None:
         """End the ranks."""
-        for member in self._ranks:
+        for member in self.members:
             member.kill()
 
-    # -- all ranks at once ---------------------------------------------------------------------------------
-
-    def _all(self, what: str, seconds: float, method: str, *arguments: Any) -> list[Any]:
-        return self._on(what, seconds, dict.fromkeys(self._ranks, arguments), method)
-
-    def _on(
-        self, what: str, seconds: float, arguments: Mapping[Member, Sequence[Any]], method: str
-    ) -> list[Any]:
-        """What the ranks return; none of them is left where one is lost."""
+    def _on(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> list[Any]:
         calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
         try:
-            return gather(calls, seconds, what)
+            return gather(calls, self._patience.step, what)
         except LostError as error:
             cause = self._dead_first() or error
             self.close()
@@ -153,7 +87,7 @@ class RayLearner:
     def _dead_first(self) -> LostError | None:
         """Who died, where somebody did: the others complain of their connection to it."""
         ends = time.monotonic() + _AFTERMATH
-        pings = {member.handle.ping.remote(): member for member in self._ranks}
+        pings = {member.handle.ping.remote(): member for member in self.members}
         while pings and time.monotonic() < ends:
             for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
                 member = pings.pop(ref)
@@ -164,20 +98,32 @@ class RayLearner:
         return None
 
 
-class RayProbe:
-    """`scalerl.rl.probe.Probe` on the ranks; what it holds is not kept by a checkpoint."""
+class RayLearner(LearnerGroup):
+    """The learner over actors; its weights stay in the object store until somebody wants them.
 
-    def __init__(self, learner: RayLearner, recipe: Any) -> None:
-        self._learner, self._completions = learner, recipe.health.probe
-        self([])
+    Raises:
+        InputError: the model cannot be loaded or sharded.
+        LearnerLostError: (by any method) a rank was lost.
+    """
 
-    def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """See `scalerl.rl.probe.Probe`."""
-        return self._learner.probe(rollouts) if self._completions else {}
+    def __init__(self, recipe: Any, model_folder: str, session: Session) -> None:
+        cluster: Cluster = recipe.cluster
+        self._actors = RayRanks(cluster, session)
+        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights
+        self.address = self._actors.members[0].node.split()[1]
+        """Where the first rank can be reached."""
+        super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
 
-    def state(self) -> dict[str, Any]:
-        """Nothing: after a resume the ranks hold the weights of the day."""
-        return {}
+    def weights(self) -> StoredWeights:
+        """The current weights, in the object store."""
+        found = self._actors.call("stored_weights", "given its weights", self._bucket_mib)
+        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
+        return StoredWeights((bucket for _, bucket in buckets), self._seconds)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """See `state`."""
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Have the first rank broadcast weights to the generators; waits for nothing."""
+        self._actors.members[0].handle.send.remote(group, weights, version)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._actors.close()

@@ -7,12 +7,11 @@ from typing import Any
 
 from scalerl.rl.cluster.evaluation import RayEvaluator
 from scalerl.rl.cluster.generator import RayGenerator
-from scalerl.rl.cluster.learner import RayLearner, RayProbe
+from scalerl.rl.cluster.learner import RayLearner
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.learner import Learner
-from scalerl.rl.probe import Probe
 from scalerl.rl.setup import check_sampler, load_learner
 
 
@@ -32,12 +31,6 @@ class RayParts:
         learner = RayLearner(self._recipe, self._model_folder, self._session)
         self._closing.callback(learner.close)
         return learner
-
-    def probe(self, learner: Learner | RayLearner) -> Probe | RayProbe:
-        """What compares the probabilities of trainer and generator."""
-        if isinstance(learner, RayLearner):
-            return RayProbe(learner, self._recipe)
-        return Probe(learner, self._recipe)
 
     def generator(self, learner: Learner | RayLearner, version: int) -> RayGenerator:
         """Generators with the weights of `learner` as `version`."""

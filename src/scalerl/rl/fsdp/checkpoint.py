@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from scalerl.errors import InputError, WriteError, brief_error
 
 State = dict[str, Tensor]
+DISK = "learner"
+"""The folder of this within that of a run's checkpoint."""
 
 
 class Saving:
     """A save under way."""
 
-    def __init__(self, folder: Path, future: Future[object]) -> None:
+    def __init__(self, folder: Path, future: Future[Any]) -> None:
         self._folder, self._future = folder, future
 
     def wait(self) -> None:
@@ -45,7 +48,7 @@ def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
 
     `group` is used from a thread, and so must be no other's.
     """
-    found = dcp.async_save(dict(state), checkpoint_id=folder, process_group=group)
+    found = state_dict_saver.async_save(dict(state), checkpoint_id=folder, process_group=group)
     return Saving(folder, found if isinstance(found, Future) else found.upload_completion)
 
 
@@ -58,7 +61,7 @@ def load(state: State, folder: Path, group: dist.ProcessGroup) -> None:
     if not (folder / ".metadata").exists():
         raise InputError(f"{folder}: no whole checkpoint of a sharded learner")
     try:
-        dcp.load(state, checkpoint_id=folder, process_group=group)
+        state_dict_loader.load(state, checkpoint_id=folder, process_group=group)
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise InputError(f"{folder}: does not fit this model ({_cause(error)})") from error
 

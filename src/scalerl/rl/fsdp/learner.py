@@ -16,7 +16,7 @@ gradients of the ranks are summed, not averaged, and so are the sums that the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,18 +27,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from scalerl.errors import InputError
 from scalerl.rl.batch import Batch
-from scalerl.rl.fsdp.checkpoint import Saving, State, load, save
+from scalerl.rl.fsdp.checkpoint import DISK, Saving, State, load, save
 from scalerl.rl.fsdp.pretrained import save_pretrained
 from scalerl.rl.fsdp.rows import passes_of_rank
 from scalerl.rl.fsdp.score import ShardedScorer
 from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.fsdp.sharding import Whole, blocks_of, shard, tensors_of
+from scalerl.rl.fsdp.sharding import Whole, blocks_of, group_of, shard, tensors_of
 from scalerl.rl.fsdp.tensor_parallel import check_plan
 from scalerl.rl.fsdp.together import on_all_ranks
+from scalerl.rl.held import copies, scores_of_held
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import (
@@ -73,7 +74,8 @@ class ShardedLearner(Learner):
         """The model and the base model are sharded over `mesh`; see `Learner` for the rest."""
         self._whole, self._mesh, self._sharding = whole, mesh, settings
         super().__init__(whole.model, loss, optimiser, temperature, fp32_logits, micro_batch, kl, base)
-        self._disk = dist.new_group(backend="gloo", timeout=timedelta(seconds=settings.timeout))
+        seconds = timedelta(seconds=settings.timeout)
+        self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
         for master in self._masters:  # as AdamW itself begins, so that a state is whole before the first step
             zeros = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
             self._optimiser.state[master] = {"step": torch.zeros((), device=self._device), **zeros}
@@ -120,6 +122,42 @@ class ShardedLearner(Learner):
         """
         save_pretrained(self._whole, Path(folder))
 
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Go on from what a learner of any number of processes saved, one included.
+
+        Raises:
+            InputError: it is not whole, or that of another model.
+        """
+        if "masters" not in state:
+            assert folder is not None
+            return self.load(folder / DISK)
+        self.version = state["version"]
+        for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
+            _scatter(value, master)
+            for name, moment in moments.items():
+                _scatter(moment, self._optimiser.state[master][name])
+
+    def state(self) -> dict[str, Any]:
+        """What is not in what `save` writes."""
+        return {"version": self.version}
+
+    def hold(self) -> list[Tensor]:
+        """Each rank keeps its own shards; see `Learner.hold`."""
+        self._held = copies(self._shards())
+        return []
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """By what this rank holds; see `Learner.held_scores`."""
+        return scores_of_held(self._held, self._shards(), self.distributions, token_NT, wanted_NT, heads)
+
+    @torch.no_grad()
+    def _shards(self) -> list[Tensor]:
+        """What this rank has of the masters."""
+        return [cast("DTensor", master).to_local() for master in self._masters]
+
     def _disk_state(self) -> State:
         """Masters and moments of what is trained, as they are, by name."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
@@ -141,7 +179,7 @@ class ShardedLearner(Learner):
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for i, rows in enumerate(passes):
             last = i == len(passes) - 1
-            self._whole.set_requires_gradient_sync(last or self._sharding.sync == "pass")
+            group_of(self._whole).set_requires_gradient_sync(last or self._sharding.sync == "pass")
             part, largest = self._accumulate(*((batch, rows) if len(rows) else _nothing(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
         sums, largest = sums.to(self._device), torch.tensor(ratio_max, device=self._device)
@@ -151,7 +189,7 @@ class ShardedLearner(Learner):
         return sums.cpu(), float(largest)
 
     def _clip(self) -> float:
-        by_mesh: dict[Any, list[Tensor]] = {}  # what is shared by tensor has a mesh of its own
+        by_mesh: dict[Any, list[Any]] = {}  # what is shared by tensor has a mesh of its own
         for master in self._masters:
             if master.grad is not None:
                 by_mesh.setdefault(cast("DTensor", master).device_mesh, []).append(master)
@@ -160,6 +198,14 @@ class ShardedLearner(Learner):
         for masters in by_mesh.values():
             nn.utils.clip_grads_with_norm_(masters, self._settings.max_grad_norm, norm)
         return float(norm)
+
+
+def _scatter(value: Tensor, shards: Tensor) -> None:
+    """Each rank takes its part of `value`, which all have."""
+    value = value.to(shards.device)
+    if isinstance(shards, DTensor):
+        value = distribute_tensor(value, shards.device_mesh, shards.placements, src_data_rank=None)
+    shards.copy_(value)
 
 
 def _nothing(batch: Batch) -> tuple[Batch, np.ndarray]:

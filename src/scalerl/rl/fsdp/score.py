@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.rl.fsdp.sharding import Whole
+from scalerl.rl.fsdp.sharding import Whole, group_of
 from scalerl.rl.fsdp.vocabulary import chunked_log_probs
 from scalerl.rl.model import head_of, hidden_states, log_probs_TV
 from scalerl.rl.score import Scorer
@@ -49,7 +49,7 @@ class ShardedScorer(Scorer):
         """`compute` with what is around the blocks gathered, which stays so only for a backward pass."""
         found = self._whole(compute)
         if not torch.is_grad_enabled():
-            self._whole.reshard()
+            group_of(self._whole).reshard()
         return found
 
     def _of_wanted(

@@ -54,8 +54,9 @@ def blocks_of(model: Any) -> list[nn.Module]:
 def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: torch.dtype) -> Whole:
     """Shard `model` over `mesh`, masters in float32 and computation in `precision`; collective.
 
-    The dimension `tensor` of the mesh shares matrix products, the dimension `data` the rest. The values are those of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are
-    summed over the processes, as the weights of the tokens are those of the whole batch.
+    The dimension `tensor` of the mesh shares matrix products, the dimension `data` the rest. The values are
+    those of rank 0; elsewhere the model may be empty (on the device `meta`). Gradients are summed over the
+    processes, as the weights of the tokens are those of the whole batch.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -70,15 +71,21 @@ def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: t
     _fill([module for module in model.modules() if id(module) not in of_blocks], device)
     whole = Whole(model)
     fully_shard(whole, mesh=mesh["data"], mp_policy=policy)
-    for group in groups_of(whole):
+    for group in map(group_of, groups_of(whole)):
         group.set_force_sum_reduction_for_comms(True)
         group.set_gradient_divide_factor(1.0)
     return whole
 
 
-def groups_of(whole: nn.Module) -> list[FSDPModule]:
+def groups_of(whole: nn.Module) -> list[nn.Module]:
     """The modules whose parameters are gathered together, the root first."""
     return [module for module in whole.modules() if isinstance(module, FSDPModule)]
+
+
+def group_of(module: nn.Module) -> FSDPModule:
+    """The same module, which is sharded, as PyTorch has its methods."""
+    assert isinstance(module, FSDPModule)
+    return module
 
 
 def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
@@ -100,11 +107,11 @@ def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
         module, prefix, without = group, names.get(id(group), ""), ()
         if group is whole:
             module, without = whole.model, prefixes
-        group.unshard()
+        group_of(group).unshard()
         try:
             yield ((prefix + name, _full(weight)) for name, weight in merged_parameters(module, without))
         finally:
-            group.reshard()
+            group_of(group).reshard()
 
 
 def _fill(modules: list[nn.Module], device: torch.device) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from scalerl.errors import InputError, ScalerlError, WriteError
+from scalerl.errors import InputError, ScalerlError, WorkerError, WriteError, first_line
 
 T = TypeVar("T")
 _LONGEST = 1000  # bytes of a complaint
@@ -36,3 +37,21 @@ def on_all_ranks(do: Callable[[], T]) -> T:
             text = bytes(row[1:].tolist()).rstrip(b"\0").decode(errors="replace")
             raise _KINDS[int(row[0]) - 1](text)
     return result  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def losses(seconds: float) -> Iterator[None]:
+    """What the backends of PyTorch say of a rank that has died, or is silent, as an error of ours.
+
+    Raises:
+        WorkerError: it is gone, or has not answered for so many `seconds`.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # gloo raises either; all NCCL's are DistError
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise WorkerError(
+                f"learner: another of its processes has ended, or was silent for {seconds:g} s "
+                f"({first_line(error)})"
+            ) from error
+        raise

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens without their logits: some tokens at a time, and once more in the backward pass.
+"""Log-probabilities of tokens, the logits of a few at a time; they are computed again in the backward pass.
 
 At a vocabulary of 150,000 the logits of 16,000 tokens are 10 GB, and their softmax and gradients as much
 again. Here only `chunk` tokens' are ever there; what is kept of the rest is one number per token.
