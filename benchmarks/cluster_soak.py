@@ -52,7 +52,7 @@ class Nodes:
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
         self._nodes = [self._cluster.add_node(num_cpus=2) for _ in range(4)]
-        self.address = self._cluster.address
+        self.address = str(self._cluster.address)
 
     def kill_one(self, draw: random.Random) -> None:
         """End a node as a power cut would, and bring up another."""
@@ -170,7 +170,7 @@ def check(record: RunRecord) -> tuple[int, int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
@@ -201,9 +201,8 @@ def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
     print(f"groups begun again {record.steps()[-1]['restarted']}; ledgers that do not add up {wrong}")
     print(f"largest age {oldest} (k = {record.config['recipe']['schedule']['k']})")
     spread = (last.pass_rate * (1 - last.pass_rate) / (last.n_prompts * last.n_samples)) ** 0.5
-    print(
-        f"pass rate at step {last.step}: {last.pass_rate:.3f}, undisturbed {like.pass_rate:.3f} (se {spread:.3f})"
-    )
+    print(f"pass rate at step {last.step}: {last.pass_rate:.3f} (se {spread:.3f})")
+    print(f"undisturbed: {like.pass_rate:.3f}")
     print(
         f"{'second':>7} {'step':>6} " + " ".join(f"{role:>16}" for role in ROLES[:4]) + "   MiB, the largest"
     )
