@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+from scalerl.errors import InputError
 from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.types import Counters, Prompt, Rollout
 
@@ -87,7 +88,15 @@ class Admission(ABC):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; completions that were in flight begin again, and are counted."""
+        """Go on from `state`; completions that were in flight begin again, and are counted.
+
+        Raises:
+            InputError: it is the state of a generator in the process of the trainer.
+        """
+        if "taken" not in state:
+            raise InputError(
+                "the run generates in the trainer's process (placement inline): it stays there"
+            )
         self._admitted, self._taken = state["admitted"], state["taken"]
         self._keep(state["places"], state["sizes"], state["complete"])
         for place, prompt, draw, n_samples in state["in_flight"]:

@@ -154,18 +154,18 @@ def _try_until_done(
     resume."""
     rewinds, began, lost = 0, -1, ""
     while True:
-        with ExitStack() as closing:
-            try:
+        try:
+            with ExitStack() as closing:
                 run = attempt(resume, closing)
                 rewinds, began = (0 if run.began > began else rewinds), run.began
                 if lost and run.parts.timeline is not None:
                     run.parts.timeline.event(lost)
                 return go_on(run, closing)
-            except LearnerLostError as error:
-                rewinds, resume, lost = rewinds + 1, True, str(error)
-                if rewinds > MOST_REWINDS:
-                    raise
-                _LOG.warning("%s; the run goes on from its last checkpoint", error)
+        except LearnerLostError as error:
+            rewinds, resume, lost = rewinds + 1, True, str(error)
+            if rewinds > MOST_REWINDS:
+                raise
+            _LOG.warning("%s; the run goes on from its last checkpoint", error)
 
 
 class _Run:

@@ -7,7 +7,9 @@ from scalerl.errors import InputError
 from scalerl.rl.cluster.session import connected
 from scalerl.rl.cluster.settings import Cluster
 from scalerl.rl.fsdp.settings import Fsdp2
+from scalerl.rl.local import LocalGenerator
 from scalerl.rl.recipe import Inline, from_dict, load_recipe
+from scalerl.rl.setup import load_generator
 
 
 def test_a_recipe_without_a_cluster_says_nothing_of_one():
@@ -56,3 +58,13 @@ def test_no_cluster_there_is_a_line():
     complaint = r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"
     with pytest.raises(InputError, match=complaint), connected(cluster):
         pass
+
+
+def test_a_run_of_one_process_does_not_go_on_elsewhere_nor_the_other_way(tiny_recipe):
+    generator = load_generator(tiny_recipe, tiny_recipe.model, 0, 4)
+    with pytest.raises(InputError, match=r"in other processes \(\[cluster\]\)"):
+        generator.restore({"taken": 0})
+    local = LocalGenerator(tiny_recipe, tiny_recipe.model, {})
+    with pytest.raises(InputError, match="placement inline"):
+        local.restore(generator.state())
+    local.close()
