@@ -21,7 +21,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a server that is full is asked again."""
 
 
-class Gone(Exception):  # noqa: N818 - it says so
+class Gone(Exception):  # noqa: N818 - it says so  # noqa: N818 - it says so
     """The server does not answer any more."""
 
 

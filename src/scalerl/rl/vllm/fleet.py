@@ -1,14 +1,14 @@
 """The servers, each kept alive and up to date, in an event loop of a thread of its own.
 
-    waiting    completions in order of admission; one goes to the server with the most free rows, as it has one
-    keep       one task a server: start it, or reach it; then install weights as they are offered, until it is gone;
-               then again, with what was in flight there begun again
+    waiting    completions in order of admission; one goes to a server as soon as a row is free there
+    keep       one task a server: start it, or reach it; then install weights as they are offered, until it
+               is gone; then again, with what was in flight there begun again
     complete   one task a completion
 
-An update in flight: no completion is sent; `/pause?mode=keep` ends once no step is under way and leaves the KV cache
-as it is; the worker extension loads the weights and answers how many tokens each completion has that had begun.
-These are the tokens of the old version. A completion that had not begun is called back and sent again under the
-new version, so that the version in its cache salt is the one that its prompt is read by; then `/resume`.
+An update in flight: no completion is sent; `/pause?mode=keep` ends once no step is under way, and leaves the
+KV cache as it is; the worker extension loads the weights, and answers how many tokens each completion has that
+had begun. These are the tokens of the old version. A completion that had not begun is called back, and sent
+again under the new version, so that the version in its cache salt is the one that reads its prompt; `/resume`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import logging
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ MOST_TRIES = 3
 """Times that a server which is well may drop a completion, before it counts as dead."""
 HEALTH_EVERY = 10.0
 """Seconds between two looks at a server that nothing is heard of."""
-CALL_BACK_SECONDS = 10.0
+CALLS_BACK, CALL_BACK_SECONDS = 100, 0.1
+"""How often completions are called back that have not begun, and how long each call waits for them."""
 _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""
 
@@ -62,12 +64,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Completed:
-    """What became of it; `marks` say from which token on which version sampled, the first of them read the prompt."""
+    """A completion as it came back."""
 
     request: Request
     token_T: np.ndarray
     logp_T: np.ndarray
     marks: list[tuple[int, int]]
+    """From which token on which version sampled; the first version read the prompt."""
     cached: int
     """Tokens of the prompt that were found in the prefix cache."""
 
@@ -105,7 +108,6 @@ class _Flight:
     name: str
     marks: list[tuple[int, int]]
     task: asyncio.Task[None] | None = None
-    tries: int = 0
 
 
 @dataclass
@@ -160,6 +162,7 @@ class Fleet:
         self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
         self._waiting: list[Request] = []
         self._servers: list[_Served] = []
+        self._drops: Counter[Request] = Counter()
         self._sent = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
@@ -195,14 +198,7 @@ class Fleet:
     def close(self) -> None:
         """End the servers of our own, and let go of the others."""
         self._call(lambda: self._stop.set())
-        self._thread.join(timeout=30)
-        self.kill()
-
-    def kill(self) -> None:
-        """End the servers of our own now."""
-        for server in self._servers:
-            if server.process:
-                server.process.kill()
+        self._thread.join(timeout=60)
 
     def _call(self, what: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop has ended: that has been said
@@ -241,7 +237,8 @@ class Fleet:
             await asyncio.gather(stop, *tasks, *flights, return_exceptions=True)
             for server in self._servers:
                 await server.client.close()
-            self.kill()
+            own = [server.process for server in self._servers if server.process]
+            await asyncio.gather(*(asyncio.to_thread(process.end) for process in own))
 
     def _queue(self, requests: list[Request]) -> None:
         for request in requests:
@@ -284,6 +281,7 @@ class Fleet:
             self._queue([flight.request])
             return
         server.ever, server.deaths = True, 0
+        self._drops.pop(flight.request, None)
         self._say(completed)
         self._pump()
 
@@ -312,13 +310,14 @@ class Fleet:
 
     async def _dropped(self, server: _Served, flight: _Flight, error: Gone) -> None:
         """Send it again where the server is well, or have the server started again."""
-        flight.tries += 1
+        request = flight.request
+        self._drops[request] += 1
         with suppress(Gone):
-            if flight.tries < MOST_TRIES and server.lost is None:
+            if self._drops[request] < MOST_TRIES and server.lost is None:
                 await server.client.ask("/health", seconds=5.0)
-                if flight.name in server.flights and len(flight.marks) == 1:
-                    flight.task = asyncio.create_task(self._complete(server, flight))
-                    return
+                self._landed(server, flight)
+                self._queue([request])
+                return
         server.lost = server.lost or error
         server.wake.set()
 
@@ -334,8 +333,7 @@ class Fleet:
                 await self._reach(server)
                 await self._serve(server)
             except Gone as error:
-                why = error
-            self._bury(server, why)
+                self._bury(server, error)
 
     def _bury(self, server: _Served, why: Gone) -> None:
         """Count the death, and put what was in flight back."""
@@ -428,9 +426,7 @@ class Fleet:
         try:
             answer = await server.client.ask("/collective_rpc", call, seconds=2 * seconds)
         except Gone as error:
-            await server.client.ask(
-                "/health", seconds=5.0
-            )  # where it is well, it is the weights that are not
+            await server.client.ask("/health", seconds=5.0)  # where it is well, the weights are not
             raise WorkerError(
                 f"{error}: the weights could not be installed (another model, or a server without "
                 "--worker-extension-cls; see its log)"
@@ -446,19 +442,19 @@ class Fleet:
     async def _call_back(self, server: _Served, begun: Mapping[str, int]) -> None:
         """Take back the completions that have not begun, and wait for those that have just ended."""
         others = {name: flight for name, flight in server.flights.items() if name not in begun}
-        if not others:
-            return
-        names = [f"cmpl-{name}-0" for name in others]
-        await server.client.ask(
-            "/abort_requests", {"request_ids": names}, seconds=self._settings.answer_seconds
-        )
-        tasks = [flight.task for flight in others.values() if flight.task]
-        await asyncio.wait(tasks, timeout=CALL_BACK_SECONDS)
-        for name, flight in others.items():
-            if name in server.flights and flight.task:  # it was still on its way there
+        for _ in range(CALLS_BACK):  # what is only arriving there is not known yet
+            left = {name: flight for name, flight in others.items() if name in server.flights}
+            if not left:
+                return
+            body = {"request_ids": [f"cmpl-{name}-0" for name in left]}
+            await server.client.ask("/abort_requests", body, seconds=self._settings.answer_seconds)
+            tasks = [flight.task for flight in left.values() if flight.task]
+            await asyncio.wait(tasks, timeout=CALL_BACK_SECONDS)
+        for flight in [flight for name, flight in others.items() if name in server.flights]:
+            if flight.task:  # nobody waits for it any more
                 flight.task.cancel()
-                self._landed(server, flight)
-                self._queue([flight.request])
+            self._landed(server, flight)
+            self._queue([flight.request])
 
 
 def _parsed(name: str, answer: Any, flight: _Flight) -> Completed | None:

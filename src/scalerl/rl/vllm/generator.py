@@ -13,7 +13,6 @@ import queue
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -72,7 +71,7 @@ class VllmGenerator:
         logs: str | Path = ".",
         purpose: str = "train",
     ) -> None:
-        """`logs` is the folder for the logs of servers of our own; `purpose` sets caches apart that must be."""
+        """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart."""
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
         self._flop_count = FlopCount.of(empty_model(model_folder, dtype_of(precision)))
@@ -128,7 +127,7 @@ class VllmGenerator:
         logs: str | Path,
         evaluation: bool = False,
     ) -> VllmGenerator:
-        """The generator of a recipe, for training or for its evaluations, which have a seed and caches of their own.
+        """The generator of a recipe: for training, or for evaluations, with a seed and caches of their own.
 
         Raises:
             InputError: model or tokenizer do not fit the recipe, or what the constructor raises.
@@ -318,7 +317,7 @@ def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout
     )
 
 
-def _remote(settings: Vllm) -> Sequence[tuple[Client, Server | None]]:
+def _remote(settings: Vllm) -> list[tuple[Client, Server | None]]:
     name = f"${settings.api_key_env}"
     key = environ.get(settings.api_key_env, "")
     return [(Client(f"vLLM at {url}", key, name, url=url), None) for url in settings.urls]
@@ -326,7 +325,7 @@ def _remote(settings: Vllm) -> Sequence[tuple[Client, Server | None]]:
 
 def _own(
     settings: Vllm, model_folder: str, arguments: list[str], folder: Path, logs: Path, key: str
-) -> Sequence[tuple[Client, Server | None]]:
+) -> list[tuple[Client, Server | None]]:
     from torch import cuda
 
     servers = place_servers(settings, model_folder, arguments, folder, logs, key, cuda.device_count())

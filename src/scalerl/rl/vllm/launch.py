@@ -2,9 +2,9 @@
 
     python -m scalerl.rl.vllm.launch FOLDER ARGUMENTS...
 
-The trainer holds the other end of the standard input. Once that is closed, however the trainer came to its end,
-the server and all of its processes are killed (they are a group of their own), and FOLDER, which has its socket
-and the weights on their way to it, is removed.
+The trainer holds the other end of the standard input. Once that is closed, however the trainer came to its
+end, the server and all of its processes are ended (they are a group of their own), and FOLDER, which has its
+socket and the weights on their way to it, is removed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import shutil
 import signal
 import sys
 import threading
+import time
 
 
 def _follow_the_trainer(folder: str) -> None:
     while os.read(0, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)  # it removes its shared memory
+    time.sleep(10)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -2,14 +2,15 @@
 
     Worker          --worker-extension-cls: exchanges the weights between two decode steps, and says how far
                     every completion in flight had got, so that each token's version is known
-    LengthControl   --logits-processors: ends the thinking by force inside a completion, whose KV cache so stays
-                    as it is; a second request with the phrase in its prompt would compute part of it anew
+    LengthControl   --logits-processors: ends the thinking by force inside a completion, whose KV cache stays
+                    as it is; a second request, with the phrase in its prompt, would compute part of it anew
 
 The package's root and `scalerl.rl.length` are all that it imports of scalerl; both need no more than numpy.
 
 Shapes in names: V vocabulary, R rows of a `LengthState`.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json
@@ -37,16 +38,18 @@ class Worker:
 
         Returns how many tokens each completion that has begun had sampled, by vLLM's name of the request.
         """
-        loaded = 0
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal loaded
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     yield name, file.get_tensor(name)
-                    loaded += 1
 
         self.reload_weights(weights_iterator=weights())  # type: ignore[attr-defined]
+        model = self.model_runner.get_model()
+        head: Any = getattr(model, "lm_head", None)
+        if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+            # A tied head loads no weights of its own: what a CPU has made of them is still that of the old.
+            head.quant_method.process_weights_after_loading(head)
         return self.scalerl_progress()
 
     def scalerl_progress(self) -> dict[str, int]:
@@ -72,7 +75,7 @@ class LengthControl(LogitsProcessor):
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._n_rows = vllm_config.scheduler_config.max_num_seqs
+        self._n_rows = 2 * vllm_config.scheduler_config.max_num_seqs  # it adds before it removes
         self._model = vllm_config.model_config
         self._rows: dict[int, _Row] = {}
         self._states: dict[str, _States] = {}
@@ -84,7 +87,7 @@ class LengthControl(LogitsProcessor):
     def update_state(self, batch_update: Any) -> None:
         """Follow completions that enter, leave or move within the batch."""
         process_dict_updates(self._rows, batch_update, self._begin)
-        for states in self._states.values():
+        for states in self._states.values() if batch_update else ():
             states.keep({row.row for row in self._rows.values() if row.state is states})
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:

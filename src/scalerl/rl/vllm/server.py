@@ -1,8 +1,8 @@
 """A vLLM server of our own: its command, its process, its end.
 
-It listens on a Unix socket in a folder that only this user can enter: vLLM's key guards its completions, but not
-`/pause` or `/collective_rpc`. What its processes say to each other goes over the loopback. Its key is in its
-environment, not in its arguments. When the trainer dies, however it does, the server does too (`launch`).
+It listens on a Unix socket in a folder that only this user can enter: vLLM's key guards its completions, but
+not `/pause` or `/collective_rpc`. What its processes say to each other goes over the loopback. Its key is in
+its environment, not in its arguments. When the trainer dies, however it does, so does the server (`launch`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def flags(precision: str, fp32_logits: bool, rows: int, positions: int) -> list[
         *("--max-num-seqs", str(rows), "--max-model-len", str(positions)),
         *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--worker-extension-cls", WORKER, "--logits-processors", LENGTH_CONTROL),
-        # The weights change between two steps: none may be under way, and each token be known where it is counted.
+        # The weights change between two steps: none is under way then, and every token is counted.
         "--no-async-scheduling",
         "--enable-prompt-tokens-details",
         *(("--hf-overrides", json.dumps(head)) if head else ()),
@@ -145,14 +146,20 @@ class Server:
         words = [line for line in errors if "Error: " in line] or errors or lines or ["nothing"]
         return words[0].partition("] ")[2] or words[0] if errors else words[-1]
 
+    def end(self) -> None:
+        """Let it tidy up, and end it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=10)
+        self.kill()
+
     def kill(self) -> None:
-        """End it and all of its processes."""
+        """End it and all of its processes now."""
         if self._process is None:
             return
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         if self._process.stdin:
             self._process.stdin.close()

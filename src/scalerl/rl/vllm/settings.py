@@ -12,7 +12,7 @@ class Vllm:
     """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that somebody else has started, as docs/vllm.md says; without any, `servers` are started here."""
+    """Servers that somebody else has started, as docs/vllm.md says; without any, `servers` are started."""
     servers: int = 1
     """Servers to start on this machine, where there are no `urls`."""
     python: str = ""

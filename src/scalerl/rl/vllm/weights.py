@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,7 +49,7 @@ class WeightsFile:
         aside = path.with_suffix(".part")
         try:
             save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, aside)
-            os.replace(aside, path)  # whole, or not there
+            aside.replace(path)  # whole, or not there
         except Exception as error:
             aside.unlink(missing_ok=True)
             raise WorkerError(
