@@ -6,9 +6,9 @@
     complete   one task a completion
 
 An update in flight: no completion is sent; `/pause?mode=keep` ends once no step is under way, and leaves the
-KV cache as it is; the worker extension loads the weights, and answers how many tokens each completion has that
-had begun. These are the tokens of the old version. A completion that had not begun is called back, and sent
-again under the new version, so that the version in its cache salt is the one that reads its prompt; `/resume`.
+KV cache as it is; the worker extension loads the weights, and answers how many tokens each completion has of
+those that had begun: the tokens of the old version. One that had not begun is called back, and sent again
+under the new version, so that the version in its cache salt is the one that reads its prompt; `/resume`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOST_TRIES = 3
 """Times that a server which is well may drop a completion, before it counts as dead."""
 HEALTH_EVERY = 10.0
 """Seconds between two looks at a server that nothing is heard of."""
-CALLS_BACK, CALL_BACK_SECONDS = 100, 0.1
+CALLS_BACK, CALL_BACK_SECONDS = 500, 0.02
 """How often completions are called back that have not begun, and how long each call waits for them."""
 _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""

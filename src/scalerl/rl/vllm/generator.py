@@ -83,6 +83,8 @@ class VllmGenerator:
         self._installed = [-1] * (len(settings.urls) or settings.servers)
         self.install_seconds: list[float] = []
         """Of the updates, from the pause to the end of it, in the order in which servers had them."""
+        self.cached = 0
+        """Tokens of prompts that were found in the prefix cache."""
         self.restarts = 0
         """Servers that died and were begun again."""
         self._error: ScalerlError | None = None
@@ -92,7 +94,8 @@ class VllmGenerator:
         except OSError as error:
             raise InputError(f"weights_folder: {settings.weights_folder} ({error.strerror})") from error
         self._folder = Path(folder)
-        key, self._atexit = secrets.token_hex(16), partial(shutil.rmtree, folder, ignore_errors=True)
+        self._key = secrets.token_hex(16)
+        self._atexit = partial(shutil.rmtree, folder, ignore_errors=True)
         atexit.register(self._atexit)
         if settings.urls:
             clients = partial(_remote, settings)
@@ -100,7 +103,7 @@ class VllmGenerator:
             positions = sampling.max_prompt_tokens + sampling.length.max_tokens
             arguments = flags(precision, sampling.fp32_logits, rows, positions)
             clients = partial(
-                _own, settings, str(model_folder), arguments, self._folder, Path(logs).absolute(), key
+                _own, settings, str(model_folder), arguments, self._folder, Path(logs).absolute(), self._key
             )
         self._fleet = Fleet(
             settings,
@@ -260,6 +263,13 @@ class VllmGenerator:
             block = False
 
     def _take_note(self, event: Event) -> None:
+        try:
+            self._take(event)
+        except ScalerlError as error:
+            self._error = error
+            raise
+
+    def _take(self, event: Event) -> None:
         if isinstance(event, Completed):
             self._finish(event)
         elif isinstance(event, Installed):
@@ -271,7 +281,6 @@ class VllmGenerator:
             self.restarts += 1
         else:
             assert isinstance(event, Failed)
-            self._error = event.error
             raise event.error
 
     def _finish(self, completed: Completed) -> None:
@@ -290,6 +299,7 @@ class VllmGenerator:
         positions = (first + last) * (last - first + 1) / 2
         self._counters.flops += self._flop_count.forward(last - first + 1, positions)
         self._counters.tokens += sampled
+        self.cached += cached
 
 
 def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout:
@@ -320,7 +330,12 @@ def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout
 def _remote(settings: Vllm) -> list[tuple[Client, Server | None]]:
     name = f"${settings.api_key_env}"
     key = environ.get(settings.api_key_env, "")
-    return [(Client(f"vLLM at {url}", key, name, url=url), None) for url in settings.urls]
+    clients: list[tuple[Client, Server | None]] = []
+    for url in settings.urls:
+        socket = url.removeprefix("unix://") if url.startswith("unix://") else None
+        where = {"socket": socket} if socket else {"url": url}
+        clients.append((Client(f"vLLM at {url}", key, name, **where), None))
+    return clients
 
 
 def _own(

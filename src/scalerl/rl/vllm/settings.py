@@ -12,7 +12,8 @@ class Vllm:
     """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that somebody else has started, as docs/vllm.md says; without any, `servers` are started."""
+    """Servers that somebody else has started, as docs/vllm.md says (http://, https:// or unix:// and a socket);
+    without any, `servers` are started."""
     servers: int = 1
     """Servers to start on this machine, where there are no `urls`."""
     python: str = ""
@@ -48,5 +49,5 @@ class Vllm:
                 raise ValueError(f"{name} must be positive and finite")
         if not 0 < self.gpu_memory <= 1:
             raise ValueError("gpu_memory must be a share between 0 and 1")
-        if bad := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"urls must begin with http:// or https://, found {bad[0]!r}")
+        if bad := [url for url in self.urls if not url.startswith(("http://", "https://", "unix:///"))]:
+            raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")
