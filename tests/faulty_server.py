@@ -36,9 +36,7 @@ class FaultyServer:
         """What the worker extension would say: tokens so far, by vLLM's name."""
         self.aborted: set[str] = set()
         handler = type("Handler", (_Handler,), {"peer": self})
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
-        self._http.daemon_threads = True
-        self._http.handle_error = lambda *args: None  # a client that went away
+        self._http = _Listener(("127.0.0.1", port), handler)
         self.port = self._http.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
@@ -53,6 +51,13 @@ class FaultyServer:
         self._thread.join()
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away."""
+
+
 class _ClosingError(Exception):
     pass
 
@@ -61,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
     peer: FaultyServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -192,6 +193,7 @@ def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
         state = LengthState(generator.sampling.length, 1)
         at = np.flatnonzero(~rollout.sampled_T)
         state.start(0, at[0] if len(at) else 4)
+        truncated_R = np.zeros(1, dtype=bool)
         for i, token in enumerate(rollout.token_T.tolist()):
             forced = int(state.forced_token()[0])
             assert rollout.sampled_T[i] == (forced < 0)
@@ -267,9 +269,26 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         generator.close()
 
 
+@pytest.fixture
+def updated(connect, base_weights):
+    """What the shared server samples before an update, and after it, from one prompt and one seed."""
+    generator = connect()
+    generator.submit(prompt_of(7), 0, 8)
+    before = collect(generator, 1)
+    generator.update(perturbed(base_weights, 1), 1)
+    while generator.installed < 1:
+        generator.work()
+    generator.submit(prompt_of(7), 0, 8)
+    return before, collect(generator, 1)
+
+
 @pytest.fixture(scope="module")
-def own(base, base_weights, tmp_path_factory):
-    """A generator with a server of its own, of a model folder that has the updated weights from the start."""
+def own(server, base, base_weights, tmp_path_factory):
+    """A generator with a server of its own, of a model folder that has the updated weights from the start.
+
+    The shared server ends before it starts.
+    """
+    server.end()
     folder = tmp_path_factory.mktemp("updated")
     updated = perturbed(base_weights, 1)
     (model,) = models_of(base, [updated])
@@ -295,43 +314,40 @@ def own(base, base_weights, tmp_path_factory):
     generator.close()
 
 
-def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(connect, base_weights, own):
-    generator = connect()
-    generator.submit(prompt_of(7), 0, 8)
-    before = collect(generator, 1)
-    generator.update(perturbed(base_weights, 1), 1)
-    while generator.installed < 1:
-        generator.work()
-    generator.submit(prompt_of(7), 0, 8)
+def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(updated, request):
+    before, after = updated
+    own = request.getfixturevalue("own")  # only now
     own.submit(prompt_of(7), 0, 8)
-    after, afresh = collect(generator, 1), collect(own, 1)
-    for updated, fresh in zip(after, afresh, strict=True):  # one seed, one result
-        np.testing.assert_array_equal(updated.token_T, fresh.token_T)
-        np.testing.assert_allclose(updated.logp_T, fresh.logp_T, atol=1e-5)
+    for then, fresh in zip(after, collect(own, 1), strict=True):  # one seed, one result
+        np.testing.assert_array_equal(then.token_T, fresh.token_T)
+        np.testing.assert_allclose(then.logp_T, fresh.logp_T, atol=1e-5)
     assert any(len(a.token_T) != len(b.token_T) or (a.token_T != b.token_T).any()
                for a, b in zip(before, after, strict=True))  # fmt: skip
 
 
 def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own):
     (pid,) = own.pids
-    members = [p for p in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _group(p) == pid]
+    members = members_of(pid)
     assert len(members) >= 3  # the server, its engine, a worker
     inodes = set()
     for member in members:
         assert b"VLLM_API_KEY" not in Path(f"/proc/{member}/cmdline").read_bytes()
         for fd in Path(f"/proc/{member}/fd").iterdir():
-            inodes.add(os.readlink(fd))
+            inodes.add(str(fd.readlink()))
     key = own._key.encode()
     assert not any(key in Path(f"/proc/{member}/cmdline").read_bytes() for member in members)
     assert key in Path(f"/proc/{pid}/environ").read_bytes()
     assert listening(inodes) <= {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
 
 
-def _group(pid):
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return -1
+def members_of(group):
+    """The processes of a group."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(ProcessLookupError):
+            if path.name.isdecimal() and os.getpgid(int(path.name)) == group:
+                found.append(int(path.name))
+    return found
 
 
 def listening(inodes):
@@ -389,7 +405,7 @@ def test_a_trainer_that_is_killed_leaves_no_server_and_no_files_behind(base, tmp
         assert Path(folder).is_dir()
         trainer.kill()
     until = time.monotonic() + 60
-    while any(_group(p) == int(pid) for p in map(int, filter(str.isdecimal, os.listdir("/proc")))):
+    while members_of(int(pid)):
         assert time.monotonic() < until
         time.sleep(0.2)
     assert not Path(folder).exists()

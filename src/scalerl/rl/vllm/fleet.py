@@ -36,7 +36,7 @@ from scalerl.rl.vllm.client import Client, Gone, check_server
 from scalerl.rl.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.vllm.server import Server
 from scalerl.rl.vllm.settings import Vllm
-from scalerl.rl.vllm.weights import WeightsFile
+from scalerl.rl.vllm.weights import FileTransport, Transport
 
 _LOG = logging.getLogger("scalerl")
 MOST_DEATHS = 5
@@ -219,7 +219,7 @@ class Fleet:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._weights = WeightsFile(self._folder, *self._first)
+        self._weights = self._transport()
         self._broken: asyncio.Future[None] = self._loop.create_future()
         for index, (client, process) in enumerate(self._clients()):
             self._servers.append(_Served(index, client, process))
@@ -239,6 +239,13 @@ class Fleet:
                 await server.client.close()
             own = [server.process for server in self._servers if server.process]
             await asyncio.gather(*(asyncio.to_thread(process.end) for process in own))
+
+    def _transport(self) -> Transport:
+        if self._settings.transport == "nccl":
+            from scalerl.rl.vllm.nccl import NcclTransport
+
+            return NcclTransport(*self._first)
+        return FileTransport(self._folder, *self._first)
 
     def _queue(self, requests: list[Request]) -> None:
         for request in requests:
@@ -351,6 +358,7 @@ class Fleet:
             if flight.task:
                 flight.task.cancel()
         server.flights.clear()
+        self._weights.forget(server.client)
         server.count_time(at_work=False)
         server.open, server.lost, server.installed = False, None, -1
         self._say(Restarted(server.index, {request.place for request in requests}))
@@ -402,13 +410,13 @@ class Fleet:
     async def _install(self, server: _Served) -> None:
         seconds = self._settings.answer_seconds
         server.count_time(at_work=True)
-        async with self._weights.reading() as (version, path):
+        async with self._weights.newest() as (version, source):
             started = time.perf_counter()
             await server.client.ask(
                 "/pause", {}, params={"mode": "keep", "clear_cache": "false"}, seconds=seconds
             )
             try:
-                progress = await self._load(server, path)
+                progress = await self._load(server, source)
                 for flight in server.flights.values():
                     if flight.name in progress:
                         flight.marks.append((progress[flight.name], version))
@@ -419,12 +427,10 @@ class Fleet:
         server.count_time(at_work=bool(server.flights))
         self._say(Installed(server.index, version, time.perf_counter() - started))
 
-    async def _load(self, server: _Served, path: Path) -> dict[str, int]:
+    async def _load(self, server: _Served, source: Any) -> dict[str, int]:
         """Have the weights loaded; how many tokens the completions have that had begun, by our names."""
-        seconds = self._settings.answer_seconds
-        call = {"method": "scalerl_install", "args": [str(path)], "timeout": seconds}
         try:
-            answer = await server.client.ask("/collective_rpc", call, seconds=2 * seconds)
+            answer = await self._weights.load(server.client, source, self._settings.answer_seconds)
         except Gone as error:
             await server.client.ask("/health", seconds=5.0)  # where it is well, the weights are not
             raise WorkerError(

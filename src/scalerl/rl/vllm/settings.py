@@ -12,8 +12,7 @@ class Vllm:
     """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
 
     urls: tuple[str, ...] = ()
-    """Servers that somebody else has started, as docs/vllm.md says (http://, https:// or unix:// and a socket);
-    without any, `servers` are started."""
+    """Servers that others have started, as docs/vllm.md says: http://, https://, or unix:// and a socket."""
     servers: int = 1
     """Servers to start on this machine, where there are no `urls`."""
     python: str = ""
