@@ -44,7 +44,7 @@ STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIM
 RULE = LengthRule(60, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 60))
 LONG = LengthRule(60, 20, Marker((CLOSE,)))
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
-SETTINGS = Vllm(python=str(PYTHON), cpu_cache_gib=0.2, arguments=("--block-size", "32"))
+SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
 
 
 def prompt_of(n, name="p"):
@@ -388,7 +388,7 @@ from scalerl.rl.vllm.settings import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)
-settings = Vllm(python=python, cpu_cache_gib=0.2)
+settings = Vllm(python=python)
 generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, rows=4, logs=logs)
 while generator.pids == [None]:
     time.sleep(0.1)

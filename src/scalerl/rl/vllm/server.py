@@ -8,8 +8,8 @@ its environment, not in its arguments. When the trainer dies, however it does, s
 from __future__ import annotations
 
 import json
-import logging
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from scalerl.errors import InputError
 from scalerl.rl.vllm.protocol import LENGTH_CONTROL, WORKER
 from scalerl.rl.vllm.settings import Vllm
 
-_LOG = logging.getLogger("scalerl")
+_ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 VENV = Path(".vllm-venv")
 """Where `make vllm` puts it."""
 
@@ -82,6 +82,8 @@ class Server:
     devices: tuple[str, ...] = ()
     """GPUs, as CUDA_VISIBLE_DEVICES wants them; without any it computes on the CPU."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _log_start: int = 0
+    """Where this life of it begins in the log."""
 
     @property
     def socket(self) -> str:
@@ -101,7 +103,9 @@ class Server:
         else:
             command += ["--enforce-eager"]
         command += self.settings.arguments
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -124,7 +128,7 @@ class Server:
         if self.devices:
             return own | {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
         return own | {
-            "VLLM_CPU_KVCACHE_SPACE": f"{self.settings.cpu_cache_gib:g}",
+            "VLLM_CPU_KVCACHE_SPACE": str(self.settings.cpu_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
@@ -138,13 +142,13 @@ class Server:
         """What its log says of why it died, on one line."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(self.log.stat().st_size - 200_000, 0))
+                file.seek(self._log_start)
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return "it left no log"
-        errors = [line for line in lines if "Error" in line and "EngineDead" not in line]
-        words = [line for line in errors if "Error: " in line] or errors or lines or ["nothing"]
-        return words[0].partition("] ")[2] or words[0] if errors else words[-1]
+        # The first error is the cause; those after it are of what waited for it.
+        found = (_ERROR.search(line) for line in lines if " WARNING " not in line)
+        return next((words[0].strip() for words in found if words), "its log says nothing of why")
 
     def end(self) -> None:
         """Let it tidy up, and end it."""

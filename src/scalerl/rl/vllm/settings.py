@@ -23,7 +23,7 @@ class Vllm:
     """GPUs of each server that is started here."""
     gpu_memory: float = 0.85
     """The share of a GPU's memory that a server started here takes."""
-    cpu_cache_gib: float = 1.0
+    cpu_cache_gib: int = 1
     """Of KV cache, where a server started here computes on CPUs."""
     arguments: tuple[str, ...] = ()
     """More arguments for the servers that are started here."""
@@ -40,10 +40,10 @@ class Vllm:
     kind: Literal["vllm"] = "vllm"
 
     def __post_init__(self) -> None:
-        for name in ("servers", "tensor_parallel"):
+        for name in ("servers", "tensor_parallel", "cpu_cache_gib"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("start_seconds", "request_seconds", "answer_seconds", "cpu_cache_gib"):
+        for name in ("start_seconds", "request_seconds", "answer_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite")
         if not 0 < self.gpu_memory <= 1:
