@@ -28,6 +28,15 @@ class FaultyServer:
         self.bodies: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.faults: dict[str, Any] = {}
+        self.flags: dict[str, Any] = {
+            "dtype": "float32",
+            "head_dtype": "float32",
+            "logprobs_mode": "processed_logprobs",
+            "max_num_seqs": 8,
+            "async_scheduling": False,
+            "v2_model_runner": False,
+            "length_control": True,
+        }
         self.held = threading.Event()
         """Completions wait for it."""
         self.held.set()
@@ -120,6 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
         return {"status": "resumed"}
 
     def collective_rpc(self, body: Any) -> Any:
+        if body["method"] == "scalerl_describe":
+            return {"results": [self.peer.flags]}
         self.peer.loaded += body["args"]
         return {"results": [self.peer.begun]}
 
@@ -158,6 +169,17 @@ def first(n: int, fault: Any) -> Any:
         return left[0] >= 0 and fault(handler)
 
     return once
+
+
+def after(n: int, fault: Any) -> Any:
+    """A fault of all times but the first `n`."""
+    left = [n]
+
+    def later(handler: Any) -> bool:
+        left[0] -= 1
+        return left[0] < 0 and fault(handler)
+
+    return later
 
 
 def slow(seconds: float) -> Any:

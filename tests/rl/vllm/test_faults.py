@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from faulty_server import KEY, FaultyServer, drop, first, slow, status
+from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
 from scalerl.errors import InputError, WorkerError
 from scalerl.rl.generator import Sampling
 from scalerl.rl.model import copy_weights, load_model, load_tokenizer
@@ -113,9 +113,13 @@ def test_groups_come_back_in_order_with_what_was_sampled(peer, connect):
         (
             "/collective_rpc",
             status(500, {"error": {"message": "no such name"}}),
-            "no such name.*not be installed",
+            "no such name: start it with --worker-ext",
         ),
-        ("/collective_rpc", status(200, {"results": "yes"}), "'yes'.* from /collective_rpc"),
+        (
+            "/collective_rpc",
+            status(200, {"results": "yes"}),
+            "'yes'.* from /collective_rpc: not our extension",
+        ),
         ("/v1/completions", status(400, {"error": {"message": "too hot"}}), r"refuses .* \(400\): too hot"),
         (
             "/v1/completions",
@@ -137,9 +141,26 @@ def test_a_server_that_is_not_what_it_should_be_is_named_with_what_is_wrong(peer
 
 
 def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
-    peer.faults["/collective_rpc"] = status(500, "boom")
-    refusal(connect(peer))
+    peer.faults["/collective_rpc"] = after(1, status(500, "boom"))
+    assert re.search("boom.*could not be installed", refusal(connect(peer)))
     assert peer.asked["/pause"] == peer.asked["/resume"] == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("dtype", "bfloat16", "--dtype float32 (it has bfloat16)"),
+        ("head_dtype", "bfloat16", '--hf-overrides \'{"head_dtype": "float32"}\''),
+        ("logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
+        ("max_num_seqs", 7, "--max-num-seqs 8 (it has 7)"),
+        ("async_scheduling", True, "--no-async-scheduling"),
+        ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("length_control", False, "--logits-processors scalerl.rl.vllm.served:LengthControl"),
+    ],
+)
+def test_a_server_that_was_started_otherwise_is_told_how(peer, connect, flag, value, says):
+    peer.flags[flag] = value
+    assert refusal(connect(peer)) == f"vLLM at {peer.url}: start it with {says}"
 
 
 def test_a_model_that_is_too_short(peer, connect):
@@ -237,7 +258,7 @@ def test_an_update_marks_what_had_begun_and_calls_back_what_had_not(peer, connec
 def test_versions_that_are_overtaken_are_passed_over_and_their_files_removed(
     peer, connect, weights, tmp_path
 ):
-    peer.faults["/collective_rpc"] = first(1, slow(0.3))
+    peer.faults["/collective_rpc"] = first(2, slow(0.3))
     generator = connect(peer)
     for version in (1, 2, 3):
         generator.update(weights, version)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from scalerl.errors import WorkerError
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import AdamW
@@ -41,8 +42,8 @@ pytestmark = [
 ]
 ROWS, POSITIONS, TEMPERATURE = 16, 128, 0.9
 STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
-RULE = LengthRule(60, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 60))
-LONG = LengthRule(60, 20, Marker((CLOSE,)))
+RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
+LONG = LengthRule(50, 20, Marker((CLOSE,)))
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
 SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
 
@@ -182,7 +183,7 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
 
 
 def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
-    generator = connect(LengthRule(60, 20, Marker((CLOSE,)), (UP, CLOSE), (1, 4)))
+    generator = connect(LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (1, 4)))
     for n in range(1, 11):
         generator.submit(prompt_of(n), 0, 4)
     rollouts = collect(generator, 10)
@@ -209,7 +210,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_in_the_text(connect, base
     """`+ 7` here; `follow` refuses completions in which it was not found where it should be."""
     plus, seven = VOCABULARY.index("+"), VOCABULARY.index("7")
     marker = Marker((plus, seven), "+7", frozenset({seven}), load_tokenizer(base).decode)
-    generator = connect(LengthRule(60, 20, marker, (UP, plus, seven), (1, 30)))
+    generator = connect(LengthRule(50, 20, marker, (UP, plus, seven), (1, 30)))
     for n in range(1, 11):
         generator.submit(prompt_of(n), 0, 4)
     rollouts = collect(generator, 10)
@@ -267,6 +268,15 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         moved = max(np.abs(w - base_weights[n]).max() for n, w in learner.weights().items())
         assert moved > 1e-3
         generator.close()
+
+
+def test_weights_of_another_shape_are_refused_and_the_server_goes_on(connect, base_weights):
+    wrong = {name: np.zeros((3, *w.shape), np.float32) for name, w in base_weights.items()}
+    with pytest.raises(WorkerError, match=r"could not be installed.*another model"):
+        collect(connect(weights=wrong), 1)
+    generator = connect()
+    generator.submit(prompt_of(3), 0, 2)
+    assert len(collect(generator, 1)) == 2
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from scalerl.errors import WorkerError, brief, brief_error
+from scalerl.rl.vllm.protocol import WORKER, complaints
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a server that is full is asked again."""
@@ -101,10 +103,21 @@ def _message(response: httpx.Response) -> str:
     return brief(text) if len(text) > 300 else text.strip()
 
 
-async def check_server(
-    client: Client, tokenizer: Any, texts: tuple[str, ...], positions: int, seconds: float
-) -> str:
-    """See that it is a vLLM server with this tokenizer, and room for `positions` tokens; its model's name.
+@dataclass(frozen=True)
+class Wanted:
+    """What a server must be."""
+
+    tokenizer: Any
+    texts: tuple[str, ...]
+    """Which it must split into the same tokens."""
+    positions: int
+    precision: str
+    fp32_logits: bool
+    rows: int
+
+
+async def check_server(client: Client, wanted: Wanted, seconds: float) -> str:
+    """See that it is a vLLM server as it is wanted; returns the name of its model.
 
     Raises:
         WorkerError: it is not.
@@ -115,12 +128,13 @@ async def check_server(
         name, longest = models["data"][0]["id"], int(models["data"][0]["max_model_len"])
     except (KeyError, IndexError, TypeError, ValueError):
         raise WorkerError(f"{client.name}: {brief(models)} from /v1/models: not a vLLM server") from None
-    if longest < positions:
+    if longest < wanted.positions:
         raise WorkerError(
-            f"{client.name}: {name} takes {longest} tokens, the recipe needs {positions} (--max-model-len)"
+            f"{client.name}: {name} takes {longest} tokens, the recipe needs {wanted.positions} "
+            "(--max-model-len)"
         )
-    for text in texts:
-        ours = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for text in wanted.texts:
+        ours = wanted.tokenizer(text, add_special_tokens=False)["input_ids"]
         body = {"model": name, "prompt": text, "add_special_tokens": False}
         theirs = await client.ask("/tokenize", body, seconds=seconds)
         if not isinstance(theirs, dict) or theirs.get("tokens") != ours:
@@ -128,9 +142,24 @@ async def check_server(
                 f"{client.name}: {name} has another tokenizer ({brief(text)} is {brief(ours)} here): "
                 "serve the model that the recipe names"
             )
+    await _check_flags(client, wanted, seconds)
     paused = await client.ask("/is_paused", seconds=seconds)
     if isinstance(paused, dict) and paused.get(
         "is_paused"
     ):  # a trainer was killed in the middle of an update
         await client.ask("/resume", {}, seconds=seconds)
     return name
+
+
+async def _check_flags(client: Client, wanted: Wanted, seconds: float) -> None:
+    answer: Any = None
+    try:
+        answer = await client.ask("/collective_rpc", {"method": "scalerl_describe"}, seconds=seconds)
+        wrong = list(complaints(answer["results"][0], wanted.precision, wanted.fp32_logits, wanted.rows))
+    except Gone as error:
+        await client.ask("/health", seconds=5.0)  # where it is well, it has no such method
+        raise WorkerError(f"{error}: start it with --worker-extension-cls {WORKER}") from error
+    except (KeyError, IndexError, TypeError):
+        raise WorkerError(f"{client.name}: {brief(answer)} from /collective_rpc: not our extension") from None
+    if wrong:
+        raise WorkerError(f"{client.name}: start it with {', '.join(wrong)}")

@@ -32,7 +32,7 @@ import numpy as np
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.generator import Sampling
 from scalerl.rl.types import Weights
-from scalerl.rl.vllm.client import Client, Gone, check_server
+from scalerl.rl.vllm.client import Client, Gone, Wanted, check_server
 from scalerl.rl.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.vllm.server import Server
 from scalerl.rl.vllm.settings import Vllm
@@ -140,28 +140,27 @@ class _Served:
 class Fleet:
     """The servers of a generator. What happens is told to `say`, from another thread.
 
-    `clients` makes the clients and processes; it is called in the loop's thread.
+    `clients` are the servers, each with its process where it is ours.
     """
 
     def __init__(
         self,
         settings: Vllm,
         sampling: Sampling,
-        tokenizer: Any,
-        rows: int,
+        wanted: Wanted,
         salt: str,
         folder: Path,
-        clients: Callable[[], list[tuple[Client, Server | None]]],
+        clients: list[tuple[Client, Server | None]],
         weights: Weights,
         version: int,
         say: Callable[[Event], None],
     ) -> None:
-        self._settings, self._sampling, self._tokenizer = settings, sampling, tokenizer
-        self._rows, self._salt, self._folder, self._clients, self._say = rows, salt, folder, clients, say
+        self._settings, self._sampling, self._wanted = settings, sampling, wanted
+        self._salt, self._folder, self._say = salt, folder, say
         self._first = weights, version
         self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
         self._waiting: list[Request] = []
-        self._servers: list[_Served] = []
+        self._servers = [_Served(index, *server) for index, server in enumerate(clients)]
         self._drops: Counter[Request] = Counter()
         self._sent = 0
         self._ready = threading.Event()
@@ -221,8 +220,6 @@ class Fleet:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         self._weights = self._transport()
         self._broken: asyncio.Future[None] = self._loop.create_future()
-        for index, (client, process) in enumerate(self._clients()):
-            self._servers.append(_Served(index, client, process))
         self._ready.set()
         tasks = [asyncio.create_task(self._keep(server)) for server in self._servers]
         stop = asyncio.create_task(self._stop.wait())
@@ -255,7 +252,7 @@ class Fleet:
     def _pump(self) -> None:
         """Send what waits to servers with free rows."""
         while self._waiting:
-            free = [s for s in self._servers if s.open and len(s.flights) < self._rows]
+            free = [s for s in self._servers if s.open and len(s.flights) < self._wanted.rows]
             if not free:
                 return
             server = min(free, key=lambda s: len(s.flights))
@@ -344,7 +341,7 @@ class Fleet:
 
     def _bury(self, server: _Served, why: Gone) -> None:
         """Count the death, and put what was in flight back."""
-        words = f" ({server.process.last_words()})" if server.process and not server.process.pid else ""
+        words = f" ({server.process.last_words()})" if server.process else ""
         if server.process:
             server.process.kill()
         server.deaths += 1
@@ -383,13 +380,7 @@ class Fleet:
                     _LOG.warning("%s: waiting for it", error)
                 waiting = True
                 await asyncio.sleep(0.5)
-        marker = self._tokenizer.decode(list(self._sampling.length.end_of_thinking.tokens))
-        phrase = self._tokenizer.decode(list(self._sampling.length.phrase))
-        positions = self._sampling.max_prompt_tokens + self._sampling.length.max_tokens
-        texts = tuple(filter(None, (marker, phrase)))
-        server.model = await check_server(
-            server.client, self._tokenizer, texts, positions, settings.answer_seconds
-        )
+        server.model = await check_server(server.client, self._wanted, settings.answer_seconds)
 
     async def _serve(self, server: _Served) -> None:
         """Install what is offered, for as long as it lives."""

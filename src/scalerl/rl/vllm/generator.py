@@ -31,10 +31,10 @@ from scalerl.rl.random import stream_keys, uniform
 from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.setup import sampling_of
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
-from scalerl.rl.vllm.client import Client
+from scalerl.rl.vllm.client import Client, Wanted
 from scalerl.rl.vllm.fleet import Completed, Event, Failed, Fleet, Installed, Request, Restarted
 from scalerl.rl.vllm.follow import follow
-from scalerl.rl.vllm.server import Server, flags, place_servers
+from scalerl.rl.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.vllm.settings import Vllm
 
 
@@ -89,6 +89,8 @@ class VllmGenerator:
         """Servers that died and were begun again."""
         self._error: ScalerlError | None = None
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        if not settings.urls:
+            find_python(settings)
         try:
             folder = tempfile.mkdtemp(prefix="scalerl-", dir=settings.weights_folder)
         except OSError as error:
@@ -97,19 +99,20 @@ class VllmGenerator:
         self._key = secrets.token_hex(16)
         self._atexit = partial(shutil.rmtree, folder, ignore_errors=True)
         atexit.register(self._atexit)
+        positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         if settings.urls:
-            clients = partial(_remote, settings)
+            clients = _remote(settings)
         else:
-            positions = sampling.max_prompt_tokens + sampling.length.max_tokens
             arguments = flags(precision, sampling.fp32_logits, rows, positions)
-            clients = partial(
-                _own, settings, str(model_folder), arguments, self._folder, Path(logs).absolute(), self._key
-            )
+            place = self._folder, Path(logs).absolute(), self._key
+            clients = _own(settings, str(model_folder), arguments, *place)
+        marks = sampling.length.end_of_thinking.tokens, sampling.length.phrase
+        texts = tuple(tokenizer.decode(list(tokens)) for tokens in marks if tokens)
+        wanted = Wanted(tokenizer, texts, positions, precision, sampling.fp32_logits, rows)
         self._fleet = Fleet(
             settings,
             sampling,
-            tokenizer,
-            rows,
+            wanted,
             f"{purpose}-{secrets.token_hex(4)}",
             self._folder,
             clients,

@@ -25,7 +25,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from scalerl.rl.length import LengthRule, LengthState
-from scalerl.rl.vllm.protocol import LENGTH, rule_from_json
+from scalerl.rl.vllm.protocol import LENGTH, LENGTH_CONTROL, rule_from_json
 
 
 class Worker:
@@ -51,6 +51,20 @@ class Worker:
             # A tied head loads no weights of its own: what a CPU has made of them is still that of the old.
             head.quant_method.process_weights_after_loading(head)
         return self.scalerl_progress()
+
+    def scalerl_describe(self) -> dict[str, Any]:
+        """How the server was started, by what decides what it samples and what it says of it."""
+        config: Any = self.vllm_config  # type: ignore[attr-defined]
+        model, scheduler = config.model_config, config.scheduler_config
+        return {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "head_dtype": str(model.head_dtype).removeprefix("torch."),
+            "logprobs_mode": model.logprobs_mode,
+            "max_num_seqs": scheduler.max_num_seqs,
+            "async_scheduling": bool(scheduler.async_scheduling),
+            "v2_model_runner": bool(config.use_v2_model_runner),
+            "length_control": LENGTH_CONTROL in (model.logits_processors or ()),
+        }
 
     def scalerl_progress(self) -> dict[str, int]:
         """Tokens sampled so far by every completion that has begun, by vLLM's name of the request."""
