@@ -27,12 +27,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.generator import Sampling
 from scalerl.rl.types import Weights
 from scalerl.rl.vllm.client import Client, Gone, Wanted, check_server
+from scalerl.rl.vllm.completions import (
+    Event,
+    Failed,
+    Flight,
+    Installed,
+    Request,
+    Restarted,
+    parsed,
+)
 from scalerl.rl.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.vllm.server import Server
 from scalerl.rl.vllm.settings import Vllm
@@ -51,65 +58,6 @@ _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""
 
 
-@dataclass(frozen=True, order=True)
-class Request:
-    """A completion to sample."""
-
-    place: int
-    sample: int
-    prompt: tuple[int, ...] = field(compare=False)
-    seed: int = field(compare=False)
-    interrupt_at: int = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A completion as it came back."""
-
-    request: Request
-    token_T: np.ndarray
-    logp_T: np.ndarray
-    marks: list[tuple[int, int]]
-    """From which token on which version sampled; the first version read the prompt."""
-    cached: int
-    """Tokens of the prompt that were found in the prefix cache."""
-
-
-@dataclass(frozen=True)
-class Installed:
-    """A server has these weights."""
-
-    server: int
-    version: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """A server died, and groups of these places with it."""
-
-    server: int
-    places: set[int]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Nothing goes on."""
-
-    error: ScalerlError
-
-
-Event = Completed | Installed | Restarted | Failed
-
-
-@dataclass
-class _Flight:
-    request: Request
-    name: str
-    marks: list[tuple[int, int]]
-    task: asyncio.Task[None] | None = None
-
-
 @dataclass
 class _Served:
     """A server as it is kept: a process of ours, or only a client."""
@@ -124,7 +72,7 @@ class _Served:
     """It has completed something."""
     deaths: int = 0
     lost: Gone | None = None
-    flights: dict[str, _Flight] = field(default_factory=dict)
+    flights: dict[str, Flight] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     busy: float = 0.0
     """Seconds with something to do."""
@@ -260,19 +208,19 @@ class Fleet:
 
     def _send(self, server: _Served, request: Request) -> None:
         self._sent += 1
-        flight = _Flight(request, f"{self._salt}.{self._sent}", [(0, server.installed)])
+        flight = Flight(request, f"{self._salt}.{self._sent}", [(0, server.installed)])
         server.count_time(at_work=True)
         server.flights[flight.name] = flight
         flight.task = asyncio.create_task(self._complete(server, flight))
 
     # -- a completion ----------------------------------------------------------------------------------------
 
-    async def _complete(self, server: _Served, flight: _Flight) -> None:
+    async def _complete(self, server: _Served, flight: Flight) -> None:
         try:
             answer = await server.client.ask(
                 "/v1/completions", self._body(server, flight), seconds=self._settings.request_seconds
             )
-            completed = _parsed(server.client.name, answer, flight)
+            completed = parsed(server.client.name, answer, flight)
         except Gone as error:
             await self._dropped(server, flight, error)
             return
@@ -289,7 +237,7 @@ class Fleet:
         self._say(completed)
         self._pump()
 
-    def _body(self, server: _Served, flight: _Flight) -> dict[str, Any]:
+    def _body(self, server: _Served, flight: Flight) -> dict[str, Any]:
         sampling, request = self._sampling, flight.request
         body = {
             "model": server.model,
@@ -312,7 +260,7 @@ class Fleet:
             body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_token": sampling.end_token})}
         return body
 
-    async def _dropped(self, server: _Served, flight: _Flight, error: Gone) -> None:
+    async def _dropped(self, server: _Served, flight: Flight, error: Gone) -> None:
         """Send it again where the server is well, or have the server started again."""
         request = flight.request
         self._drops[request] += 1
@@ -325,7 +273,7 @@ class Fleet:
         server.lost = server.lost or error
         server.wake.set()
 
-    def _landed(self, server: _Served, flight: _Flight) -> None:
+    def _landed(self, server: _Served, flight: Flight) -> None:
         server.flights.pop(flight.name, None)
         server.count_time(at_work=bool(server.flights))
 
@@ -452,19 +400,3 @@ class Fleet:
                 flight.task.cancel()
             self._landed(server, flight)
             self._queue([flight.request])
-
-
-def _parsed(name: str, answer: Any, flight: _Flight) -> Completed | None:
-    """The completion; None where it was called back."""
-    try:
-        (choice,) = answer["choices"]
-        if choice["finish_reason"] == "abort":
-            return None
-        token_T = np.array(choice["token_ids"], dtype=np.int64)
-        logp_T = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
-        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise WorkerError(f"{name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
-    if token_T.shape != logp_T.shape or token_T.ndim != 1 or not np.isfinite(logp_T).all():
-        raise WorkerError(f"{name}: its answer has not one finite log-probability for each token")
-    return Completed(flight.request, token_T, logp_T, flight.marks, cached)

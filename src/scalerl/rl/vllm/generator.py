@@ -32,7 +32,8 @@ from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.setup import sampling_of
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 from scalerl.rl.vllm.client import Client, Wanted
-from scalerl.rl.vllm.fleet import Completed, Event, Failed, Fleet, Installed, Request, Restarted
+from scalerl.rl.vllm.completions import Completed, Event, Failed, Installed, Request, Restarted
+from scalerl.rl.vllm.fleet import Fleet
 from scalerl.rl.vllm.follow import follow
 from scalerl.rl.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.vllm.settings import Vllm
@@ -160,10 +161,11 @@ class VllmGenerator:
         """Admit a group; see `scalerl.rl.types.Generator`."""
         place = self._admitted
         self._admitted += 1
-        self._place(place, prompt, draw, n_samples)
+        self._place(place, (prompt, draw, n_samples))
         return place
 
-    def _place(self, place: int, prompt: Prompt, draw: int, n_samples: int) -> None:
+    def _place(self, place: int, group: tuple[Prompt, int, int]) -> None:
+        prompt, draw, n_samples = group
         prompt_T = self._tokens(prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
             raise ValueError(
@@ -215,7 +217,7 @@ class VllmGenerator:
     @property
     def in_flight(self) -> int:
         """Groups that are admitted and not taken."""
-        return len(self._groups) + len(self._complete)
+        return self._admitted - self._taken
 
     @property
     def pids(self) -> list[int | None]:
@@ -246,7 +248,7 @@ class VllmGenerator:
         for place, size in zip(state["places"], state["sizes"], strict=True):
             self._complete[place] = tuple(islice(rollouts, size))
         for place, prompt, draw, n_samples in state["in_flight"]:
-            self._place(place, Prompt.from_json(prompt), draw, n_samples)
+            self._place(place, (Prompt.from_json(prompt), draw, n_samples))
         self._before = Counters(**state["counters"])
         self._before.restarted += len(state["in_flight"])
 
