@@ -1,6 +1,7 @@
 """Servers that are slow, full, dead or not what they should be: a peer over HTTP that is so on purpose."""
 
 import re
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -307,6 +308,19 @@ def test_a_resume_begins_again_what_was_in_flight(peer, connect):
     assert [group[0].prompt.id for group in groups] == [prompt.id for prompt in PROMPTS]
     assert resumed.counters.restarted == 2
     np.testing.assert_array_equal(groups[0][0].token_T, TOKENS)
+
+
+def test_more_connections_than_a_shell_allows_are_made_room_for(peer, connect):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    peer.flags["max_num_seqs"] = 1000
+    try:
+        generator = connect(peer, rows=1000)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2024, before[1])
+        submit(generator)
+        assert len(collect(generator, 4)) == 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_no_key_and_nobody_there(connect, peer, monkeypatch):

@@ -29,7 +29,7 @@ from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
 from scalerl.rl.schedule import PipelineRL
 from scalerl.rl.setup import load_learner
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, TIME_IS_UP, VOCABULARY, Chain, Demonstrations
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, Demonstrations
 from scalerl.rl.types import Prompt
 from scalerl.rl.vllm.generator import VllmGenerator
 from scalerl.rl.vllm.server import VENV, flags, place_servers
@@ -40,10 +40,12 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make vllm"),
 ]
-ROWS, POSITIONS, TEMPERATURE = 16, 128, 0.9
+ROWS, POSITIONS, TEMPERATURE = 16, 384, 0.9
 STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
 RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
-LONG = LengthRule(50, 20, Marker((CLOSE,)))
+# What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
+LONG, NEVER = LengthRule(250, 60, Marker((UP,))), VOCABULARY.index(PAD)
+LONG_INTERRUPTED = replace(LONG, phrase=(CLOSE, UP), interrupt=(5, 250))
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
 SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
 
@@ -151,21 +153,21 @@ def models_of(folder, versions):
     return models
 
 
-@pytest.mark.parametrize("rule", [RULE, LONG])
+@pytest.mark.parametrize("rule", [LONG_INTERRUPTED, LONG])
 def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale_cache(
     connect, base, base_weights, rule
 ):
-    versions = [base_weights, *(perturbed(base_weights, seed) for seed in range(1, 9))]
-    generator = connect(rule)
-    for n in range(1, 41):
+    versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 9))]
+    generator = connect(rule, end_token=NEVER)
+    for n in range(1, 40, 4):
         generator.submit(prompt_of(n), 0, 2)
     version = 0
-    while generator.ready < 40:
+    while generator.ready < 10:
         generator.work()
         if generator.installed == version < 8:
             version += 1
             generator.update(versions[version], version)
-    rollouts, models = collect(generator, 40), models_of(base, versions)
+    rollouts, models = collect(generator, 10), models_of(base, versions)
     several = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
     assert len(several) >= 6
     assert max(len(set(r.version_T.tolist())) for r in several) >= 3
@@ -177,7 +179,11 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
         assert difference(rollout, replay(models, rollout, late)) > 1e-2
         assert difference(rollout, replay(models, rollout, early)) > 1e-2
         assert difference(rollout, replay_afresh(models, rollout)) > 1e-2
-    print(f"\n{len(several)} of {len(rollouts)} completions across updates; ", end="")
+    tokens, seconds = generator.counters.tokens, generator.counters.seconds
+    print(
+        f"\n{tokens} tokens in {seconds:.1f} s; {len(several)} of {len(rollouts)} completions across updates; ",
+        end="",
+    )
     print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
     print("updates in ms:", [round(1e3 * seconds) for seconds in generator.install_seconds])
 
@@ -224,9 +230,6 @@ def test_the_prefix_cache_is_used_within_a_version_and_never_across_versions(con
     generator, versions = connect(rows=1), [base_weights, perturbed(base_weights, 1)]
     generator.submit(prompt_of(40), 0, 4)
     before = collect(generator, 1)
-    whole = generator._flop_count.forward(40, 40 * 41 / 2)  # of one prompt
-    read = sum(len(r.token_T) for r in before)
-    assert generator.counters.flops < 4 * whole + generator._flop_count.forward(read, read * 128)
     assert generator.cached == 3 * 32
     generator.update(versions[1], 1)
     while generator.installed < 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import queue
+import resource
 import secrets
 import shutil
 import tempfile
@@ -100,6 +101,7 @@ class VllmGenerator:
         self._key = secrets.token_hex(16)
         self._atexit = partial(shutil.rmtree, folder, ignore_errors=True)
         atexit.register(self._atexit)
+        _allow_connections(rows * len(self._installed))
         positions = sampling.max_prompt_tokens + sampling.length.max_tokens
         if settings.urls:
             clients = _remote(settings)
@@ -330,6 +332,15 @@ def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout
         truncated=truncated,
         interrupted=not sampled_T.all(),
     )
+
+
+def _allow_connections(n: int) -> None:
+    """One for every completion under way: shells often allow 1024 files, and the system many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = n + 1024
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _remote(settings: Vllm) -> list[tuple[Client, Server | None]]:
