@@ -180,10 +180,8 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
         assert difference(rollout, replay(models, rollout, early)) > 1e-2
         assert difference(rollout, replay_afresh(models, rollout)) > 1e-2
     tokens, seconds = generator.counters.tokens, generator.counters.seconds
-    print(
-        f"\n{tokens} tokens in {seconds:.1f} s; {len(several)} of {len(rollouts)} completions across updates; ",
-        end="",
-    )
+    print(f"\n{tokens} tokens in {seconds:.1f} s; ", end="")
+    print(f"{len(several)} of {len(rollouts)} completions across updates; ", end="")
     print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
     print("updates in ms:", [round(1e3 * seconds) for seconds in generator.install_seconds])
 
