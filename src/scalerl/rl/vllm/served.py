@@ -107,11 +107,13 @@ class LengthControl(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Take note of the newest tokens; where the next one is forced it alone is possible."""
         for states in self._states.values():
-            states.advance([row for row in self._rows.values() if row.state is states])
-        for index, row in self._rows.items():
-            if (token := row.state.forced(row.row)) >= 0:
-                logits[index] = -torch.inf
-                logits[index, token] = 0.0
+            rows = {index: row for index, row in self._rows.items() if row.state is states}
+            states.advance(list(rows.values()))
+            forced_R = states.forced()
+            for index, row in rows.items():
+                if (token := int(forced_R[row.row])) >= 0:
+                    logits[index] = -torch.inf
+                    logits[index, token] = 0.0
         return logits
 
     def _begin(self, params: Any, prompt: list[int] | None, output: list[int]) -> _Row | None:
@@ -167,6 +169,6 @@ class _States:
             moved = [row.row for row in behind]
             self._done_R[moved] |= done_R[moved]
 
-    def forced(self, row: int) -> int:
-        """The token that must come next, or -1."""
-        return self._end_token if self._done_R[row] else int(self._state.forced_token()[row])
+    def forced(self) -> np.ndarray:
+        """The token that must come next in each row, or -1."""
+        return np.where(self._done_R, self._end_token, self._state.forced_token())
