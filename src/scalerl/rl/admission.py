@@ -94,9 +94,7 @@ class Admission(ABC):
             InputError: it is the state of a generator in the process of the trainer.
         """
         if "taken" not in state:
-            raise InputError(
-                "the run generates in the trainer's process (placement inline): it stays there"
-            )
+            raise InputError("the run generates in the trainer's process (placement inline): it stays there")
         self._admitted, self._taken = state["admitted"], state["taken"]
         self._keep(state["places"], state["sizes"], state["complete"])
         for place, prompt, draw, n_samples in state["in_flight"]:

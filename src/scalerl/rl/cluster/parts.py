@@ -13,6 +13,7 @@ from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.learner import Learner
 from scalerl.rl.setup import check_sampler, load_learner
+from scalerl.rl.types import Generator
 
 
 class RayParts:
@@ -32,14 +33,20 @@ class RayParts:
         self._closing.callback(learner.close)
         return learner
 
-    def generator(self, learner: Learner | RayLearner, version: int) -> RayGenerator:
+    def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Generators with the weights of `learner` as `version`."""
-        check_sampler(self._recipe, self._model_folder, learner.model)
-        transport = transport_of(self._recipe.cluster, learner)
-        weights = learner.weights()
-        generator = RayGenerator(
-            self._recipe, self._model_folder, weights, self._session, transport, version, self.timeline
-        )
+        recipe, folder, weights = self._recipe, self._model_folder, learner.weights()
+        tokenizer, sampling = check_sampler(recipe, folder, learner.model)
+        if recipe.cluster.engine.kind == "vllm":
+            from scalerl.rl.vllm.generator import VllmGenerator
+
+            settings, how = recipe.cluster.engine, {"rows": recipe.rows, "precision": recipe.precision}
+            generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, version, **how)
+        else:
+            transport = transport_of(recipe.cluster, learner)
+            generator = RayGenerator(
+                recipe, folder, weights, self._session, transport, version, self.timeline
+            )
         self._closing.callback(generator.close)
         return generator
 

@@ -86,12 +86,13 @@ def _answering(ray: Any, address: str) -> str:
 
 def _wanted(cluster: Cluster) -> list[tuple[str, int, Share, str]]:
     """What a run has on a cluster: who, how many, what each is given, and how they are spread over nodes."""
-    wanted = [
-        ("generators", cluster.generators, cluster.generator, "SPREAD"),
+    trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
+    generators = [("generators", cluster.generators, cluster.generator, "SPREAD")]
+    return [
+        *trainers * (cluster.learner.kind != "one"),
+        *generators * (cluster.engine.kind == "torch"),
         ("evaluation", 1, cluster.generator, "PACK"),
     ]
-    trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
-    return trainers * (cluster.learner.kind != "one") + wanted
 
 
 class Session:

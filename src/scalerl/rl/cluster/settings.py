@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from scalerl.rl.fsdp.settings import Fsdp2
+from scalerl.rl.vllm.settings import Vllm
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Cluster:
     trainers: int = 1
     address: str = "auto"
     """`auto` joins the cluster that runs here, `local` starts one on this machine; or HOST:PORT."""
-    engine: Torch = field(default_factory=Torch)
+    engine: Annotated[Torch | Vllm, Discriminator("kind")] = field(default_factory=Torch)
+    """What samples: `generators` actors, or servers of vLLM, which are not Ray's to place."""
     learner: Annotated[One | Fsdp2, Discriminator("kind")] = field(default_factory=One)
     transport: Transport = field(default_factory=Transport)
     generator: Share = field(default_factory=Share)
@@ -99,12 +101,14 @@ class Cluster:
     @property
     def processes(self) -> int:
         """Processes that decode."""
+        if isinstance(self.engine, Vllm):
+            return len(self.engine.urls) or self.engine.servers
         return self.generators
 
     @property
     def devices(self) -> int:
         """Devices whose time is counted: the generators and the trainers."""
-        return self.generators + self.trainers
+        return self.processes + self.trainers
 
 
 def _positive(**values: float) -> None:
