@@ -20,7 +20,7 @@ from scalerl.rl.types import Counters, Weights
 
 Message = tuple[str, Any, Counters, float]
 """What is said, its value, what has been spent until then, and when (Unix seconds)."""
-GROUPS = {"listen": 1, "tell": 1, "weights": 1}
+GROUPS = {"life": 1, "listen": 1, "tell": 1, "weights": 1}
 """Threads of the actor: none of these waits for another, nor for the decoding."""
 
 
@@ -52,6 +52,10 @@ class GeneratorActor:
 
         threading.Thread(target=run, daemon=True).start()
         return here()
+
+    @ray.method(concurrency_group="life")
+    def ping(self) -> None:
+        """A sign of life, while the model is loaded; afterwards `listen` is one."""
 
     @ray.method(concurrency_group="tell")
     def submit(self, groups: Sequence[tuple[int, Asked]]) -> None:
