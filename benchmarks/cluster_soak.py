@@ -34,7 +34,7 @@ ROLES = ("GeneratorActor", "TrainerActor", "EvaluationActor", "driver", "node")
 SETTINGS = (
     *("budget.kind=steps", "budget.amount=4000", "evaluation.count=160", "checkpoint.steps=20"),
     *("cluster.trainers=2", "cluster.learner.kind=fsdp2", "cluster.generators=2", "schedule.k=8"),
-    "cluster.patience.silence=30",
+    "cluster.patience.silence=60",
 )
 
 
