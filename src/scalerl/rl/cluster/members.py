@@ -49,9 +49,14 @@ class Member:
     def check_life(self) -> None:
         """Ask for a sign of life, and look for the answer to the last question; waits for nothing.
 
+        Nothing is asked of one that has not said where it runs: it is starting, for which there is another
+        limit.
+
         Raises:
             LostError: there was none for too long, or it has died.
         """
+        if not self.pid:
+            return
         if self._ping is None:
             self._ping, self._pinged = self.handle.ping.remote(), time.monotonic()
             return
