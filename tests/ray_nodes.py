@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from contextlib import contextmanager
+from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -68,8 +69,8 @@ class Run:
     def __init__(self, recipe, model, closing):
         parts = RayParts(recipe, str(model), closing)
         self.timeline = parts.timeline
-        self.learner = parts.learner()
-        self.generator = parts.generator(self.learner, 0)
+        self.learner: Any = parts.learner()
+        self.generator: Any = parts.generator(self.learner, 0)
         self.pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
         judge = load_verifier(recipe, load_tokenizer(model)).judge
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, judge)
