@@ -115,9 +115,11 @@ def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base
         loop, seat, steps = run.pipeline.steps(), run.generator._seats[0], []
         take_steps(loop, steps, lambda: len(steps) == 6)
         node = seat.member.node
-        os.kill(seat.member.pid, signal.SIGSTOP)  # so that what it has in flight is not complete
+        pid = seat.member.pid
+        os.kill(pid, signal.SIGSTOP)  # so that what it has in flight is not complete
         take_steps(loop, steps, lambda: seat.in_flight)
         nodes.kill_node_of(node)
+        os.kill(pid, signal.SIGKILL)  # which a stopped process does not do by itself
         take_steps(loop, steps, lambda: run.generator.lost)
         assert node in run.generator.lost[0]
         assert "generator 0" in run.generator.lost[0]
