@@ -30,7 +30,6 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
   scalerl train runs/mine --set seed=1                          # the recipe of a run, with another seed
   scalerl train runs/mine --resume                              # go on with a run that was cut
-  scalerl train mine.toml --cluster ray --generators 64 --trainers 16
 """),
     )
     train.add_argument(
