@@ -58,6 +58,10 @@ class WorkerError(ScalerlError):
     exit_status = 1
 
 
+class LearnerLostError(WorkerError):
+    """Processes of a learner on a cluster died: the run can go on from its last checkpoint."""
+
+
 class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 

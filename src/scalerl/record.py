@@ -37,7 +37,7 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated and trained; completions; trainer steps; and GPU-hours times a price."""
-UNTRAINED = ("checkpoint", "health", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "health", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""

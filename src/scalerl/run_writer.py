@@ -24,7 +24,7 @@ from scalerl.record import SCHEMA, EvalPoint
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
-    *("forecasts.jsonl", "alarms.jsonl"),
+    *("forecasts.jsonl", "alarms.jsonl", "timeline.jsonl"),
 )
 """The files that are appended to."""
 
@@ -157,6 +157,11 @@ class RunWriter:
         if groups is not None:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
+
+    def timeline(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append who did what when."""
+        for row in rows:
+            self._append("timeline.jsonl", row)
 
     def alarm(self, row: Mapping[str, Any]) -> None:
         """Append what is wrong with the run's health, or is no longer."""

@@ -53,6 +53,8 @@ class Step:
     groups: tuple[Group, ...]
     batch: Batch
     stats: StepStats
+    trained_at: float
+    """When it began to train, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
     """For groups that were not generated yet."""
@@ -135,7 +137,7 @@ class Pipeline:
         return wanted > 0
 
     def _step(self) -> Step:
-        started = time.perf_counter()
+        started, at = time.perf_counter(), time.time()
         recipe, learner = self._recipe, self._learner
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         batch = make_batch(
@@ -152,7 +154,7 @@ class Pipeline:
         if weights is not None:
             self._generator.update(weights, learner.version)
         waited, self._waited = self._waited, 0.0
-        return Step(learner.version, tuple(groups), batch, stats, seconds, waited)
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
