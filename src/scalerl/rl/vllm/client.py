@@ -69,6 +69,14 @@ class Client:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    async def is_well(self) -> bool:
+        """Whether the server answers at all."""
+        try:
+            await self.ask("/health", seconds=5.0)
+        except Gone:
+            return False
+        return True
+
     def _read(self, path: str, response: httpx.Response) -> Any:
         status = response.status_code
         if status in (401, 403):
@@ -160,7 +168,8 @@ async def _check_flags(client: Client, wanted: Wanted, seconds: float) -> None:
         other = {name: n for name, n in answer["results"][0]["shape"].items() if n != wanted.shape[name]}
         wrong = list(complaints(answer["results"][0], wanted.precision, wanted.fp32_logits, wanted.rows))
     except Gone as error:
-        await client.ask("/health", seconds=5.0)  # where it is well, it has no such method
+        if not await client.is_well():
+            raise
         raise WorkerError(f"{error}: start it with --worker-extension-cls {WORKER}") from error
     except (KeyError, IndexError, TypeError):
         raise WorkerError(f"{client.name}: {brief(answer)} from /collective_rpc: not our extension") from None
