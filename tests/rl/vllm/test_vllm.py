@@ -171,7 +171,6 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
             version += 1
             generator.update(versions[version], version)
     rollouts, models = collect(generator, 10), models_of(base, versions)
-    assert version == 8
     several = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
     assert len(several) >= 6
     assert max(len(set(r.version_T.tolist())) for r in several) >= 3

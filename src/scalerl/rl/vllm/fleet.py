@@ -86,10 +86,7 @@ class _Served:
 
 
 class Fleet:
-    """The servers of a generator. What happens is told to `say`, from another thread.
-
-    `clients` are the servers, each with its process where it is ours.
-    """
+    """The servers `clients`, each with its process where it is ours. `say` is told what happens."""
 
     def __init__(
         self,
