@@ -29,6 +29,7 @@ class FaultyServer:
         self.loaded: list[str] = []
         self.faults: dict[str, Any] = {}
         self.flags: dict[str, Any] = {
+            "shape": {},
             "dtype": "float32",
             "head_dtype": "float32",
             "logprobs_mode": "processed_logprobs",

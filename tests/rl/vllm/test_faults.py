@@ -164,6 +164,13 @@ def test_a_server_that_was_started_otherwise_is_told_how(peer, connect, flag, va
     assert refusal(connect(peer)) == f"vLLM at {peer.url}: start it with {says}"
 
 
+def test_a_server_of_another_model_is_refused_before_it_is_touched(peer, connect):
+    peer.flags["shape"] = {"hidden_size": 32, "num_hidden_layers": 3}
+    text = refusal(connect(peer))
+    assert "serves another model ({'num_hidden_layers': 3}, and {'num_hidden_layers': 2} here)" in text
+    assert not peer.asked["/pause"]
+
+
 def test_a_model_that_is_too_short(peer, connect):
     peer.longest = 30
     assert "takes 30 tokens, the recipe needs 66" in refusal(connect(peer))

@@ -18,7 +18,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from scalerl.errors import WorkerError
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import AdamW
@@ -159,12 +158,16 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
 ):
     versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 9))]
     generator = connect(rule, end_token=NEVER)
+    generator.submit(prompt_of(3), 1, 1)  # the first completion of a server takes it seconds
+    collect(generator, 1)
     for n in range(1, 40, 4):
         generator.submit(prompt_of(n), 0, 2)
-    version = 0
+    version, tokens = 0, generator.counters.tokens
     while generator.ready < 10:
         generator.work()
-        if generator.installed == version < 8:
+        landed, tokens = generator.counters.tokens > tokens, generator.counters.tokens
+        # All of one length end at once; of several lengths, the others are under way where one has ended.
+        if generator.installed == version < 8 and (landed or not rule.interrupt):
             version += 1
             generator.update(versions[version], version)
     rollouts, models = collect(generator, 10), models_of(base, versions)
@@ -269,15 +272,6 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         moved = max(np.abs(w - base_weights[n]).max() for n, w in learner.weights().items())
         assert moved > 1e-3
         generator.close()
-
-
-def test_weights_of_another_shape_are_refused_and_the_server_goes_on(connect, base_weights):
-    wrong = {name: np.zeros((3, *w.shape), np.float32) for name, w in base_weights.items()}
-    with pytest.raises(WorkerError, match=r"could not be installed.*another model"):
-        collect(connect(weights=wrong), 1)
-    generator = connect()
-    generator.submit(prompt_of(3), 0, 2)
-    assert len(collect(generator, 1)) == 2
 
 
 @pytest.fixture

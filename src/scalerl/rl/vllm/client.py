@@ -69,6 +69,14 @@ class Client:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
+    async def is_well(self) -> bool:
+        """Whether the server answers at all."""
+        try:
+            await self.ask("/health", seconds=5.0)
+        except Gone:
+            return False
+        return True
+
     def _read(self, path: str, response: httpx.Response) -> Any:
         status = response.status_code
         if status in (401, 403):
@@ -110,6 +118,8 @@ class Wanted:
     tokenizer: Any
     texts: tuple[str, ...]
     """Which it must split into the same tokens."""
+    shape: Mapping[str, Any]
+    """Of the model, by `shape_of`."""
     positions: int
     precision: str
     fp32_logits: bool
@@ -155,11 +165,16 @@ async def _check_flags(client: Client, wanted: Wanted, seconds: float) -> None:
     answer: Any = None
     try:
         answer = await client.ask("/collective_rpc", {"method": "scalerl_describe"}, seconds=seconds)
+        other = {name: n for name, n in answer["results"][0]["shape"].items() if n != wanted.shape[name]}
         wrong = list(complaints(answer["results"][0], wanted.precision, wanted.fp32_logits, wanted.rows))
     except Gone as error:
-        await client.ask("/health", seconds=5.0)  # where it is well, it has no such method
+        if not await client.is_well():
+            raise
         raise WorkerError(f"{error}: start it with --worker-extension-cls {WORKER}") from error
     except (KeyError, IndexError, TypeError):
         raise WorkerError(f"{client.name}: {brief(answer)} from /collective_rpc: not our extension") from None
+    if other:
+        ours = {name: wanted.shape[name] for name in other}
+        raise WorkerError(f"{client.name}: it serves another model ({other}, and {ours} here)")
     if wrong:
         raise WorkerError(f"{client.name}: start it with {', '.join(wrong)}")

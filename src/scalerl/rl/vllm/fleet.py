@@ -86,10 +86,7 @@ class _Served:
 
 
 class Fleet:
-    """The servers of a generator. What happens is told to `say`, from another thread.
-
-    `clients` are the servers, each with its process where it is ours.
-    """
+    """The servers `clients`, each with its process where it is ours. `say` is told what happens."""
 
     def __init__(
         self,
@@ -264,12 +261,10 @@ class Fleet:
         """Send it again where the server is well, or have the server started again."""
         request = flight.request
         self._drops[request] += 1
-        with suppress(Gone):
-            if self._drops[request] < MOST_TRIES and server.lost is None:
-                await server.client.ask("/health", seconds=5.0)
-                self._landed(server, flight)
-                self._queue([request])
-                return
+        if self._drops[request] < MOST_TRIES and server.lost is None and await server.client.is_well():
+            self._landed(server, flight)
+            self._queue([request])
+            return
         server.lost = server.lost or error
         server.wake.set()
 
@@ -371,7 +366,8 @@ class Fleet:
         try:
             answer = await self._weights.load(server.client, source, self._settings.answer_seconds)
         except Gone as error:
-            await server.client.ask("/health", seconds=5.0)  # where it is well, the weights are not
+            if not await server.client.is_well():
+                raise
             raise WorkerError(
                 f"{error}: the weights could not be installed (another model, or a server without "
                 "--worker-extension-cls; see its log)"

@@ -36,6 +36,7 @@ from scalerl.rl.vllm.client import Client, Wanted
 from scalerl.rl.vllm.completions import Completed, Event, Failed, Installed, Request, Restarted
 from scalerl.rl.vllm.fleet import Fleet
 from scalerl.rl.vllm.follow import follow
+from scalerl.rl.vllm.protocol import shape_of
 from scalerl.rl.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.vllm.settings import Vllm
 
@@ -76,7 +77,8 @@ class VllmGenerator:
         """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart."""
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
-        self._flop_count = FlopCount.of(empty_model(model_folder, dtype_of(precision)))
+        model: Any = empty_model(model_folder, dtype_of(precision))
+        self._flop_count = FlopCount.of(model)
         self._groups: dict[int, _Group] = {}
         self._complete: dict[int, tuple[Rollout, ...]] = {}
         self._admitted = self._taken = 0
@@ -111,7 +113,8 @@ class VllmGenerator:
             clients = _own(settings, str(model_folder), arguments, *place)
         marks = sampling.length.end_of_thinking.tokens, sampling.length.phrase
         texts = tuple(tokenizer.decode(list(tokens)) for tokens in marks if tokens)
-        wanted = Wanted(tokenizer, texts, positions, precision, sampling.fp32_logits, rows)
+        shape = shape_of(model.config.get_text_config())
+        wanted = Wanted(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, rows)
         self._fleet = Fleet(
             settings,
             sampling,

@@ -31,6 +31,21 @@ def rule_from_json(values: Mapping[str, Any], decode: Callable[[list[int]], str]
     return LengthRule(values["thinking"], values["answer"], marker, tuple(values["phrase"]))
 
 
+_SHAPE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """What tells one model from another, of a Hugging Face config."""
+    return {name: getattr(config, name, None) for name in _SHAPE}
+
+
 def complaints(found: Mapping[str, Any], precision: str, fp32_logits: bool, rows: int) -> Iterator[str]:
     """What is wrong with how a server was started, by what its worker extension says of it."""
     if found["dtype"] != precision:

@@ -25,7 +25,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from scalerl.rl.length import LengthRule, LengthState
-from scalerl.rl.vllm.protocol import LENGTH, LENGTH_CONTROL, rule_from_json
+from scalerl.rl.vllm.protocol import LENGTH, LENGTH_CONTROL, rule_from_json, shape_of
 
 
 class Worker:
@@ -63,6 +63,7 @@ class Worker:
             "max_num_seqs": scheduler.max_num_seqs,
             "async_scheduling": bool(scheduler.async_scheduling),
             "v2_model_runner": bool(config.use_v2_model_runner),
+            "shape": shape_of(model.hf_text_config),
             "length_control": LENGTH_CONTROL in (model.logits_processors or ()),
         }
 
