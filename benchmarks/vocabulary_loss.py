@@ -18,6 +18,7 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 WAYS = ("whole", "chunked")
 TEMPERATURE = 1.0
@@ -33,7 +34,12 @@ def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> 
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    shape = {"hidden_size": hidden, "vocab_size": vocabulary, "intermediate_size": 8, "num_hidden_layers": 1}
+    shape: dict[str, Any] = {
+        "hidden_size": hidden,
+        "vocab_size": vocabulary,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+    }
     model = AutoModelForCausalLM.from_config(LlamaConfig(**shape, num_attention_heads=4))
     head = model.get_output_embeddings()
     hidden_WD = torch.randn(tokens, hidden, requires_grad=True)
@@ -48,6 +54,7 @@ def measure(way: str, tokens: int, hidden: int, vocabulary: int, chunk: int) -> 
         logp_W, entropy_W = chunked_log_probs(hidden_WD, head.weight, None, target_W, TEMPERATURE, chunk)
     logp_W.mean().backward()
     seconds = time.perf_counter() - started
+    assert hidden_WD.grad is not None
     check = float(logp_W.mean() + entropy_W.mean() + head.weight.grad.norm() + hidden_WD.grad.norm())
     return {"mib": _peak_mib() - before, "seconds": seconds, "check": check}
 
@@ -57,7 +64,7 @@ def _peak_mib() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="The loss over a large vocabulary")
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=150_000)

@@ -118,7 +118,7 @@ def run_training(
                 extra=about,
                 stop=stop,
                 until=until,
-                **({"load": load} if load else {}),
+                load=load,
             )
     except KeyboardInterrupt:
         if not (folder / "config.json").exists():

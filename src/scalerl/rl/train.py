@@ -81,7 +81,7 @@ def train(
     stop: threading.Event | None = None,
     until: float = math.inf,
     trackers: Sequence[Tracker] = (),
-    load: Callable[[Recipe, str], Any] = load_learner,
+    load: Callable[[Recipe, str], Any] | None = None,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -123,7 +123,15 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     with ExitStack() as closing:
         run = _Run(
-            recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing, load
+            recipe,
+            folder,
+            str(model_folder),
+            resume,
+            extra or {},
+            watch,
+            evaluate_aside,
+            closing,
+            load or load_learner,
         )
         try:
             run.follow(trackers, forecaster, closing)

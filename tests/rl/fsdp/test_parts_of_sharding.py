@@ -1,13 +1,17 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import linear
 
+from scalerl.errors import InputError
 from scalerl.rl.fsdp.rows import passes, passes_of_rank, share_rows
 from scalerl.rl.fsdp.score import can_pack
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.vocabulary import chunked_log_probs
 from scalerl.rl.model import load_model
+from scalerl.rl.setup import load_learner
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 7, 100])
@@ -70,7 +74,7 @@ def test_settings_that_make_no_sense(values, what):
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "qwen3_moe"])
 def test_a_model_is_packed_only_where_that_changes_nothing(save_model, architecture):
-    model = load_model(save_model(architecture))
+    model: Any = load_model(save_model(architecture))
     assert can_pack(model)
     seen = model.base_model.forward
     model.base_model.forward = lambda **inputs: seen(**{**inputs, "position_ids": None})
@@ -79,3 +83,9 @@ def test_a_model_is_packed_only_where_that_changes_nothing(save_model, architect
 
 def test_a_model_that_counts_its_positions_itself_is_padded(save_model):
     assert not can_pack(load_model(save_model("opt")))
+
+
+def test_what_many_processes_saved_is_refused_by_one_in_a_line(tiny_recipe, tmp_path):
+    learner = load_learner(tiny_recipe, tiny_recipe.model)
+    with pytest.raises(InputError, match="saved by a learner on several processes: resume it by torchrun"):
+        learner.restore({"version": 3}, tmp_path)

@@ -11,26 +11,31 @@ import pytest
 PATIENCE = 280
 
 
+SMALL = [
+    "task.k_max=2",
+    "task.heldout_per_length=10",
+    "context.prompt=6",
+    "context.thinking=4",
+    "length.low=3",
+    "length.high=4",
+    "batch.prompts=4",
+    "batch.samples=8",
+    "batch.micro=8",
+    "rows=64",
+    "budget.kind=steps",
+    "budget.amount=6",
+    "evaluation.count=1",
+    "evaluation.samples=1",
+    "checkpoint.steps=2",
+    "kl.coefficient=0.01",
+    "optimiser.lr=1e-4",
+]
+
+
 @pytest.fixture(scope="module")
-def recipe_file(save_model, tmp_path_factory):
-    """Six steps of two groups of four, of a model that is never right: it learns to be brief."""
-    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    path.write_text(f"""
-name = "tiny"
-model = "{save_model("llama", initializer_range=0.1)}"
-rows = 32
-task = {{kind = "chain", k_max = 3, heldout_per_length = 2, train_per_length = 40}}
-budget = {{kind = "steps", amount = 6}}
-batch = {{prompts = 2, samples = 4}}
-context = {{prompt = 8, thinking = 30, answer = 15}}
-length = {{kind = "length_penalty", max_length = 45, cache = 44}}
-optimiser = {{lr = 3e-4, warmup_steps = 2}}
-truncated = "keep"
-evaluation = {{count = 1, samples = 1}}
-checkpoint = {{steps = 2}}
-kl = {{coefficient = 0.01}}
-""")
-    return str(path)
+def small(small_base):
+    """The demonstration at its smallest, six steps of it."""
+    return ["demo", *(word for one in [f"model={small_base}", *SMALL] for word in ("--set", one))]
 
 
 def train(n_ranks, *arguments):
@@ -63,10 +68,10 @@ def steps_of(run):
 
 
 @pytest.mark.slow
-def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(recipe_file, tmp_path):
+def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(small, tmp_path):
     one, many = tmp_path / "one", tmp_path / "many"
-    assert train(1, recipe_file, "-o", str(one))[0] == 0
-    status, output = train(2, recipe_file, "-o", str(many), "--until", "4")
+    assert train(1, *small, "-o", str(one))[0] == 0
+    status, output = train(2, *small, "-o", str(many), "--until", "4")
     assert status == 0, output
     assert (many / "checkpoints" / "step-00004" / "learner" / ".metadata").exists()
     status, output = train(3, str(many), "--resume")
@@ -81,7 +86,7 @@ def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(r
     assert all(row["grad_norm"] > 0.01 for row in expected)  # there was something to learn
 
 
-def test_what_is_wrong_is_told_once_and_nobody_is_waited_for(recipe_file, tmp_path):
-    status, output = train(2, recipe_file, "-o", str(tmp_path / "run"), "--set", "lora.rank=99")
+def test_what_is_wrong_is_told_once_and_nobody_is_waited_for(small, tmp_path):
+    status, output = train(2, *small, "-o", str(tmp_path / "run"), "--set", "lora.rank=99")
     assert status == 1  # torchrun's own
     assert output.count("scalerl: lora.rank: 99 exceeds the model's hidden size (32)") == 1

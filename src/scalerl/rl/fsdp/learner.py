@@ -236,16 +236,16 @@ def load_sharded_learner(
         InputError: on every rank; the model cannot be loaded or sharded, or computes at random while it is
             trained.
     """
-    settings = settings or Fsdp2()
+    settings = chosen = settings or Fsdp2()
     device = compute_device()
     mesh = _mesh(device, settings.tensor_parallel)
     precision = dtype_of(recipe.precision)
 
     def sharded(trained: bool) -> tuple[Whole, bool]:
-        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, settings, trained))
-        packs = torch.tensor(settings.packed and dist.get_rank() == 0 and can_pack(model)).int()
+        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, chosen, trained))
+        packs = torch.tensor(chosen.packed and dist.get_rank() == 0 and can_pack(model)).int()
         dist.broadcast(packs, 0)
-        model.set_attn_implementation(settings.attention)
+        model.set_attn_implementation(chosen.attention)
         return shard(model, mesh, device, precision), bool(packs)
 
     whole, packed = sharded(True)
