@@ -99,6 +99,7 @@ def run_training(
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.process import stopped_by_signals
+    from scalerl.rl.setup import load_learner
     from scalerl.rl.train import train
     from scalerl.run_writer import check_unused
 
@@ -118,7 +119,7 @@ def run_training(
                 extra=about,
                 stop=stop,
                 until=until,
-                load=load,
+                load=load or load_learner,
             )
     except KeyboardInterrupt:
         if not (folder / "config.json").exists():

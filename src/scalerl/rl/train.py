@@ -81,7 +81,7 @@ def train(
     stop: threading.Event | None = None,
     until: float = math.inf,
     trackers: Sequence[Tracker] = (),
-    load: Callable[[Recipe, str], Any] | None = None,
+    load: Callable[[Recipe, str], Any] = load_learner,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -123,15 +123,7 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
     with ExitStack() as closing:
         run = _Run(
-            recipe,
-            folder,
-            str(model_folder),
-            resume,
-            extra or {},
-            watch,
-            evaluate_aside,
-            closing,
-            load or load_learner,
+            recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing, load
         )
         try:
             run.follow(trackers, forecaster, closing)
