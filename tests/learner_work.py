@@ -1,8 +1,13 @@
 """What ranks of a learner do in tests; functions of a module, as processes import them."""
 
+import os
+import signal
+import time
+
 import torch
 
 from scalerl.rl.fsdp.learner import load_sharded_learner
+from scalerl.rl.fsdp.together import losses
 
 
 def log_probs(learner, batch):
@@ -44,3 +49,43 @@ def save_hf(rank, recipe, batches, folder):
         learner.step(batch)
     learner.save_pretrained(folder)
     return learner.weights()
+
+
+def steps(rank, recipe, batches):
+    """Stats of every step."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    return [learner.step(batch) for batch in batches]
+
+
+def restore_and_train(rank, recipe, batch, state):
+    """Go on from the state of the learner of one process."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.restore(state)
+    return learner.step(batch), log_probs(learner, batch)
+
+
+def held_scores(learner, batches):
+    """Of the last batch by the weights before the first, with a step after each."""
+    held = learner.hold()
+    token_NT, wanted_NT = torch.from_numpy(batches[-1].token_NT), torch.from_numpy(batches[-1].sampled_NT)
+    learner.step(batches[0])
+    scores = learner.held_scores(held, token_NT, wanted_NT[:, 1:], (True,))
+    learner.step(batches[-1])
+    return [*scores, log_probs(learner, batches[-1])]
+
+
+def hold_and_train(rank, recipe, batches):
+    """`held_scores` of a sharded learner."""
+    return held_scores(load_sharded_learner(recipe, recipe.model), batches)
+
+
+def lose_one(rank, recipe, batch, how):
+    """Rank 1 is killed after a step, or says nothing any more; rank 0 goes on."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.step(batch)
+    if rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(12)
+    with losses(4.0):
+        learner.step(batch)

@@ -5,20 +5,14 @@ Shapes in names: N completions, T positions, W wanted tokens, H heads, V vocabul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-
-class Distributions(Protocol):
-    """See `scalerl.rl.score.Scorer.distributions`."""
-
-    def __call__(self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]) -> Iterator[list[Tensor]]:
-        """In parts, a tensor (W, V) for each of `heads`."""
-        ...
+Distributions = Callable[[Tensor, Tensor, Sequence[bool]], Iterator[list[Tensor]]]
+"""See `scalerl.rl.score.Scorer.distributions`."""
 
 
 def copies(trained: Sequence[Tensor]) -> list[Tensor]:

@@ -34,7 +34,7 @@ from scalerl.rl.batch import Batch
 from scalerl.rl.fsdp.checkpoint import DISK, Saving, State, load, save
 from scalerl.rl.fsdp.pretrained import save_pretrained
 from scalerl.rl.fsdp.rows import passes_of_rank
-from scalerl.rl.fsdp.score import ShardedScorer
+from scalerl.rl.fsdp.score import ShardedScorer, can_pack
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.sharding import Whole, blocks_of, group_of, shard, tensors_of
 from scalerl.rl.fsdp.tensor_parallel import check_plan
@@ -236,17 +236,22 @@ def load_sharded_learner(
         InputError: on every rank; the model cannot be loaded or sharded, or computes at random while it is
             trained.
     """
-    settings = settings or Fsdp2()
+    settings = chosen = settings or Fsdp2()
     device = compute_device()
     mesh = _mesh(device, settings.tensor_parallel)
     precision = dtype_of(recipe.precision)
 
-    def sharded(trained: bool) -> Whole:
-        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, settings, trained))
-        return shard(model, mesh, device, precision)
+    def sharded(trained: bool) -> tuple[Whole, bool]:
+        model = on_all_ranks(lambda: _model(recipe, model_folder, precision, chosen, trained))
+        packs = torch.tensor(chosen.packed and dist.get_rank() == 0 and can_pack(model)).int()
+        dist.broadcast(packs, 0)
+        model.set_attn_implementation(chosen.attention)
+        return shard(model, mesh, device, precision), bool(packs)
 
+    whole, packed = sharded(True)
+    settings = replace(settings, packed=packed)
     return ShardedLearner(
-        sharded(True),
+        whole,
         mesh,
         recipe.loss,
         recipe.optimiser,
@@ -255,7 +260,7 @@ def load_sharded_learner(
         recipe.batch.micro,
         settings,
         recipe.kl,
-        sharded(False) if recipe.kl.coefficient else None,
+        sharded(False)[0] if recipe.kl.coefficient else None,
     )
 
 
@@ -270,7 +275,7 @@ def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
 
 def _model(
     recipe: Recipe, model_folder: str | Path, precision: torch.dtype, settings: Fsdp2, trained: bool
-) -> nn.Module:
+) -> Any:
     """The model as it is on rank 0, and its shape on the others."""
     if dist.get_rank() == 0:
         model = load_model(model_folder, precision)

@@ -62,7 +62,7 @@ class ShardedScorer(Scorer):
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
 
         def compute(model: nn.Module) -> tuple[Tensor, Tensor]:
-            hidden_WD = self._wanted_hidden(model, token_MT, wanted_MT)
+            hidden_WD = wanted_hidden(model, token_MT, wanted_MT, self._packed)
             weight_VD, bias_V = head_of(model, self._fp32_logits)
             return chunked_log_probs(hidden_WD, weight_VD, bias_V, target_W, self._temperature, self._chunk)
 
@@ -75,7 +75,7 @@ class ShardedScorer(Scorer):
         """See `Scorer.distributions`; all parts must be taken, on every rank."""
 
         def compute(model: nn.Module) -> Tensor:
-            return self._wanted_hidden(model, token_MT, wanted_MT)
+            return wanted_hidden(model, token_MT, wanted_MT, self._packed)
 
         hidden_WD = self._run(compute)
         for part_WD in hidden_WD.split(self._chunk):
@@ -85,28 +85,34 @@ class ShardedScorer(Scorer):
                 ]
             )
 
-    def _wanted_hidden(self, model: nn.Module, token_MT: np.ndarray, wanted_MT: np.ndarray) -> Tensor:
-        """Last hidden states that predict the wanted tokens, row by row."""
-        inputs, at = self._packed_inputs(token_MT, wanted_MT) if self._packed else (None, wanted_MT)
-        inputs = inputs or {"input_ids": token_MT[:, :-1]}
-        tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
-        hidden = hidden_states(model, **tensors, use_cache=False)
-        return hidden[torch.from_numpy(at).to(self._device)]
 
-    @staticmethod
-    def _packed_inputs(
-        token_MT: np.ndarray, wanted_MT: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """All that is read as one sequence, positions from 0 in each completion, and where tokens are wanted.
+def wanted_hidden(model: nn.Module, token_MT: np.ndarray, wanted_MT: np.ndarray, packed: bool) -> Tensor:
+    """Last hidden states (W, D) that predict the wanted tokens, row by row, padded or packed.
 
-        Transformers keeps apart what begins at position 0.
-        """
-        read_M = np.maximum(wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)  # up to the last wanted
-        read_M = np.where(wanted_MT.any(1), read_M, 1)
-        read_MT = np.arange(wanted_MT.shape[1]) < read_M[:, None]
+    Packed, all that is read is one sequence, with positions from 0 in each completion: transformers keeps
+    apart what begins at position 0, in its masks or by the kernels of flash attention.
+    """
+    device = next(model.parameters()).device
+    inputs, at = {"input_ids": token_MT[:, :-1]}, wanted_MT
+    if packed:
+        read_M = np.where(wanted_MT.any(1), wanted_MT.shape[1] - wanted_MT[:, ::-1].argmax(1), 1)
+        read_MT = np.arange(wanted_MT.shape[1]) < read_M[:, None]  # up to the last that predicts something
         position_MT = np.broadcast_to(np.arange(wanted_MT.shape[1]), wanted_MT.shape)
-        inputs: dict[str, Any] = {
-            "input_ids": token_MT[:, :-1][read_MT][None],
-            "position_ids": position_MT[read_MT][None],
-        }
-        return inputs, wanted_MT[read_MT][None]
+        inputs = {"input_ids": token_MT[:, :-1][read_MT][None], "position_ids": position_MT[read_MT][None]}
+        at = wanted_MT[read_MT][None]
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+    return hidden_states(model, **tensors, use_cache=False)[torch.from_numpy(at).to(device)]
+
+
+@torch.no_grad()
+def can_pack(model: nn.Module) -> bool:
+    """Whether the model gives two completions the same hidden states packed as padded."""
+    config: Any = model.config
+    token_MT = np.array([[1, 2, 3, 4, 5], [4, 3, 2, 1, 0]]) % config.vocab_size
+    wanted_MT = np.array([[True] * 4, [True, True, True, False]])
+    try:
+        padded, packed = (wanted_hidden(model, token_MT, wanted_MT, how) for how in (False, True))
+    except (TypeError, ValueError, RuntimeError):
+        return False  # it takes no positions, say
+    gap = (padded.float() - packed.float()).abs().mean() / padded.float().abs().mean()
+    return bool(gap < (1e-3 if padded.dtype == torch.float32 else 0.05))
