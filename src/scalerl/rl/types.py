@@ -158,6 +158,12 @@ class Counters:
     """Of decoding and of installing weights, over all processes."""
     restarted: int = 0
     """Groups whose completions were begun again, because a process or the run had died."""
+    installs: int = 0
+    """Versions of the weights that were installed, over all processes."""
+    install_seconds: float = 0.0
+    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
+    """Sums over the decode steps of the products of (1, rows, prompt tokens read, positions attended,
+    seconds) with each other: what a least-squares fit of the seconds needs."""
 
 
 class Generator(Protocol):
