@@ -14,9 +14,9 @@ def arrivals(weights: Weights, n_generators: int) -> tuple[np.ndarray, float]:
     """Seconds from the start of a broadcast until each generator has the weights (R), and those until the
     sender can begin the next one.
 
-    With S seconds for the weights over one link and latency l: flat, the i-th of them has them after
-    i (S + l); tree, after ceil(log2(i + 1)) (S + l), as who has them sends to another in every round; chain of
-    p pieces, after S + (i - 1) S / p + i l.
+    With S seconds for the weights over one link and latency l, the i-th of them has them after: flat,
+    i (S + l); tree, ceil(log2(i + 1)) (S + l), as who has them sends to another in every round; chain of p
+    pieces, S + (i - 1) S / p + i l.
     """
     once, latency = weights.gib / weights.gib_per_second, weights.latency
     i_R = np.arange(1, n_generators + 1)
