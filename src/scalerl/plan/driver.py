@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,7 +81,7 @@ class Driver:
         self._version = 0
         self._collecting = self._handling = False
         self._since = 0.0
-        self._spent = Counter[str]()
+        self._spent = defaultdict[str, float](float)
 
     # -- messages --------------------------------------------------------------------------------------
 
@@ -209,10 +209,21 @@ class Driver:
         evaluated: float,
         batches: deque[list[Group]],
     ) -> None:
-        parts = (self._spent[what] for what in ("waited", "trained", "verified", "handled"))
-        generating = self.admitted - self.taken - self._ready
+        spent = self._spent
         self.steps.append(
-            Step(self._clock.now, *parts, evaluated, tokens, longest, age_A, generating, self._ready)
+            Step(
+                time=self._clock.now,
+                waited=spent["waited"],
+                trained=spent["trained"],
+                verified=spent["verified"],
+                handled=spent["handled"],
+                evaluated=evaluated,
+                tokens=tokens,
+                longest=longest,
+                age_A=age_A,
+                generating=self.admitted - self.taken - self._ready,
+                generated=self._ready,
+            )
         )
         self._spent.clear()
         if batches:

@@ -3,8 +3,8 @@
     waiting (in order of admission) -> rows -> done -> told to the driver (in order of admission)
 
 Decode steps are not simulated one by one: between two events that matter (a completion ends, weights or
-groups come) all rows go on alike, so that a stretch of steps is one event. Rows are refilled, weights installed and
-groups handed over between two steps only.
+groups come) all rows go on alike, so that a stretch of steps is one event. Rows are refilled, weights are
+installed and groups handed over between two steps only.
 """
 
 from __future__ import annotations

@@ -156,13 +156,14 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
 
 
 def _lengths(step: Step) -> dict[str, Any]:
-    """Tokens of the completions, inserted ones included: deciles, and how much of their spread is prompts."""
+    """Tokens of the completions, inserted ones included, and of the prompts."""
     groups = [np.array([len(r.token_T) for r in group.rollouts], dtype=float) for group in step.groups]
     within = float(np.mean([length_G.var(ddof=1) for length_G in groups]))
     length_N = np.concatenate(groups)
     return {
-        "lengths": np.quantile(length_N, np.linspace(0, 1, 11)),
+        "lengths": np.quantile(length_N, np.linspace(0, 1, 21)),
         "within": min(within / float(length_N.var()), 1.0) if np.ptp(length_N) else 1.0,
+        "prompt": float(np.mean([len(group.rollouts[0].prompt_T) for group in step.groups])),
     }
 
 
