@@ -6,6 +6,7 @@ Shapes in names: F features of a decode step (1, rows, prompt tokens read, posit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def rates_of(record: RunRecord) -> Rates:
     trained = _difference(first, last, "tokens", "trained")
     fixed, token = _trainer(rows, _trainers(record))
     verify = _difference(first, last, "pace", "verify_seconds")
-    train = sum(_train_seconds(a, b, _trainers(record)) for a, b in zip(rows, counted, strict=False))
+    train = sum(_train_seconds(a, b, _trainers(record)) for a, b in pairwise(rows))
     waited = _difference(first, last, "idle_seconds", "train") / _trainers(record)
     rest = last["time"] - first["time"] - waited - train - verify
     installs = _difference(first, last, "pace", "installs")
@@ -111,7 +112,7 @@ def _decode(sum_FF: np.ndarray) -> np.ndarray:
 def _trainer(rows: Sequence[Mapping[str, Any]], trainers: int) -> tuple[float, float]:
     """Seconds of a step by itself, and for each token of a trainer; all by the token, where the steps do not
     tell these apart."""
-    pairs = list(zip(rows, rows[1:], strict=False))
+    pairs = list(pairwise(rows))
     token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairs]) / trainers
     second_S = np.array([_train_seconds(a, b, trainers) for a, b in pairs])
     away_S = token_S - token_S.mean()
