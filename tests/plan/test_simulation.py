@@ -54,7 +54,7 @@ def test_every_cost_of_the_loop_is_in_the_step():
         prefill=Prefill(0.1),
         verify=Verify(0.5, workers=2),
         driver=DriverRates(
-            completion=0.01, token=0.001, group=0.2, generator=0.05, batch_token=0.02, step=0.7
+            message=0.03, completion=0.01, token=0.001, group=0.2, generator=0.05, batch_token=0.02, step=0.7
         ),
         weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1),
         trainer=Trainer(0.01, fixed=5.0),
@@ -62,11 +62,11 @@ def test_every_cost_of_the_loop_is_in_the_step():
     found = simulate(job(PipelineRL(0)), rates, 1, 1)
     # 8 rows attend to 3 positions at first, and to one more each step.
     decode = 10 * (0.5 + 0.25 * 8) + 0.01 * sum(8 * (3 + t) for t in range(10)) + 4 * 3 * 0.1
-    taken = 8 * 0.01 + 80 * 0.001 + 0.05
+    taken = 0.03 + 8 * 0.01 + 80 * 0.001 + 0.05
     verify, batch, train = 8 * 0.5 / 2, 80 * 0.02, 5 + 80 * 0.01
     # The weights leave once they are published, and are there and installed while the driver has gone on.
     weights = 0.3 + 2.1 + 0.6
-    heard = 0.05 + 4 * (0.2 + 0.05)  # the version is installed: a batch is admitted
+    heard = 0.03 + 0.05 + 4 * (0.2 + 0.05)  # the version is installed: a batch is admitted
     # Groups go out as they are admitted; the driver has done that before they are sampled.
     assert heard < decode
     assert found.seconds_per_step == pytest.approx(decode + taken + verify + batch + train + weights)
@@ -147,7 +147,7 @@ def test_the_largest_age_is_reached_where_the_trainer_is_slow():
 
 
 def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_later():
-    """The driver of the pipeline admits only where it collects: a trainer that never waits has a lead less."""
+    """The driver admits only where it collects: a trainer that never waits has a lead of one less."""
     rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), weights=Weights(install=1.0))
     found = simulate(job(PipelineRL(3), rows=64), rates, 4, 1)
     assert found.wait_for_groups == 0

@@ -100,7 +100,7 @@ class Driver:
         """Take all messages that are there, and admit what they allow."""
         self._handling = True
         driver = self._rates.driver
-        costs = driver.generator * len(self.replicas)
+        costs = driver.generator * len(self.replicas) + driver.message * len(self._inbox)
         while self._inbox:
             replica, groups, version = self._inbox.popleft()
             for group in groups:

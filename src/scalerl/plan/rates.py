@@ -95,14 +95,17 @@ class Verify:
 class Driver:
     """What the one process that drives the loop does by itself, while the trainers wait."""
 
+    message: float = 0.0
+    """Taking a message: that groups are complete, or that a version is installed."""
     completion: float = 0.0
-    """Taking a completion from a generator's message."""
+    """Taking a completion from a message."""
     token: float = 0.0
     """The same, for each of its tokens."""
     group: float = 0.0
     """Admitting a group."""
     generator: float = 0.0
-    """Looking at one generator: at all of them for every message, and for every group that is placed."""
+    """Looking at one generator: at all of them where it takes what messages there are, and for every group
+    that is placed."""
     batch_token: float = 0.0
     """Making the batch of the trainers."""
     step: float = 0.0
