@@ -1,6 +1,6 @@
 """What the one process that drives the loop costs, by itself: CPU seconds for 1,000 completions.
 
-    python benchmarks/driver.py [--tokens 14000] [--completions 256] [--generators 16384] [--ray]
+    python benchmarks/driver.py [--tokens 14000] [--completions 256] [--generators 16384]
 
 Groups of 16 completions of so many tokens, as a generator sends them, go the way that they go in a run, each
 part timed alone, on one core, in CPU time: so that it says little of a machine's load.
@@ -13,7 +13,6 @@ part timed alone, on one core, in CPU time: so that it says little of a machine'
     admit              a group: its prompt is drawn, and goes to the generator with the fewest in flight,
                        who is looked for among all
     look               at all generators once, for the version that all have installed
-    Ray call           an actor's answer of a few bytes, of 1,000 that are asked for at once (with --ray)
 """
 
 from __future__ import annotations
@@ -100,7 +99,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=14_000)
     parser.add_argument("--completions", type=int, default=256)
     parser.add_argument("--generators", type=int, default=16_384)
-    parser.add_argument("--ray", action="store_true")
     args = parser.parse_args()
     n = args.completions // SAMPLES * SAMPLES
     rollouts = rollouts_of(n, args.tokens)
@@ -130,26 +128,6 @@ def main() -> None:
     look, _ = seconds(lambda: [min(seat.installed for seat in seats) for _ in range(20)])
     print(f"\n| {args.generators:,} generators | CPU s |\n|---|---|")
     print(f"| admit a group | {admit / 20:.5f} |\n| look at all | {look / 20:.5f} |")
-    if args.ray:
-        print(f"| Ray call | {ray_call():.5f} |")
-
-
-def ray_call() -> float:
-    """CPU seconds of this process for a call of an actor."""
-    import ray
-
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-
-    @ray.remote
-    class Echo:
-        def say(self, value: int) -> int:
-            return value
-
-    echo = Echo.remote()
-    ray.get(echo.say.remote(0))
-    spent, _ = seconds(lambda: ray.get([echo.say.remote(i) for i in range(1000)]))
-    ray.shutdown()
-    return spent / 1000
 
 
 def collect(taken: list[Rollout]) -> list[Any]:
