@@ -1,6 +1,6 @@
 """Does `scalerl plan` foresee what a run does? Runs of the demonstration against their simulation.
 
-    python benchmarks/plan.py [--paced] [--steps 48] [--repeats 1]
+    python benchmarks/plan.py [--paced 1] [--steps 48] [--repeats 1] [--cases 0,1,7]
 
 Generators in processes of their own (placement `local`), one and two of them; several schedules and batches.
 For each number of generators the first run gives the rates, and every run, that one included, is then
@@ -15,9 +15,9 @@ they are.
 Each stands as measured -> simulated. The figures are of the steps after the first quarter.
 
 As it is, generators and trainer compete for the cores and the memory of one machine, so that rates depend on
-who works at the time; and whatever else the machine does moves them. `--paced` makes every decode step last
-10 ms + 0.3 ms a row at the least, and every trainer step 0.1 s + 0.2 ms a token: the processes, messages and
-completions are those of any run, the cores have time to spare, and what is compared is the loop.
+who works at the time; and whatever else the machine does moves them. `--paced X` makes every decode step last
+X times 10 ms + 0.3 ms a row at the least, and every trainer step X times 0.1 s + 0.2 ms a token: processes,
+messages and completions are those of any run, the cores have time to spare, and what is compared is the loop.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def pace() -> None:
     from scalerl.rl.generator import TorchGenerator
     from scalerl.rl.learner import Learner
 
-    tick, step = TorchGenerator.tick, Learner.step
+    tick, step, times = TorchGenerator.tick, Learner.step, float(os.environ[PACED])
 
     def slow_tick(self: Any) -> Any:
         started = time.perf_counter()
         done = tick(self)
         if done:
-            time.sleep(max(0.010 + 0.0003 * done[0] - (time.perf_counter() - started), 0.0))
+            time.sleep(max(times * (0.010 + 0.0003 * done[0]) - (time.perf_counter() - started), 0.0))
         return done
 
     def slow_step(self: Any, batch: Any) -> Any:
         started = time.perf_counter()
         stats = step(self, batch)
-        time.sleep(max(0.1 + 0.0002 * stats.tokens - (time.perf_counter() - started), 0.0))
+        time.sleep(max(times * (0.1 + 0.0002 * stats.tokens) - (time.perf_counter() - started), 0.0))
         return stats
 
     TorchGenerator.tick, Learner.step = slow_tick, slow_step  # type: ignore[method-assign]
@@ -151,7 +151,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--paced", action="store_true")
+    parser.add_argument("--paced", type=float, default=0.0, metavar="X")
+    parser.add_argument("--cases", help="their numbers, from 0 on (all)")
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=1, help="of each case; the median counts")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
@@ -173,14 +174,15 @@ def compare(args: argparse.Namespace) -> None:
     from scalerl.rl.recipe import load_recipe
 
     model, _ = find_model(load_recipe("demo"))
-    env = os.environ | ({PACED: "1"} if args.paced else {})
+    env = os.environ | ({PACED: str(args.paced)} if args.paced else {})
     rates: dict[int, Any] = {}
     apart: dict[str, list[float]] = {}
     print(f"load of the machine before: {', '.join(f'{load:.1f}' for load in os.getloadavg())}\n")
     names = ("steps/h", "gen idle", "train waits", "age")
     print("| generators, schedule, batch, rows | " + " | ".join(names) + " |\n|" + "---|" * 5)
-    for number, case in enumerate(CASES):
-        found = []
+    chosen = map(int, args.cases.split(",")) if args.cases else range(len(CASES))
+    for number in chosen:
+        case, found = CASES[number], []
         for seed in range(args.repeats):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name) / "run"

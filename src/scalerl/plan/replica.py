@@ -38,6 +38,7 @@ class Replica:
     __slots__ = (
         "_clock",
         "_debt",
+        "_decoded",
         "_from",
         "_idle",
         "_offered",
@@ -71,7 +72,7 @@ class Replica:
         self._rows, self._rates, self._clock = rows, rates, clock
         self.busy = 0.0
         """Seconds in which it decoded, read prompts, or installed weights; stretches that have ended."""
-        self._row_seconds = 0.0
+        self._decoded = self._row_seconds = 0.0
         self._waiting = deque[Group]()
         self._order = deque[Group]()
         self._running: list[
@@ -106,9 +107,9 @@ class Replica:
         return self.busy + under_way, self._row_seconds + under_way * len(self._running)
 
     @property
-    def decode_steps(self) -> int:
-        """Those of stretches that have ended."""
-        return self._step
+    def seconds_per_step(self) -> float:
+        """Of decoding, prompts included, over the stretches that have ended; 0 where there was none."""
+        return self._decoded / self._step if self._step else 0.0
 
     def _interrupt(self) -> None:
         """Let the step under way be the last one before the next look around."""
@@ -176,6 +177,7 @@ class Replica:
             return
         n, now = len(self._running), self._clock.now
         self.busy += now - self._from
+        self._decoded += now - self._from
         self._row_seconds += (now - self._from) * n
         self._step += self._steps
         self._positions += n * self._steps

@@ -111,15 +111,14 @@ def _whole(steps: int, at_once: int) -> int:
 
 
 def _spent(driver: Driver, clock: Clock) -> np.ndarray:
-    """Of all generators together: busy seconds, those times rows in use, and decode steps."""
-    each = [(*replica.spent(clock.now), replica.decode_steps) for replica in driver.replicas]
-    return np.sum(np.array(each, dtype=float), axis=0)
+    """Of all generators together: busy seconds, and those times rows in use."""
+    return np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
 
 
 def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray) -> Outcome:
     steps, generators = driver.steps[first:], len(driver.replicas)
     seconds = steps[-1].time - driver.steps[first - 1].time
-    busy, row_seconds, decode_steps = (float(value) for value in spent)
+    busy, row_seconds = (float(value) for value in spent)
 
     def share(name: str) -> float:
         return sum(getattr(step, name) for step in steps) / seconds
@@ -147,13 +146,11 @@ def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, 
         age_histogram=tuple(ages.tolist()),
         generating=float(np.mean([step.generating for step in steps])),
         generated=float(np.mean([step.generated for step in steps])),
-        at_least=_bounds(job, rates, driver, steps, busy / max(decode_steps, 1.0)),
+        at_least=_bounds(job, rates, driver, steps),
     )
 
 
-def _bounds(
-    job: Job, rates: Rates, driver: Driver, steps: Sequence[Step], seconds_of_decoding: float
-) -> dict[str, float]:
+def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> dict[str, float]:
     """Seconds of a step, if there were nothing else but
 
     generation     all rows of all generators, always in use
@@ -172,6 +169,8 @@ def _bounds(
     arrive_R, sending = driver.broadcast
     weights, in_flight = rates.weights, job.schedule.tickets(job.prompts) // job.prompts
     completion = mean["tokens"] / job.completions
+    seen = [replica.seconds_per_step for replica in driver.replicas if replica.seconds_per_step]
+    decode_step = float(np.mean(seen)) if seen else 0.0
     positions = job.rows * (rates.lengths.prompt + completion / 2)
     rate = job.rows / rates.decode.seconds(1, job.rows, round(positions))
     prefills = rates.prefill.token * rates.lengths.prompt * job.prompts
@@ -187,5 +186,5 @@ def _bounds(
         "driver": mean["handled"],
         "verification": mean["verified"],
         "broadcast": sending / phases,
-        "in order": (mean["longest"] * seconds_of_decoding + after) / in_flight,
+        "in order": (mean["longest"] * decode_step + after) / in_flight,
     }
