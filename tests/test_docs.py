@@ -178,6 +178,12 @@ def test_every_key_of_ingest(tmp_path, capsys):
     check("scalerl ingest", {"runs": [answer["runs"][0] | {"taken": {"WHAT": ""}}]})
 
 
+def test_every_key_of_plan(capsys):
+    words = ["--rates", "h100-8b", "--generators", "2", "--trainers", "1", "--steps", "2", "--json"]
+    answer = printed(capsys, "plan", "demo", "--set", "schedule.k=0", *words)
+    check("scalerl plan", answer)
+
+
 def test_every_key_of_a_dry_run(capsys):
     study = str(DOCS.parent / "examples" / "three_arms.toml")
     answer = printed(capsys, "study", study, "--dry-run", "--cores", "2", "--json")

@@ -21,7 +21,19 @@ ALLOWED = {
     "integrations": {"record", "run_writer", "ingest", "curve"},
     "serve": {"record", "ingest", "curve", "report"},
     "study": {"record", "run_writer", "curve", "report", "rl"},
-    "commands": {"record", "run_writer", "ingest", "curve", "report", "rl", "study", "console", "serve"},
+    "plan": {"record", "curve", "rl"},
+    "commands": {
+        "record",
+        "run_writer",
+        "ingest",
+        "curve",
+        "report",
+        "rl",
+        "study",
+        "plan",
+        "console",
+        "serve",
+    },
 }
 BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
 
@@ -57,7 +69,7 @@ def test_every_part_has_a_rule():
 def test_the_light_half_loads_nothing_heavy():
     code = (
         "import sys, scalerl, scalerl.cli, scalerl.curve.freeze, scalerl.ingest.table, scalerl.report\n"
-        "import scalerl.integrations\n"
+        "import scalerl.integrations, scalerl.plan.split, scalerl.plan.measured, scalerl.plan.cost\n"
         "names = 'torch transformers pydantic matplotlib rich jinja2 starlette uvicorn'\n"
         "heavy = set(names.split()) & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -76,7 +76,7 @@ def timeless(folder):
     for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):
         rows = lines(folder / name)
         for row in rows:
-            for key in ("time", "device_seconds", "wall_seconds", "idle_seconds"):
+            for key in ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace"):
                 row.pop(key, None)
         record[name] = json.dumps(rows)
     return record, (folder / "checkpoints" / "final" / "model.safetensors").read_bytes()

@@ -20,6 +20,7 @@ from scalerl.commands import (
     demo,
     fit,
     ingest,
+    plan,
     report,
     serve,
     study,
@@ -110,6 +111,7 @@ def _parser() -> Parser:
     ingest.add(commands)
     train.add(commands)
     study.add(commands)
+    plan.add(commands)
     watch.add(commands)
     serve.add(commands)
     demo.add(commands)

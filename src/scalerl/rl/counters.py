@@ -32,6 +32,11 @@ class RunCounters:
     evaluate_seconds: float = 0.0
     waited_seconds: float = 0.0
     """Of the trainer, for groups that were not generated yet."""
+    verified_seconds: float = 0.0
+    installs: int = 0
+    install_seconds: float = 0.0
+    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
+    """See `scalerl.rl.types.Counters`."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -65,6 +70,9 @@ class RunCounters:
         self.generated, self.restarted = generator.tokens, generator.restarted
         self.train_seconds += step.train_seconds * self._trainers
         self.waited_seconds += step.waited_seconds * self._trainers
+        self.verified_seconds += step.verified_seconds
+        self.installs, self.install_seconds = generator.installs, generator.install_seconds
+        self.decode_FF = generator.decode_FF
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
         self.samples += sum(len(group.rollouts) for group in step.groups)
@@ -89,6 +97,15 @@ class RunCounters:
         return {
             "wall_seconds": self.wall_seconds,
             "idle_seconds": {"generate": generators, "train": self.waited_seconds},
+        }
+
+    def pace(self) -> dict[str, Any]:
+        """How fast the parts are, for `scalerl plan`; cumulative."""
+        return {
+            "verify_seconds": self.verified_seconds,
+            "installs": self.installs,
+            "install_seconds": self.install_seconds,
+            "decode": self.decode_FF[np.triu_indices(5)],
         }
 
     def state(self) -> dict[str, Any]:
@@ -136,6 +153,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "restarted": counters.restarted,
         **counters.json(),
         **counters.roles(),
+        "pace": counters.pace() | _lengths(step),
     }
     if len(age_W):
         row |= {
@@ -145,6 +163,18 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
             "age_histogram": np.bincount(age_W) / len(age_W),
         }
     return row
+
+
+def _lengths(step: Step) -> dict[str, Any]:
+    """Tokens of the completions, inserted ones included, and of the prompts."""
+    groups = [np.array([len(r.token_T) for r in group.rollouts], dtype=float) for group in step.groups]
+    within = float(np.mean([length_G.var(ddof=1) for length_G in groups]))
+    length_N = np.concatenate(groups)
+    return {
+        "lengths": np.quantile(length_N, np.linspace(0, 1, 21)),
+        "within": min(within / float(length_N.var()), 1.0) if np.ptp(length_N) else 1.0,
+        "prompt": float(np.mean([len(group.rollouts[0].prompt_T) for group in step.groups])),
+    }
 
 
 def groups_row(step: Step) -> dict[str, Any]:

@@ -152,8 +152,13 @@ class TorchGenerator:
     def work(self) -> None:
         """One decode step."""
         started = time.perf_counter()
-        self.tick()
-        self.counters.seconds += time.perf_counter() - started
+        done = self.tick()
+        seconds = time.perf_counter() - started
+        self.counters.seconds += seconds
+        if done:
+            what_F = np.array([1.0, *done, seconds])
+            # A new array: the one before may be on its way to another process.
+            self.counters.decode_FF = self.counters.decode_FF + np.outer(what_F, what_F)
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """The next `n_groups` groups in order of admission."""
@@ -175,7 +180,10 @@ class TorchGenerator:
         started = time.perf_counter()
         install_weights(self.model, weights)
         self.version = version
-        self.counters.seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.counters.seconds += seconds
+        self.counters.install_seconds += seconds
+        self.counters.installs += 1
 
     def close(self) -> None:
         """Nothing is held."""
@@ -246,13 +254,17 @@ class TorchGenerator:
     # -- one decode step -------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def tick(self) -> None:
-        """Refill free rows, run the model one position on, sample, and hand over what is finished."""
+    def tick(self) -> tuple[int, int, int] | None:
+        """Refill free rows, run the model one position on, sample, and hand over what is finished.
+
+        Returns the rows that took part, the prompt tokens that were read, and the positions that all rows
+        attended to; None where there was nothing to do.
+        """
         before = np.flatnonzero(self._active_R)
         groups = self._refill()
         rows = np.concatenate([before, *groups])
         if not len(rows):
-            return
+            return None
         hidden_AD = self._forward(before, groups)
         logp_AV = log_probs_TV(self.model, hidden_AD, self.sampling.temperature, self.sampling.fp32_logits)
         at = self._next_R[rows]
@@ -275,6 +287,7 @@ class TorchGenerator:
         done_R, truncated_R = self._state.advance(token_R, self.sampling.end_token)
         for row in np.flatnonzero(done_R & self._active_R):
             self._finish(int(row), bool(truncated_R[row]))
+        return len(rows), sum(int(self._start_R[group[0]]) for group in groups), int(at.sum())
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Last hidden states: of the rows that go on, then of each group of rows that start."""

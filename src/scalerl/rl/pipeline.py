@@ -58,6 +58,8 @@ class Step:
     train_seconds: float
     waited_seconds: float
     """For groups that were not generated yet."""
+    verified_seconds: float = 0.0
+    """In which the groups collected since the last step were verified."""
 
 
 class Pipeline:
@@ -72,7 +74,7 @@ class Pipeline:
         """Groups submitted to the generator so far."""
         self._collected = 0
         self._verified = deque[Group]()
-        self._waited = 0.0  # seconds since the last step
+        self._waited = self._verifying = 0.0  # seconds since the last step
 
     @property
     def pool_left(self) -> int:
@@ -130,7 +132,10 @@ class Pipeline:
             self._waited += time.perf_counter() - started
             self._admit()
         sampled = generator.take(wanted)
-        for rollouts, rewards in zip(sampled, self._judge(sampled), strict=True):
+        started = time.perf_counter()
+        judged = self._judge(sampled)
+        self._verifying += time.perf_counter() - started
+        for rollouts, rewards in zip(sampled, judged, strict=True):
             self._verified.append(make_group(rollouts, rewards, self._recipe.length))
             self._pool.record(self._verified[-1])
         self._collected += wanted
@@ -153,8 +158,9 @@ class Pipeline:
         seconds = time.perf_counter() - started
         if weights is not None:
             self._generator.update(weights, learner.version)
-        waited, self._waited = self._waited, 0.0
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited)
+        waited, verified = self._waited, self._verifying
+        self._waited = self._verifying = 0.0
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

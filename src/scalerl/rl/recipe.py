@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from importlib import resources
@@ -38,6 +37,7 @@ from scalerl.rl.pool import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.schedule import AnySchedule, PipelineRL
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.toml import add_override, parse_toml
 from scalerl.rl.tracking.settings import Tracking
 
 
@@ -275,20 +275,6 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     return _overridden(parse_toml(path, source), overrides)
 
 
-def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, which complaints call `source`.
-
-    Raises:
-        InputError: it cannot be read, or is no TOML.
-    """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: not TOML ({error})") from error
-
-
 def recipe_of_run(path: Path) -> dict[str, Any]:
     """The resolved values of the recipe in the config.json `path`.
 
@@ -326,27 +312,11 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
 def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for override in overrides:
-        _add(changes, override)
+        add_override(changes, override)
     try:
         return changed(values, changes)
     except InputError as error:
         raise InputError(f"--set: {error}") from None
-
-
-def _add(changes: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise InputError(f"--set {override}: expected key=value")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *parents, last = key.strip().split(".")
-    for parent in parents:
-        changes = changes.setdefault(parent, {})
-        if not isinstance(changes, dict):
-            raise InputError(f"--set {override}: {parent!r} is a value, not a table")
-    changes[last] = value
 
 
 def _default_kind(name: str) -> str | None:

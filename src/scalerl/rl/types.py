@@ -160,6 +160,12 @@ class Counters:
     """Groups whose completions were begun again, because a process or the run had died."""
     alive: int = 0
     """Processes that sample at present; 0 where they are always those of the recipe."""
+    installs: int = 0
+    """Versions of the weights that were installed, over all processes."""
+    install_seconds: float = 0.0
+    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
+    """Sums over the decode steps of the products of (1, rows, prompt tokens read, positions attended,
+    seconds) with each other: what a least-squares fit of the seconds needs."""
 
 
 class Generator(Protocol):

@@ -24,7 +24,7 @@ from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.rl.form import Form
-from scalerl.rl.recipe import parse_toml
+from scalerl.rl.toml import parse_toml
 from scalerl.study.arms import AnyArms, Changes, Listed
 
 MOST_SEEDS, MOST_SEED = 1000, 999_999

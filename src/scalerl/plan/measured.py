@@ -1,0 +1,149 @@
+"""Rates as a run has shown them: from its steps.jsonl.
+
+Shapes in names: F features of a decode step (1, rows, prompt tokens read, positions attended), S steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.plan.lengths import Lengths
+from scalerl.plan.rates import Decode, Driver, Evaluate, Prefill, Rates, Trainer, Verify, Weights
+from scalerl.record import RunRecord
+
+LEAST_STEPS = 5
+"""Of which rates are made."""
+_WARM_UP = 0.25
+"""Share of the steps that are left out: the first ones fill the pipeline, and caches."""
+_CLEAR = 4.0
+"""Standard errors by which a step must take longer per token before its time is split."""
+
+
+def rates_of(record: RunRecord) -> Rates:
+    """The rates of a run of `scalerl train`, over the steps after its first quarter.
+
+    Decode steps are fitted by least squares, with no coefficient below 0. What a run always did alike it does
+    not show: where all rows were always in use, what a step takes by itself and by the row are not apart.
+
+    Raises:
+        InputError: it has too few steps, or was recorded without `pace`.
+    """
+    rows = _rows(record)
+    first, last, counted = rows[0], rows[-1], rows[1:]
+    completions = sum(row["completions"] for row in counted)
+    groups = sum(row["groups"] for row in counted)
+    used = max(sum(row["groups_used"] for row in counted) / groups, 1e-3)
+    lengths = _lengths(counted)
+    decode_F = _decode(_matrix(last) - _matrix(first))
+    decoded = completions * float(np.mean((lengths.quantiles[1:] + np.array(lengths.quantiles[:-1])) / 2))
+    trained = _difference(first, last, "tokens", "trained")
+    fixed, token = _trainer(rows, _trainers(record))
+    verify = _difference(first, last, "pace", "verify_seconds")
+    train = sum(_train_seconds(a, b, _trainers(record)) for a, b in pairwise(rows))
+    waited = _difference(first, last, "idle_seconds", "train") / _trainers(record)
+    rest = last["time"] - first["time"] - waited - train - verify
+    installs = _difference(first, last, "pace", "installs")
+    evaluations = max(len(record.evals), 1)
+    return Rates(
+        decode=Decode(max(float(decode_F[0]), 1e-9), float(decode_F[1]), float(decode_F[3])),
+        prefill=Prefill(float(decode_F[2])),
+        # The tokens of the simulation are those decoded of the groups that are used.
+        trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used),
+        lengths=lengths,
+        verify=Verify(verify / completions),
+        driver=Driver(step=max(rest, 0.0) / len(counted)),
+        weights=Weights(
+            install=_difference(first, last, "pace", "install_seconds") / installs if installs else 0.0
+        ),
+        evaluate=Evaluate(last["device_seconds"]["evaluate"] / evaluations),
+        source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
+    )
+
+
+def evaluated_every(record: RunRecord) -> float | None:
+    """Steps from one evaluation of a run to the next, on average; None where there are too few."""
+    steps = [point.step for point in record.evals]
+    return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 and steps[-1] > steps[0] else None
+
+
+def _rows(record: RunRecord) -> list[dict[str, Any]]:
+    rows = record.steps()
+    rows = rows[int(len(rows) * _WARM_UP) :]
+    path = record.path / "steps.jsonl"
+    if len(rows) <= LEAST_STEPS:
+        raise InputError(f"{path}: rates need {LEAST_STEPS} steps after the first quarter; there are fewer")
+    try:
+        for row in rows:
+            _matrix(row)
+        return rows
+    except (KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{path}: a step has no 'pace', which scalerl train records; train it anew"
+        ) from None
+
+
+def _matrix(row: Mapping[str, Any]) -> np.ndarray:
+    """The sums of products of `pace.decode`, whose upper triangle is on record: (5, 5)."""
+    upper = np.zeros((5, 5))
+    upper[np.triu_indices(5)] = row["pace"]["decode"]
+    return upper + np.triu(upper, 1).T
+
+
+def _decode(sum_FF: np.ndarray) -> np.ndarray:
+    """Seconds of a decode step by feature (4), from the sums of products with the seconds as the fifth."""
+    scale_F = np.sqrt(np.diag(sum_FF)[:4])
+    kept = [i for i in range(4) if scale_F[i] > 0]
+    found_F = np.zeros(4)
+    while kept:
+        normal = sum_FF[np.ix_(kept, kept)] / np.outer(scale_F[kept], scale_F[kept])
+        solved = np.linalg.lstsq(normal, sum_FF[kept, 4] / scale_F[kept], rcond=1e-9)[0]
+        if (solved >= 0).all():
+            found_F[kept] = solved / scale_F[kept]
+            break
+        kept.pop(int(np.argmin(solved)))
+    return found_F
+
+
+def _trainer(rows: Sequence[Mapping[str, Any]], trainers: int) -> tuple[float, float]:
+    """Seconds of a step by itself, and for each token of a trainer; all by the token, where the steps do not
+    tell these apart."""
+    pairs = list(pairwise(rows))
+    token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairs]) / trainers
+    second_S = np.array([_train_seconds(a, b, trainers) for a, b in pairs])
+    away_S = token_S - token_S.mean()
+    if (spread := float(away_S @ away_S)) > 0:
+        slope = float(away_S @ second_S) / spread
+        left_S = second_S - second_S.mean() - slope * away_S
+        error = np.sqrt(float(left_S @ left_S) / max(len(left_S) - 2, 1) / spread)
+        fixed = float(second_S.mean() - slope * token_S.mean())
+        if slope > _CLEAR * error and fixed >= 0:
+            return fixed, slope
+    total = float(token_S.sum())
+    return (0.0, float(second_S.sum()) / total) if total else (float(second_S.mean()), 0.0)
+
+
+def _lengths(rows: Sequence[Mapping[str, Any]]) -> Lengths:
+    quantiles = np.mean([row["pace"]["lengths"] for row in rows], axis=0)
+    return Lengths(
+        quantiles=tuple(quantiles.tolist()),
+        within=float(np.mean([row["pace"]["within"] for row in rows])),
+        prompt=round(float(np.mean([row["pace"]["prompt"] for row in rows]))),
+    )
+
+
+def _train_seconds(before: Mapping[str, Any], after: Mapping[str, Any], trainers: int) -> float:
+    return _difference(before, after, "device_seconds", "train") / trainers
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any], field: str, key: str) -> float:
+    return float(after[field][key]) - float(before[field][key])
+
+
+def _trainers(record: RunRecord) -> int:
+    cluster = (record.config.get("recipe") or {}).get("cluster") or {}
+    return int(cluster.get("trainers", 1))

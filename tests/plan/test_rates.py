@@ -1,0 +1,98 @@
+"""Rates: from TOML, from the package, and as a run shows them."""
+
+import numpy as np
+import pytest
+
+from paced_runs import BASE, POSITION, PROMPT_TOKEN, ROW, write_run
+from scalerl.errors import InputError
+from scalerl.plan.lengths import Cut
+from scalerl.plan.measured import evaluated_every, rates_of
+from scalerl.plan.rates import load_rates, names
+
+
+def test_a_run_shows_the_rates_it_was_made_with(tmp_path):
+    record = write_run(tmp_path / "made")
+    rates = rates_of(record)
+    found = [rates.decode.base, rates.decode.row, rates.prefill.token, rates.decode.position]
+    assert found == pytest.approx([BASE, ROW, PROMPT_TOKEN, POSITION], rel=1e-4)
+    assert rates.trainer.fixed == pytest.approx(0.4)
+    assert rates.trainer.used == 0.75
+    # A step of the simulation has 64 completions of 25 tokens, of which three quarters are trained.
+    trained = np.diff([row["tokens"]["trained"] for row in record.steps()[6:]]).mean()
+    assert rates.trainer.token * 64 * 25 * 0.75 == pytest.approx(2e-3 * trained)
+    assert rates.verify.completion == pytest.approx(1e-3)
+    assert rates.driver.step == pytest.approx(0.1)
+    assert rates.weights.install == pytest.approx(0.03)
+    assert rates.evaluate.seconds == pytest.approx(10)
+    assert (rates.lengths.prompt, rates.lengths.within) == (12, pytest.approx(0.6))
+    assert rates.lengths.draw(np.random.default_rng(0), 512, 8, Cut(99)).mean() == pytest.approx(25, rel=0.01)
+    assert rates.source == "measured in made, steps 8 to 24"
+    assert evaluated_every(record) == 8
+
+
+def test_steps_that_are_all_alike_are_all_by_the_token(tmp_path):
+    def alike(row):
+        row["tokens"]["trained"] = 1000 * row["step"]
+        row["device_seconds"]["train"] = 3.0 * row["step"]
+        return row
+
+    rates = rates_of(write_run(tmp_path / "alike", change=alike))
+    assert rates.trainer.fixed == 0
+    assert rates.trainer.token * 64 * 25 * 0.75 == pytest.approx(3.0)
+
+
+def test_runs_that_show_no_rates_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"steps\.jsonl: rates need 5 steps after the first quarter"):
+        rates_of(write_run(tmp_path / "short", n=6))
+
+    def old(row):
+        del row["pace"]
+        return row
+
+    with pytest.raises(InputError, match="a step has no 'pace'"):
+        rates_of(write_run(tmp_path / "old", change=old))
+
+
+def test_rates_are_written_by_hand(tmp_path):
+    path = tmp_path / "rates.toml"
+    path.write_text("[decode]\nbase = 0.01\n[trainer]\ntoken = 1e-4\n[lengths]\nmean = 100\np95 = 300\n")
+    rates = load_rates(path, ["decode.row=0.5", "weights.way=tree"])
+    assert (rates.decode.base, rates.decode.row, rates.weights.way) == (0.01, 0.5, "tree")
+    assert load_rates(rates, ["trainer.fixed=3"]).trainer.fixed == 3
+    assert load_rates(load_rates("h100-8b")) == load_rates("h100-8b")
+
+
+@pytest.mark.parametrize("name", names())
+def test_rates_of_the_package_say_that_they_are_assumed(name):
+    rates = load_rates(name)
+    assert "assumed" in rates.source
+    assert "changed: decode.row=1" in load_rates(name, ["decode.row=1"]).source
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("[decode]\nbas = 1", [], "rates.toml: unknown key 'decode.bas'; did you mean 'decode.base'"),
+        ("[decode]\nbase = -1", [], "base must not be negative"),
+        ("[decode]\nbase = 0", [], "a decode step takes time"),
+        ("[decode", [], "rates.toml: not TOML"),
+        ("", [], "missing"),
+        ("", ["decode.base"], "--rate decode.base: expected key=value"),
+        ("[weights]\nway = 'post'", [], "weights.way"),
+        ("[lengths]\nmean = 4", [], "give quantiles; or a mean above 0"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused_in_a_line(tmp_path, text, overrides, message):
+    path = tmp_path / "rates.toml"
+    whole = {"decode": "base = 1", "trainer": "token = 1", "lengths": "mean = 9\np95 = 20"}
+    if text and text != "[decode":
+        text += "".join(f"\n[{name}]\n{body}" for name, body in whole.items() if f"[{name}]" not in text)
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        load_rates(path, overrides)
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_said_with_what_is():
+    with pytest.raises(InputError, match=r"no rates of that name \(there are: h100-8b\)"):
+        load_rates("h100")

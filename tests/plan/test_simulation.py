@@ -1,0 +1,291 @@
+"""The simulation against cases worked by hand, and what must hold whatever the rates."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from scalerl.errors import InputError
+from scalerl.plan.broadcast import arrivals
+from scalerl.plan.clock import Clock
+from scalerl.plan.driver import Driver, largest_share
+from scalerl.plan.job import Job
+from scalerl.plan.lengths import Cut, Lengths
+from scalerl.plan.rates import (
+    Decode,
+    Evaluate,
+    Prefill,
+    Rates,
+    Trainer,
+    Verify,
+    Weights,
+)
+from scalerl.plan.rates import (
+    Driver as DriverRates,
+)
+from scalerl.plan.simulate import simulate
+from scalerl.plan.split import best, splits
+from scalerl.rl.schedule import OffPolicy, PipelineRL
+
+TEN = Lengths(quantiles=(10.0, 10.0), prompt=3)
+SECOND = Rates(decode=Decode(1.0), trainer=Trainer(0.0, fixed=5.0), lengths=TEN)
+"""A decode step takes a second, a trainer step five, and every completion has ten tokens."""
+LONG = Cut(10**6)
+
+
+def job(schedule, prompts=4, samples=2, rows=8):
+    return Job(prompts, samples, rows, schedule, LONG)
+
+
+def test_on_policy_the_roles_take_turns():
+    found = simulate(job(PipelineRL(0)), SECOND, 1, 1)
+    assert found.seconds_per_step == pytest.approx(10 + 5)
+    assert found.generators_idle == pytest.approx(5 / 15)
+    assert found.rows_in_use == pytest.approx(10 / 15)
+    assert found.trainers_train == pytest.approx(5 / 15)
+    assert found.wait_for_groups == pytest.approx(10 / 15)
+    assert found.age_histogram == (1.0,)
+
+
+def test_every_cost_of_the_loop_is_in_the_step():
+    rates = replace(
+        SECOND,
+        decode=Decode(0.5, row=0.25, position=0.01),
+        prefill=Prefill(0.1),
+        verify=Verify(0.5, workers=2),
+        driver=DriverRates(
+            message=0.03, completion=0.01, token=0.001, group=0.2, generator=0.05, batch_token=0.02, step=0.7
+        ),
+        weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1),
+        trainer=Trainer(0.01, fixed=5.0),
+    )
+    found = simulate(job(PipelineRL(0)), rates, 1, 1)
+    # 8 rows attend to 3 positions at first, and to one more each step.
+    decode = 10 * (0.5 + 0.25 * 8) + 0.01 * sum(8 * (3 + t) for t in range(10)) + 4 * 3 * 0.1
+    taken = 0.03 + 8 * 0.01 + 80 * 0.001 + 0.05
+    verify, batch, train = 8 * 0.5 / 2, 80 * 0.02, 5 + 80 * 0.01
+    # The weights leave once they are published, and are there and installed while the driver has gone on.
+    weights = 0.3 + 2.1 + 0.6
+    heard = 0.03 + 0.05 + 4 * (0.2 + 0.05)  # the version is installed: a batch is admitted
+    # Groups go out as they are admitted; the driver has done that before they are sampled.
+    assert heard < decode
+    assert found.seconds_per_step == pytest.approx(decode + taken + verify + batch + train + weights)
+
+
+@pytest.mark.parametrize("k", [1, 8])
+def test_with_a_lead_the_slower_role_sets_the_pace(k):
+    generating = simulate(job(PipelineRL(k)), SECOND, 1, 1)
+    assert generating.seconds_per_step == pytest.approx(10)
+    assert generating.generators_idle == pytest.approx(0, abs=1e-9)
+    assert generating.bound_by == "generation"
+    rates = replace(SECOND, trainer=Trainer(0.0, fixed=25.0), driver=DriverRates(step=0.5))
+    training = simulate(job(PipelineRL(k)), rates, 1, 1)
+    assert training.seconds_per_step == pytest.approx(25.5)
+    assert training.wait_for_groups == pytest.approx(0, abs=1e-9)
+    assert training.bound_by == "training"
+
+
+def test_random_lengths_come_to_the_closed_form_where_generation_bounds():
+    rates = replace(
+        SECOND,
+        decode=Decode(1.0, row=0.1),
+        lengths=Lengths(mean=40, p95=90, within=0.4),
+        trainer=Trainer(0.0, 1.0),
+    )
+    found = simulate(job(PipelineRL(20), prompts=16, samples=4, rows=8), rates, 2, 1, steps=200)
+    # 16 rows give a token each in 1.8 s, and a batch has 64 completions of 40 tokens.
+    assert found.seconds_per_step == pytest.approx(64 * 40 * 1.8 / 16, rel=0.02)
+    assert found.rows_in_use > 0.99
+
+
+def test_more_trainers_share_the_tokens():
+    rates = replace(SECOND, trainer=Trainer(1.0), lengths=TEN)
+    one, four = (simulate(job(PipelineRL(4)), rates, 64, m) for m in (1, 4))
+    assert one.seconds_per_step == pytest.approx(80)
+    assert four.seconds_per_step == pytest.approx(20)
+    assert largest_share(np.array([9, 5, 4, 4]), 2) == 13
+    assert largest_share(np.array([9, 1, 1]), 2) == 9  # no more than one trainer has a completion
+    assert largest_share(np.array([], dtype=int), 3) == 0
+
+
+def test_off_policy_takes_turns_by_phases_and_ages_are_alike():
+    found = simulate(job(OffPolicy(4)), SECOND, 1, 1)
+    assert found.seconds_per_step == pytest.approx((4 * 10 + 4 * 5) / 4)
+    assert found.generators_idle == pytest.approx(4 * 5 / 60)
+    assert found.age_histogram == pytest.approx((0.25, 0.25, 0.25, 0.25))
+
+
+@pytest.mark.parametrize(
+    "schedule", [PipelineRL(0), PipelineRL(1), PipelineRL(5), OffPolicy(1), OffPolicy(3)]
+)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_token_is_older_than_the_schedule_allows(schedule, seed):
+    rng = np.random.default_rng(seed)
+    rates = Rates(
+        decode=Decode(rng.uniform(0.1, 1), rng.uniform(0, 0.1), rng.uniform(0, 1e-3)),
+        trainer=Trainer(rng.uniform(0, 0.1), rng.uniform(0, 20), used=0.7),
+        lengths=Lengths(mean=20, p95=60, within=0.5, prompt=4),
+        prefill=Prefill(rng.uniform(0, 0.1), once=bool(rng.integers(2))),
+        verify=Verify(rng.uniform(0, 0.1)),
+        driver=DriverRates(completion=rng.uniform(0, 0.05), group=0.01, generator=1e-3, step=1.0),
+        weights=Weights(0.1, rng.uniform(0, 5), 1.0, rng.uniform(0.1, 2), 0.01, way="flat"),
+        evaluate=Evaluate(30.0, ("aside", "generators", "trainer")[seed]),
+    )
+    asked = replace(job(schedule, prompts=3, samples=4, rows=5), evaluate_every=4)
+    found = simulate(asked, rates, 3, 2, seed=seed, steps=60)
+    assert found.age_max <= schedule.max_age
+    assert sum(found.age_histogram) == pytest.approx(1)
+    assert 0 <= found.generators_idle <= 1
+    assert 0 < found.rows_in_use <= 1
+    waits = found.wait_for_groups + found.wait_for_verification + found.wait_for_driver
+    assert found.trainers_train + waits + found.wait_for_evaluation == pytest.approx(1, abs=0.05)
+
+
+def test_the_largest_age_is_reached_where_the_trainer_is_slow():
+    rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), driver=DriverRates(step=0.5))
+    assert simulate(job(PipelineRL(3), rows=64), rates, 4, 1).age_max == 3
+
+
+def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_later():
+    """The driver admits only where it collects: a trainer that never waits has a lead of one less."""
+    rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), weights=Weights(install=1.0))
+    found = simulate(job(PipelineRL(3), rows=64), rates, 4, 1)
+    assert found.wait_for_groups == 0
+    assert found.age_max == 2
+
+
+def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
+    straggler = Lengths(quantiles=(10.0, 10.0))
+    clock = Clock()
+    driver = Driver(
+        job(PipelineRL(1), prompts=2, samples=1, rows=4),
+        replace(SECOND, lengths=straggler),
+        1,
+        1,
+        3,
+        0,
+        clock,
+    )
+    driver._lengths.extend([[100], [10], [10], [10], [10], [10], [10], [10]])
+    driver.collect()
+    clock.run(lambda: len(driver.steps) == 1)
+    # The others are complete after 10 s, and nothing is trained until the first one is.
+    assert clock.now == pytest.approx(100 + 5)
+    assert driver.steps[0].waited == pytest.approx(100)
+    assert driver.steps[0].generated == 2
+
+
+@pytest.mark.parametrize("schedule", [PipelineRL(2), OffPolicy(2)])
+def test_admitted_is_consumed_and_in_flight(schedule):
+    clock, looked = Clock(), 0
+    rates = replace(SECOND, lengths=Lengths(mean=20, p95=50), weights=Weights(install=1.0))
+    driver = Driver(job(schedule), rates, 3, 1, 20, 0, clock)
+    driver.collect()
+
+    def balanced():
+        """Between any two events every group is in one place."""
+        nonlocal looked
+        looked += 1
+        in_generators = sum(len(replica._order) for replica in driver.replicas)
+        in_messages = sum(len(groups) for _, groups, _ in driver._inbox)
+        assert sum(driver._in_flight) == in_generators + in_messages
+        assert driver.admitted == driver.taken + sum(driver._in_flight) + len(driver._complete)
+        assert driver.admitted - driver.taken <= schedule.tickets(4)
+        return False
+
+    clock.run(balanced)
+    assert looked > 200
+    assert len(driver.steps) == 20
+    assert driver.taken == 20 * 4
+    assert all(sum(step.age_A) == step.tokens for step in driver.steps)
+
+
+def test_weights_arrive_by_the_way_they_are_sent():
+    sent = Weights(gib=8.0, gib_per_second=4.0, latency=0.5)
+    at_R, sending = arrivals(sent, 3)
+    assert at_R.tolist() == [2.5, 5.0, 7.5]
+    assert sending == 7.5
+    at_R, sending = arrivals(replace(sent, way="tree"), 7)
+    assert at_R.tolist() == [2.5, 5.0, 5.0, 7.5, 7.5, 7.5, 7.5]
+    at_R, sending = arrivals(replace(sent, way="chain", pieces=4), 3)
+    assert at_R.tolist() == [2.5, 3.5, 4.5]
+    assert sending == 2.0
+
+
+def test_who_evaluates_is_who_waits():
+    asked = replace(job(PipelineRL(0)), evaluate_every=2)
+
+    def pace(by):
+        return simulate(asked, replace(SECOND, evaluate=Evaluate(8.0, by)), 1, 1, steps=40).seconds_per_step
+
+    assert pace("trainer") == pytest.approx(15 + 8 / 2)
+    assert pace("generators") == pytest.approx(15 + 8 / 2)
+    assert pace("aside") == pytest.approx(15)
+    slow = replace(
+        SECOND, evaluate=Evaluate(100.0)
+    )  # beside the training, but one is not done before the next
+    assert simulate(asked, slow, 1, 1, steps=80).seconds_per_step == pytest.approx(50, rel=0.05)
+
+
+def test_the_best_split_is_where_both_roles_are_busy():
+    rates = replace(SECOND, decode=Decode(1.0), trainer=Trainer(0.5))
+    # Generation takes 80 s of a generator of one row; training, 40 s of a trainer.
+    found = splits(job(PipelineRL(4), prompts=8, samples=8, rows=8), rates, 9)
+    assert [one.trainers for one in found] == list(range(1, 9))
+    assert best(found).trainers == 7
+    assert all(one.devices == 9 for one in found)
+    many = splits(job(PipelineRL(4), prompts=8, samples=8, rows=8), rates, 60, steps=20)
+    assert len(many) < 10
+    with pytest.raises(InputError, match="so 2 are needed"):
+        splits(job(PipelineRL(4)), rates, 1)
+
+
+def test_a_seed_gives_one_result():
+    rates = replace(SECOND, lengths=Lengths(mean=30, p95=90))
+    results = [simulate(job(PipelineRL(2)), rates, 2, 1, seed=s).to_json() for s in (0, 0, 1)]
+    assert results[0] == results[1] != results[2]
+
+
+@pytest.mark.parametrize(
+    ("generators", "trainers", "steps"), [(0, 1, 5), (1, 0, 5), (1, 1, 0), (10**7, 1, 5)]
+)
+def test_numbers_out_of_range_are_refused(generators, trainers, steps):
+    with pytest.raises(InputError, match="a number from 1 to 1000000"):
+        simulate(job(PipelineRL(1)), SECOND, generators, trainers, steps=steps)
+
+
+def test_lengths_have_their_mean_tail_and_cut():
+    rng = np.random.default_rng(0)
+    free_BG = Lengths(mean=500, p95=1500, within=0.3).draw(rng, 4000, 8, LONG)
+    assert free_BG.mean() == pytest.approx(500, rel=0.05)
+    assert np.quantile(free_BG, 0.95) == pytest.approx(1500, rel=0.08)
+    within = np.log(free_BG).var(axis=1, ddof=1).mean() / np.log(free_BG).var()
+    assert within == pytest.approx(0.3, abs=0.03)
+    cut_BG = Lengths(mean=500, p95=1500, answer=20).draw(rng, 4000, 8, Cut(900, (600, 800), 5))
+    assert ((cut_BG > 600) & (cut_BG <= 825)).mean() == pytest.approx((free_BG > 700).mean(), abs=0.08)
+    assert cut_BG.max() <= 825
+    shown = Lengths(quantiles=(5.0, 10.0, 40.0)).draw(rng, 4000, 8, Cut(30))
+    assert shown.min() >= 5
+    assert shown.max() == 30
+    assert np.median(shown) == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"mean": 5, "p95": 2},
+        {"mean": 5, "p95": 50},
+        {"quantiles": (3.0, 1.0)},
+        {"mean": 5, "p95": 9, "within": 2},
+    ],
+)
+def test_lengths_that_cannot_be_are_refused(values):
+    with pytest.raises(ValueError, match=r"quantiles|within"):
+        Lengths(**values)
+
+
+def test_the_decode_time_is_inverted():
+    decode = Decode(0.5, 0.01, 1e-4)
+    for steps in (1, 7, 400):
+        assert decode.steps_in(decode.seconds(steps, 16, 900), 16, 900) == pytest.approx(steps)
