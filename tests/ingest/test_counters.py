@@ -111,6 +111,29 @@ def test_tokens_since_the_start_never_fall():
     assert made.tokens.total_N.tolist() == [0, 5, 9, 9, 12]
 
 
+def test_tokens_that_begin_anew_are_added_to_those_before():
+    """As of a process that was restarted after steps 60 and 120, and counts from 0."""
+    rows = [(step, math.nan, {"all_tokens": 1000 * ((step - 1) % 60 + 1)}) for step in range(1, 181)]
+    made = counters(log(rows), WORDS)
+    assert [made.tokens.at(step) for step in (0, 60, 61, 120, 121, 180)] == [
+        0,
+        60e3,
+        61e3,
+        120e3,
+        121e3,
+        180e3,
+    ]
+    (warning,) = made.warnings
+    assert warning.startswith("'all_tokens' begins anew at step 61, 121: ")
+
+
+def test_one_row_that_falls_is_no_new_beginning():
+    rows = [(step, math.nan, {"all_tokens": 0 if step == 5 else 10 * step}) for step in range(1, 9)]
+    made = counters(log(rows), WORDS)
+    assert made.tokens.total_N.tolist() == [0, 10, 20, 30, 40, 40, 60, 70, 80]
+    assert made.warnings == ()
+
+
 def test_flops_by_hand():
     cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
     rows = [(1, math.nan, {"all_tokens": 100, "length": 9.0})]
