@@ -98,6 +98,34 @@ def test_evaluations_that_are_late_are_no_restart():
     assert found.notes == ()
 
 
+@pytest.mark.parametrize("first", [math.nan, 1000.0])
+def test_evaluations_of_a_branch_that_was_given_up_are_forgotten(first):
+    rows = [
+        (step, first + step, {"x": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
+    ]
+    rows += [(step, first + 100 + step, {"x": 2.0}) for step in range(50, 70)]
+    found = log(rows)
+    assert found.metrics["x"].step_N.tolist() == list(range(70))
+    assert found.metrics["late"].step_N.tolist() == [0, 20, 40]
+    assert "44 values replaced, 2 later ones of other metrics left out" in found.notes[0]
+
+
+def test_only_what_a_restarted_run_had_logged_is_forgotten():
+    # A metric that is a row late, and evaluations that end in another order, are no restarts.
+    rows = [(step, math.nan, {"x": 1.0}) for step in range(9)]
+    for step in (6, 8, 4):
+        rows.append((step, math.nan, {"late": 0.5}))
+    rows += [(10, math.nan, {"y": 1.0}), (9, math.nan, {"y": 1.0})]
+    found = log(rows)
+    assert len(found.metrics["x"]) == 9
+    # Two files of processes that ran at one time, read one after another.
+    rows = [
+        (step, 100.0 + step, {"x": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
+    ]
+    rows += [(step, 100.0 + step, {"x": 2.0}) for step in range(95)]
+    assert log(rows).metrics["late"].step_N.tolist() == [0, 20, 40, 60, 80]
+
+
 def test_a_log_without_its_beginning_says_so():
     made = counters(log([(step, math.nan, {"seconds": 2.0}) for step in (500, 510, 520)]), WORDS, devices=1)
     assert [made.device_seconds.at(step) for step in (0, 490, 500, 520)] == [0, 0, 20, 60]
