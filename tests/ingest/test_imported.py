@@ -128,7 +128,23 @@ def test_a_reward_with_a_bonus_is_no_percentage(high):
     for name in ("acc_percent", "eval/Pct", "acc (%)"):
         found, how = as_pass_rate(values, name, "log")
         assert found.tolist() == pytest.approx([0.003, high / 100])
-        assert "taken for percentages" in how
+        assert "named for percentages: divided by 100" in how
+
+
+def test_a_name_that_says_percent_is_believed_below_1_too():
+    """A run that reads itself as it goes on must not change by a factor of 100 where it passes 1."""
+    for high in (0.76, 1.0, 1.3, 60.0):
+        found, how = as_pass_rate(np.array([0.2, high]), "eval/accuracy_pct", "log")
+        assert found.tolist() == pytest.approx([0.002, high / 100])
+        assert "divided by 100" in how
+    found, how = as_pass_rate(np.array([0.2, 0.76]), "eval/percentile_50", "log")
+    assert (found.tolist(), how) == ([0.2, 0.76], "")
+
+
+@pytest.mark.parametrize("low", [-0.001, -0.49])
+def test_a_value_just_below_0_does_not_move_all_others(low):
+    with pytest.raises(InputError, match=r"log: 'reward' goes down to .* right answers with --y"):
+        as_pass_rate(np.array([low, 0.3, 0.6]), "reward", "log")
 
 
 def test_what_is_said_names_a_metric_as_the_user_does():

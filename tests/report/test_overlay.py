@@ -77,7 +77,7 @@ def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, ti
     compute, line = np.array(curve["compute"]["gpu_hours"]), np.array(curve["line"])
     assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
     drawn = max(runs_figures(view)["overlay"].axes[0].lines, key=lambda one: np.max(one.get_xdata()))
-    assert drawn.get_ydata()[-1] == pytest.approx(told, abs=1e-9)
+    assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=1e-9)
     known = early.points.compute_N[-1] / view.unit.size
     for places in (compute / view.unit.size, np.asarray(drawn.get_xdata())):
         beyond = places[places >= known * (1 - 1e-9)]

@@ -31,7 +31,9 @@ OF_STEP = {
 _SLACK = 1e-6
 _FEW_PERCENT = 5
 """Up to here values above 1 may be rewards with a bonus as well as percentages."""
-_OF_PERCENT = re.compile(r"percent|pct|%", re.IGNORECASE)
+_WELL_BELOW = -0.5
+"""The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
+_OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
 _AT_ONCE = 4096
 
 
@@ -199,18 +201,27 @@ def as_pass_rate(value_N: np.ndarray, name: str, source: str, option: str = "--y
 
     Raises:
         InputError: they are neither shares, nor percentages, nor rewards of -1 and 1; or they may be rewards
-            with a bonus as well as percentages, of a metric whose name does not say which. It says that
-            `option` names another.
+            with a bonus or a penalty as well. It says that `option` names another.
     """
     low, high = float(value_N.min()), float(value_N.max())
+    if (
+        low >= -_SLACK and high <= 100 + _SLACK and _OF_PERCENT.search(name)
+    ):  # also of a run that begins below 1
+        return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100"
     if low >= -_SLACK and high <= 1 + _SLACK:
         return np.clip(value_N, 0.0, 1.0), ""
-    if low >= -1 - _SLACK and high <= 1 + _SLACK:
+    if -1 - _SLACK <= low <= _WELL_BELOW and high <= 1 + _SLACK:
         return np.clip((value_N + 1) / 2, 0.0, 1.0), (
             f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
             "(1 + reward) / 2"
         )
-    if low >= -_SLACK and high <= _FEW_PERCENT and not _OF_PERCENT.search(name):
+    if _WELL_BELOW < low < 0 and high <= 1 + _SLACK:
+        raise InputError(
+            f"{source}: '{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of "
+            "-1 and 1 (as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
+            f"name the metric of right answers with {option}"
+        )
+    if low >= -_SLACK and high <= _FEW_PERCENT:
         raise InputError(
             f"{source}: '{name}' goes up to {high:.3g}: no share, and too little for percentages; "
             "a reward with a bonus, for the format say, is no pass rate: name the metric of right answers "

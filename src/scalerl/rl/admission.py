@@ -111,4 +111,5 @@ class Admission(ABC):
 
 def sum_of(counters: Sequence[Counters]) -> Counters:
     """What several processes have spent together."""
-    return Counters(*map(sum, zip(*(vars(c).values() for c in counters), strict=True)))
+    totals: list[Any] = [sum(values) for values in zip(*(vars(c).values() for c in counters), strict=True)]
+    return Counters(*totals)
