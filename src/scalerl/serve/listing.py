@@ -11,7 +11,7 @@ from pathlib import Path
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
-"""A folder that holds more (a home, by mistake) is listed as far as that."""
+"""A folder that holds more (a home, by mistake) is listed as far as that, and an entry says so."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
 _WANDB_LOG = re.compile(r"debug(-\w+)?\.log")
@@ -36,7 +36,8 @@ def scan(root: Path) -> dict[str, Entry]:
     """The entries of the real folder `root` by their ids, in the order of their paths.
 
     Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
-    that cannot be looked into is an entry that says so: there may be runs in it.
+    that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root` where it
+    holds too many.
     """
     entries = (_entry(root, *found) for found in _found(root))
     return {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.shown)}
@@ -46,7 +47,8 @@ def _entry(root: Path, folder: Path, format: str, unread: str) -> Entry:
     shown = folder.relative_to(root).as_posix()
     name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
     # No `resolve`, which a link to itself makes raise.
-    link = next((link for link in _links(folder) if not _real(link).is_relative_to(root)), None)
+    links = [] if unread else _links(folder)
+    link = next((link for link in links if not _real(link).is_relative_to(root)), None)
     refused = f"{link.name} is a link that leads out of the folder" if link else unread
     return Entry(name, folder, os.fsencode(shown).decode(errors="replace"), format, refused)
 
@@ -92,6 +94,8 @@ def _found(root: Path) -> Iterator[tuple[Path, str, str]]:
             yield folder, format, ""
         elif depth < _DEEPEST:
             waiting += [(folder / name, depth + 1) for name in below if not name.startswith(".")]
+    if waiting:
+        yield root, "", f"only {_MOST_FOLDERS:,} folders were looked into: runs in the others are not listed"
 
 
 def _format(folder: Path, names: set[str], below: list[str]) -> str:
