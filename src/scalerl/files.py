@@ -6,6 +6,7 @@ import fcntl
 import math
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,9 +25,12 @@ _T = TypeVar("_T")
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed."""
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{secrets.token_hex(8)}.part")
+    # Made here, and under a name of its own: nothing is written through a link that was there, or that
+    # another process writes to. The permissions are those that a plain `open` gives.
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
@@ -34,6 +38,11 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def is_aside(path: Path) -> bool:
+    """Whether a file is, by its name, what `write_atomically` leaves behind when it is killed."""
+    return path.name.startswith(".") and path.suffix == ".part"
 
 
 def lock(folder: Path, busy: str) -> int:

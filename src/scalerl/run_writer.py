@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError, WriteError
-from scalerl.files import lock, sync, write_atomically
+from scalerl.files import is_aside, lock, sync, write_atomically
 from scalerl.jsonl import dumps
 from scalerl.record import SCHEMA, EvalPoint
 
@@ -211,9 +211,8 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 def check_unused(folder: Path) -> None:
     """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
-    aside = folder / ".config.json.part"  # of a run that was killed as it began
-    try:
-        is_used = folder.exists() and (not folder.is_dir() or any(p != aside for p in folder.iterdir()))
+    try:  # what is aside is of a run that was killed as it began
+        is_used = folder.exists() and (not folder.is_dir() or not all(map(is_aside, folder.iterdir())))
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
     if is_used:

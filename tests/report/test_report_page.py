@@ -15,6 +15,8 @@ from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord
 from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
 from scalerl.report.curve_view import curve_view
+from scalerl.report.frozen import REACHED
+from scalerl.report.numbers import percent
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -93,6 +95,11 @@ def test_the_page_states_what_was_forecast_and_what_came(run, html):
 def test_each_forecast_is_judged(html):
     rows = re.findall(r'<tr class="(\w+)"><td[^>]*>(\d+)</td>', html)
     assert rows == [("outside", "60"), ("inside", "120")]  # [.55, .74] and [.722, .781] against .77
+
+
+def test_the_page_says_how_near_the_target_an_outcome_is(html):
+    near = f"within {percent(REACHED)} of it, or {percent(2 * REACHED)} once the run is past it"
+    assert near in Page(html).text
 
 
 def test_an_outcome_outside_is_said_first(make_run):

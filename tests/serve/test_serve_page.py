@@ -230,6 +230,24 @@ def test_the_token_leaves_the_address_and_stays_good(browser, original):
         assert page.locator("#runs tbody tr").count() == 3
 
 
+def test_a_connection_that_is_back_is_said_to_be(browser, original):
+    with server(original) as (_, address):
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        # Nothing changes from here on, which would be news.
+        page.goto(address)
+        rows = "fetch('api/runs').then((answer) => answer.json())"
+        settled = f"{rows}.then((told) => !told.looking && told.runs.every((run) => !run.waits))"
+        until(page, settled)
+        page.route("**/events", lambda route: route.abort())
+        page.reload()
+        state = page.locator("#state")
+        playwright.expect(state).to_contain_text("does not answer", timeout=60_000)
+        page.unroute("**/events")
+        playwright.expect(state).to_have_text("3 runs, 3 not ended", timeout=60_000)
+        page.close()
+
+
 def test_a_server_that_is_gone_is_said_to_be(browser, original):
     with server(original) as (process, address):
         page = browser.new_page()

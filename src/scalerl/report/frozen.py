@@ -17,7 +17,10 @@ from scalerl.report.ceiling import misfit_in_words
 from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
-"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target."""
+"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target.
+
+Once the run is past the target, within twice this share.
+"""
 
 
 @dataclass(frozen=True)

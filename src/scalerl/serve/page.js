@@ -302,10 +302,14 @@
     if (newer) { newer = false; changed(); }
   }
 
+  let lost = false;
+
   function follow() {
     const events = new EventSource("events");
+    events.onopen = () => { if (lost) changed(); lost = false; };
     events.onmessage = (event) => { if (Number(event.data) !== version) changed(); };
     events.onerror = () => {
+      lost = true;
       at("state").textContent = "The server does not answer; this is what it said last.";
       if (events.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
     };

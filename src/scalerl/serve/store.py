@@ -96,8 +96,12 @@ class Store:
                 self.version += 1
 
     def listed(self, since: int = 0) -> dict[str, Any]:
-        """All ids, and the rows that have changed since a version."""
+        """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
+
+        Such a version is of another server of this folder, and the clock was set back between the two.
+        """
         with self._changing:
+            since = since if since <= self.version else 0
             runs = list(self._runs.values())
             changed = [run.row for run in runs if run.version > since]
             return {
