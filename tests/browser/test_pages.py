@@ -55,10 +55,9 @@ def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, 
 @pytest.mark.parametrize("kind", ["run", "study"])
 def test_a_page_without_scripts_runs_none(browser, pages, tmp_path, kind):
     text = pages[kind].read_text()
-    script = (
-        "<body><script>document.title = 'owned'</script><p onclick=\"document.title = 'owned'\" id=x>x</p>"
-    )
-    (tmp_path / "page.html").write_text(text.replace("<body>", script, 1))
+    owned = "document.title = 'owned'"
+    body = f'<body><script>{owned}</script><p onclick="{owned}" id=x>x</p>'
+    (tmp_path / "page.html").write_text(text.replace("<body>", body, 1))
     page = browser.new_page()
     page.goto((tmp_path / "page.html").as_uri())
     page.click("#x")

@@ -78,6 +78,14 @@ def test_the_time_of_day_without_the_hours_in_which_nothing_ran():
     assert "less 1 interruptions of 20 hours in all" in made.device_seconds.how
 
 
+@pytest.mark.parametrize(("pause", "lost"), [(55.0, 0.0), (65.0, 65.0)])
+def test_less_than_a_minute_more_is_no_interruption(pause, lost):
+    times = [1000.0 + step + pause * (step > 4) for step in range(9)]  # many times the usual second
+    made = counters(log([(step, time, {"x": 1.0}) for step, time in enumerate(times)]), WORDS, devices=1)
+    assert made.device_seconds.total_N[-1] == 8 + pause - lost
+    assert ("interruption" in made.device_seconds.how) == (lost > 0)
+
+
 def test_a_run_that_was_begun_again_counts_once():
     rows = [(step, 100.0 + 10 * step, {"x": 0.1}) for step in range(6)]
     rows += [(step, 5000.0 + 10 * step, {"x": 0.2}) for step in range(3, 8)]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.imported import Asked, as_pass_rate, as_run, n_samples
 from scalerl.ingest.log import LogBuilder
 from scalerl.ingest.vocabulary import Vocabulary
@@ -74,6 +75,16 @@ def test_tokens_count_as_sampled_and_as_trained_and_that_is_said():
     found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, Asked())
     assert found.record.compute("tokens").tolist() == [800]
     assert dict(found.taken)["tokens"].startswith("tokens, added up; on the axis each counts twice")
+
+
+def test_of_the_flops_a_quarter_is_the_sampling():
+    words = replace(WORDS, tokens=("tokens",))
+    cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
+    rows = [*steps(4, tokens=100, length=9.0), (4, {"val/a/acc": 0.4})]
+    (point,) = as_run(log(rows), words, Asked(model=cost)).record.evals
+    forward = 4 * 100 * (2 * 1000 + 10 * 5)
+    # Training is a forward pass too, and a backward one of twice that.
+    assert (point.flops.generate, point.flops.train) == (forward, 3 * forward)
 
 
 def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():

@@ -10,7 +10,7 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
 from scalerl.report.numbers import plain
-from scalerl.report.overlay import OverlayRun, overlay, thin
+from scalerl.report.overlay import OverlayRun, _clock, overlay, thin
 from scalerl.report.runs import RunsView
 from scalerl.report.runs_figures import runs_figures
 from scalerl.report.runs_tables import curves_table
@@ -49,6 +49,16 @@ def test_a_curve_on_another_axis_goes_along_the_clock_of_the_run_and_ends_with_i
     # Straight between two evaluations, it lies above the convex truth by at most d^2 / 8 of its curvature.
     truth, gap = tokens_at(hours[inside]), 1e5 * (BUDGET / 24) ** 2 / (4 * BUDGET)
     assert ((tokens[inside] >= truth * (1 - 1e-4)) & (tokens[inside] <= truth + gap * 1.01)).all()
+
+
+def test_clocks_start_together_and_end_where_the_run_does():
+    known_N, then_N, asked_M = (
+        np.array([2.0, 4.0]),
+        np.array([10.0, 40.0]),
+        np.array([0.0, 1.0, 2.0, 3.0, 5.0]),
+    )
+    np.testing.assert_array_equal(_clock(known_N, then_N)(asked_M), [0, 5, 10, 25, np.nan])
+    np.testing.assert_array_equal(_clock(known_N - 2, then_N)(asked_M), [10, 25, 40, np.nan, np.nan])
 
 
 def test_the_band_is_that_of_the_fit(shown):

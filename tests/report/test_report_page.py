@@ -16,7 +16,6 @@ from scalerl.record import RunRecord
 from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
 from scalerl.report.curve_view import curve_view
 from scalerl.report.frozen import REACHED
-from scalerl.report.numbers import percent
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -98,7 +97,7 @@ def test_each_forecast_is_judged(html):
 
 
 def test_the_page_says_how_near_the_target_an_outcome_is(html):
-    near = f"within {percent(REACHED)} of it, or {percent(2 * REACHED)} once the run is past it"
+    near = f"within {100 * REACHED:.0f} % of it, or {200 * REACHED:.0f} % once the run is past it"
     assert near in Page(html).text
 
 

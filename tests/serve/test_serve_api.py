@@ -328,9 +328,8 @@ def test_links_out_of_a_folder_of_wandb_are_refused_where_a_reader_would_look(tm
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "run-b.wandb").write_bytes(b"")
-    own = tmp_path / "runs" / "wandb" / "run-1-a"
-    own.mkdir(parents=True)
-    (own / "run-a.wandb").write_bytes(b"")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run-a.wandb").write_bytes(b"")
     place = tmp_path / "runs" / link
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(outside if to_folder else outside / "run-b.wandb")

@@ -171,6 +171,25 @@ def test_a_page_that_knows_a_later_version_gets_all_rows(runs):
     assert len(store.listed(version + 1)["runs"]) == 3
 
 
+def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
+    growing = Growing(runs / "growing", 14)
+    store = Store(runs, Asked(target=0.58))
+    store.refresh()
+    while store.fit_next():
+        pass
+    rows = [next(row for row in store.listed()["runs"] if row["path"] == "growing")]
+    growing.grow()
+    store._due, store._sources = 0.0, {}
+    store.refresh()
+    rows.append(next(row for row in store.listed()["runs"] if row["path"] == "growing"))
+    before, waits = rows
+    assert (before["waits"], waits["waits"]) == (False, True)
+    assert waits["evaluations"] == before["evaluations"] + 1
+    for key in ("forecast", "ceiling", "target"):
+        assert before[key] is not None
+        assert waits[key] == before[key]
+
+
 def test_options_of_a_terminal_are_said_to_be_that(runs):
     state = {"log_history": [{"step": n, "eval_a": 0.1, "eval_b": 0.2} for n in range(9)]}
     (runs / "trl").mkdir()

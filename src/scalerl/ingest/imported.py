@@ -31,7 +31,7 @@ OF_STEP = {
 _SLACK = 1e-6
 _FEW_PERCENT = 5
 """Up to here values above 1 may be rewards with a bonus as well as percentages."""
-_WELL_BELOW = -0.5
+_WELL_BELOW = -0.05
 """The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
 _OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
 _AT_ONCE = 4096
