@@ -165,10 +165,10 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     version, tokens = 0, generator.counters.tokens
     while generator.ready < 10:
         generator.work()
-        landed, tokens = generator.counters.tokens > tokens, generator.counters.tokens
         # All of one length end at once; of several lengths, the others are under way where one has ended.
+        landed = generator.counters.tokens > tokens
         if generator.installed == version < 8 and (landed or not rule.interrupt):
-            version += 1
+            version, tokens = version + 1, generator.counters.tokens
             generator.update(versions[version], version)
     rollouts, models = collect(generator, 10), models_of(base, versions)
     several = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
