@@ -79,7 +79,8 @@ def simulate(
         rates: how fast the parts are.
         generators: of `job.rows` rows, and `rates.devices_per_generator` devices, each.
         trainers: devices that train.
-        steps: that the figures are from; the default is 5 for each batch in flight, 20 at the least.
+        steps: that the figures are from; the default is 5 for each batch in flight, 20 at the least. They are
+            made whole multiples of the batches in flight, as steps may come in bursts of so many.
         seed: of the lengths, and of which groups are trained.
 
     Raises:
@@ -94,8 +95,8 @@ def simulate(
     ):
         if not 1 <= value <= most:
             raise InputError(f"{name}: a number from 1 to {most}, found {value}")
-    at_once = job.schedule.at_once(job.prompts) // job.prompts
-    first, last = (_whole(n, at_once) for n in (2 * in_flight, 2 * in_flight + steps))
+    first = 2 * in_flight
+    last = first + -(-steps // in_flight) * in_flight
     clock = Clock()
     driver = Driver(job, rates, generators, trainers, last, seed, clock)
     driver.collect()
@@ -103,11 +104,6 @@ def simulate(
     before = _spent(driver, clock)
     clock.run(lambda: len(driver.steps) >= last)
     return _outcome(job, rates, trainers, driver, first, _spent(driver, clock) - before)
-
-
-def _whole(steps: int, at_once: int) -> int:
-    """Whole phases of a schedule that takes several batches at once."""
-    return -(-steps // at_once) * at_once
 
 
 def _spent(driver: Driver, clock: Clock) -> np.ndarray:
