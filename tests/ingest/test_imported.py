@@ -152,7 +152,7 @@ def test_a_name_that_says_percent_is_believed_below_1_too():
     assert (found.tolist(), how) == ([0.2, 0.76], "")
 
 
-@pytest.mark.parametrize("low", [-0.001, -0.49])
+@pytest.mark.parametrize("low", [-0.001, -0.049])
 def test_a_value_just_below_0_does_not_move_all_others(low):
     with pytest.raises(InputError, match=r"log: 'reward' goes down to .* right answers with --y"):
         as_pass_rate(np.array([low, 0.3, 0.6]), "reward", "log")
