@@ -13,6 +13,7 @@ from scalerl.cli import main
 from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record import RunRecord
+from scalerl.rl import parts
 from scalerl.rl import train as training
 from scalerl.rl.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
 from scalerl.rl.recipe import load_recipe
@@ -73,7 +74,7 @@ def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_
     def at_09(recipe, folder, learner, version):
         return load_generator(replace(recipe, temperature=0.9), folder, recipe.seed, recipe.rows)
 
-    monkeypatch.setattr(training, "place_generator", at_09)
+    monkeypatch.setattr(parts, "place_generator", at_09)
     pausing = replace(recipe, health=Health(on_alarm="pause"))
     record, ended, said = run(pausing, model, tmp_path / "run")
     assert isinstance(ended, PausedError)
@@ -100,7 +101,7 @@ def test_weights_corrupted_on_their_way_are_an_alarm_and_the_run_goes_on(
         generator.update = corrupt
         return generator
 
-    monkeypatch.setattr(training, "place_generator", corrupting)
+    monkeypatch.setattr(parts, "place_generator", corrupting)
     record, ended, said = run(recipe, model, tmp_path / "run")
     assert ended is None
     assert record.steps()[-1]["step"] == 30

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from starlette.responses import JSONResponse
@@ -387,11 +388,15 @@ def test_a_request_has_one_name(hosts):
 
     headers = [(b"host", host.encode()) for host in hosts]
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
-    asyncio.run(Guard(inner, LOCAL)(scope, receive, send))
-    assert told[0] == 400
-    told.clear()
-    asyncio.run(Guard(inner, LOCAL)(scope | {"headers": [(b"host", b"localhost")]}, receive, send))
-    assert told[0] == 200
+
+    async def ask(headers):
+        await Guard(inner, LOCAL)(scope | {"headers": headers}, receive, send)
+        return told.pop(0)
+
+    with ThreadPoolExecutor(1) as thread:  # in this one a browser may have left a loop of its own
+        assert thread.submit(lambda: asyncio.run(ask(headers))).result() == 400
+        told.clear()
+        assert thread.submit(lambda: asyncio.run(ask([(b"host", b"localhost")]))).result() == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8787", "127.0.0.1:1", "[::1]:8787", "[::1]"])

@@ -89,4 +89,4 @@ def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(s
 def test_what_is_wrong_is_told_once_and_nobody_is_waited_for(small, tmp_path):
     status, output = train(2, *small, "-o", str(tmp_path / "run"), "--set", "lora.rank=99")
     assert status == 1  # torchrun's own
-    assert output.count("scalerl: lora.rank: 99 exceeds the model's hidden size (32)") == 1
+    assert output.count("scalerl: lora.rank: 99 exceeds the model's hidden size (") == 1
