@@ -8,7 +8,7 @@ VENV_FLAGS ?=
 TORCH_VERSION ?= 2.13.0
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-slow lint docs setup clean
+.PHONY: demo test test-slow lint docs setup vllm clean
 
 demo: setup
 	$(BIN)/scalerl demo
@@ -29,6 +29,10 @@ docs: setup
 	$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null \
 	  || $(BIN)/pip install --quiet --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# vLLM for CPUs in .vllm-venv, for what generates with it: its pins are not those of scalerl.
+vllm:
+	PYTHON=$(PYTHON) CPU_INDEX=$(CPU_INDEX) scripts/vllm_venv.sh
 
 setup: $(VENV)/ready
 

@@ -110,7 +110,7 @@ def main() -> None:
     found["collect"], groups = seconds(lambda: collect(taken))
     found["batch"], batch = seconds(lambda: make_batch(groups, BatchStd(), PromptAverage(), args.tokens + 1))
     stats = StepStats(tokens=n * args.tokens)
-    step = Step(9, tuple(groups), batch, stats, train_seconds=1.0, waited_seconds=0.0)
+    step = Step(9, tuple(groups), batch, stats, trained_at=0.0, train_seconds=1.0, waited_seconds=0.0)
 
     def record() -> None:
         counters = RunCounters()

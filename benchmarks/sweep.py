@@ -4,13 +4,13 @@
 
 Simulated studies of 20 trials, all pruners on the same ones, each in a real Optuna study with a random
 sampler. A study has one base model (R_0 .2-.4) and evaluation set (noise sd .0045-.010), and evaluates every
-trial 25 to 40 times on its way to the target. A trial has a shape of benchmarks/simulation.py (one of them is
-none of the families that are fitted, one wanders), its own gain (.05-.35), C_mid (target / 10 to target /
+trial 25 to 40 times on its way to its end. A trial has a shape of benchmarks/simulation.py (one of them is
+none of the families that are fitted, one wanders), its own gain (.05-.35), C_mid (end / 10 to end /
 1.5, log-uniform) and noise correlation (0-.8). Gain and C_mid are independent, so that curves cross.
 `one after another` runs a trial when the one before has ended; `four at a time` keeps four running.
 
 A trial that is not pruned returns its last evaluation, and the largest is chosen, as Optuna does. `budget` is
-the share of the compute of all whole trials that was used; `regret` the true pass rate at the target of the
+the share of the compute of all whole trials that was used; `regret` the true pass rate at the end of the
 best trial less that of the chosen one, in points of a hundred; `best kept` the share of studies whose best
 trial was not pruned, with its 95 % interval (Wilson); other errors are standard errors over studies. `budget
 at a regret` is read off every pruner's frontier, from pruning nothing on, interpolated; 1.00 where it has no
@@ -33,15 +33,16 @@ import optuna
 
 from scalerl.curve import Curve, Points
 from scalerl.curve.fit import fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import CannotAnswerError
 from scalerl.integrations.optuna import ForecastPruner
-from scalerl.integrations.rule import MIN_EVALUATIONS, UNKNOWN, Reach, Rule, Sweep, Values
+from scalerl.integrations.rule import UNKNOWN, Reach, Rule, Sweep, Values
 from simulation import PHIS, SDS, TRUTHS, drift, noise
 
-TRIALS, TARGET = 20, 4800
+TRIALS, END = 20, 4800
 EVALUATIONS = (25, 40)
 GAIN, MID = (0.05, 0.35), (1 / 10, 1 / 1.5)
-"""Of a trial; C_mid as a share of the target."""
+"""Of a trial; C_mid as a share of the end."""
 OPTIONS = ((0.0, 0.95), (-0.02, 0.95), (0.02, 0.95), (0.0, 0.8), (0.0, 0.5))
 """Margins and levels of the forecasts; the first are the defaults."""
 REGRETS, ALIKE = (0.002, 0.005, 0.01), 0.0001
@@ -68,14 +69,14 @@ class Outcome:
 
 def draw(rng: np.random.Generator) -> Trials:
     n = int(rng.integers(EVALUATIONS[0], EVALUATIONS[1] + 1))
-    step_N = np.round(np.linspace(0, TARGET, n + 1)).astype(int)
+    step_N = np.round(np.linspace(0, END, n + 1)).astype(int)
     if rng.random() < 0.5:
         step_N = step_N[1:]
     r0, sd = float(rng.uniform(0.2, 0.4)), float(rng.choice(SDS))
     mean, measured = [], []
     for _ in range(TRIALS):
         truth = TRUTHS[rng.integers(len(TRUTHS))]
-        mid = TARGET * float(np.exp(rng.uniform(*np.log(MID))))
+        mid = END * float(np.exp(rng.uniform(*np.log(MID))))
         curve = Curve(truth.family, r0 + float(rng.uniform(*GAIN)), truth.B, mid, r0)
         mean_N = curve(step_N) + (drift(step_N / mid, rng) if truth.drift else 0.0)
         mean.append(mean_N)
@@ -99,7 +100,7 @@ class SharedSweep(Sweep):
         return self._made[key][self.rule]
 
 
-RULES = [Rule(TARGET, margin, level, early=early) for margin, level in OPTIONS for early in (False, True)]
+RULES = [Rule(END, margin, level, early=early) for margin, level in OPTIONS for early in (False, True)]
 
 
 def _reaches(points: Points) -> dict[Rule, Reach]:
@@ -118,16 +119,16 @@ def pruners() -> dict[str, dict[str, optuna.pruners.BasePruner]]:
     asha, median, ours, early = {}, {}, {}, {}
     for factor, first in itertools.product((4, 2), (16, 8, 4, 2)):
         name = f"ASHA, factor {factor}, from 1/{first}"
-        asha[name] = optuna.pruners.SuccessiveHalvingPruner(TARGET // first, factor)
+        asha[name] = optuna.pruners.SuccessiveHalvingPruner(END // first, factor)
     for percent, first in itertools.product((50, 75), (0, 4, 2)):
         kept = "median" if percent == 50 else f"best {percent} %"
         name = f"{kept}, from {f'1/{first}' if first else 'the start'}"
-        warmup = TARGET // first if first else 0
+        warmup = END // first if first else 0
         median[name] = optuna.pruners.PercentilePruner(float(percent), n_warmup_steps=warmup)
     for margin, level in OPTIONS:
         name = f"margin {margin:g}, level {level:g}"
-        ours[f"forecast, {name}"] = ForecastPruner(TARGET, margin=margin, level=level)
-        early[f"early forecast, {name}"] = ForecastPruner(TARGET, margin=margin, level=level, early=True)
+        ours[f"forecast, {name}"] = ForecastPruner(END, margin=margin, level=level)
+        early[f"early forecast, {name}"] = ForecastPruner(END, margin=margin, level=level, early=True)
     return {"none": {"none": optuna.pruners.NopPruner()}, "ASHA": asha, "median": median} | {
         "forecast": ours,
         "early forecast": early,
@@ -162,7 +163,7 @@ def sweep(trials: Trials, pruner: optuna.pruners.BasePruner, at_a_time: int) -> 
     regret = (
         float(end_T[best] - end_T[study.best_trial.number]) if complete else float(end_T[best] - end_T.min())
     )
-    return Outcome(used / (TRIALS * TARGET), regret, best in {trial.number for trial in complete})
+    return Outcome(used / (TRIALS * END), regret, best in {trial.number for trial in complete})
 
 
 def study_of(seed: int, index: int) -> dict[tuple[str, str], Outcome]:

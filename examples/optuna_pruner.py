@@ -29,7 +29,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 study = optuna.create_study(
     direction="maximize",
     sampler=optuna.samplers.RandomSampler(seed=0),
-    pruner=ForecastPruner(target=STEPS),
+    pruner=ForecastPruner(budget=STEPS),
 )
 study.optimize(train, n_trials=12)
 

@@ -99,10 +99,11 @@ def prime_rl() -> None:
 
 
 def pipeline_rl() -> None:
-    """The actor's run in W&B: it has neither steps nor seconds of its own, only the time of day."""
+    """The actor's run in W&B: it has versions in place of steps, and the time of day in place of seconds."""
     names = {"held_out": "actor/test_success_mean", "reward": "actor/success_mean"}
     names |= {"truncated": "actor/overflow_mean"}
-    wandb(Path("wandb/offline-run-20260801_120000-my_exp_actor"), "my_exp/actor", renamed(names), {})
+    rows = ((step, row | {"actor/trainer_model_version": 1024.0 * step}) for step, row in renamed(names))
+    wandb(Path("wandb/offline-run-20260801_120000-my_exp_actor"), "my_exp/actor", rows, {})
     names = {
         "seconds": "throughput/sec_per_step",
         "tokens": "throughput/tokens_per_step",

@@ -18,7 +18,8 @@ class Growing:
     """A run folder that gets one evaluation, and the line of a step, after another."""
 
     def __init__(self, path, n=0, seed=0, **config):
-        base = {"name": path.name, "seed": seed, "budget": BUDGET, "recipe": {"name": "r", "seed": seed}}
+        recipe = {"name": "r", "seed": seed, "health": {}}
+        base = {"name": path.name, "seed": seed, "budget": BUDGET, "recipe": recipe}
         self.writer = RunWriter(path, {**base, **config})
         self.path, self.n = path, 0
         self._rng = np.random.default_rng(seed)

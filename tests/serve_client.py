@@ -1,6 +1,7 @@
 """`scalerl serve` within the process, for tests."""
 
 import contextlib
+import json
 import time
 
 from starlette.testclient import TestClient
@@ -28,3 +29,15 @@ def settled(client, fits=True):
             return {row["path"]: row for row in found["runs"]}
         time.sleep(0.05)
     raise AssertionError("the runs are not fitted")
+
+
+def logs_of_trl(folder):
+    """Two logs of another trainer with a pass rate in percent, and one that does not rise."""
+    for name, scale in (("trl-0", 1.0), ("trl-1", 0.9), ("flat", 0.0)):
+        rows = [
+            {"step": n, "epoch": n, "eval_reward": 30 + scale * 30 * n**2 / (n**2 + 64) + 0.3 * (-1) ** n}
+            for n in range(1, 25)
+        ]
+        state = folder / name / "checkpoint-24"
+        state.mkdir(parents=True)
+        (state / "trainer_state.json").write_text(json.dumps({"global_step": 24, "log_history": rows}))

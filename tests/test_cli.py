@@ -239,3 +239,10 @@ def test_commands_that_fit_take_the_same_options(log, capsys, command):
     with pytest.raises(SystemExit):
         main([command, *paths, "--level", "1"])
     assert "the level of the intervals is between 0 and 1" in capsys.readouterr().err
+
+
+def test_standard_output_that_takes_nothing_is_one_line(log):
+    command = [sys.executable, "-m", "scalerl.cli", "fit", str(log)]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "scalerl: standard output: No space left on device\n")

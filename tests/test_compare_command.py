@@ -1,8 +1,10 @@
 import json
+import re
 
 import numpy as np
 import pytest
 
+import example_files
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.record import EvalPoint
@@ -36,6 +38,28 @@ def write_table(path, seed, A=0.61):
     lines = ["hours,accuracy", *(f"{c},{y}" for c, y in zip(compute_N, y_N, strict=True))]
     path.write_text("\n".join(lines) + "\n")
     return str(path)
+
+
+def test_runs_on_two_axes_are_refused_with_the_one_that_would_do(tmp_path, capsys):
+    """A run with a budget in steps, beside a log of another trainer that has GPU-hours first."""
+    example_files.write(tmp_path)
+    config = tmp_path / "runs" / "mine" / "config.json"
+    config.write_text(json.dumps({"name": "m", "budget": {"kind": "steps", "amount": 100}}))
+    sides = [str(tmp_path / "runs" / "mine"), str(tmp_path / "verl.jsonl")]
+    assert main(["compare", *sides]) == 2
+    err = capsys.readouterr().err
+    assert f"'{sides[0]}' is on steps, '{sides[1]}' is on gpu_hours; all have steps" in err
+    (axis,) = re.findall(r"choose --x (\w+)", err)
+    assert main(["compare", *sides, "--x", axis]) == 0
+    capsys.readouterr()
+    assert main(["compare", *sides, "--x", "gpu_hours"]) == 2  # hours of one device, beside those of all
+    err = capsys.readouterr().err
+    assert f"'{sides[1]}' does not say on how many devices it ran" in err
+    assert main(["compare", *sides, "--x", "gpu_hours", "--devices", "8"]) == 0
+    assert main(["compare", *sides, "--x", axis, "--devices", "1"]) == 0  # one of them is a log
+    alone = write_run(tmp_path / "alone", 0)
+    assert main(["compare", alone, str(tmp_path / "log.csv")]) == 2
+    assert f"none is common: '{alone}' has steps; " in capsys.readouterr().err
 
 
 def test_runs_are_grouped_by_recipe(runs, capsys):

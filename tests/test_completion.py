@@ -32,6 +32,8 @@ CASES = [
     ("scalerl fit --x gp", {"gpu_hours"}),
     ("scalerl report r", {"rates.csv", "runs"}),
     ("scalerl report runs/", {"runs/mine", "runs/theirs"}),
+    ("scalerl fit --format trai", {"trainer-state"}),
+    ("scalerl ingest --trainer ve", {"verl"}),
     ("scalerl train qw", {"qwen25_dapo"}),
     ("scalerl train mi", {"minimax_m1", "mine.toml"}),
     ("scalerl train demo -o r", {"runs"}),
@@ -75,6 +77,8 @@ zpty -r -m shell text '*{expected}*' && print found
     ("line", "expected"),
     [
         ("scalerl fit --cr", "--cross-check"),
+        ("scalerl fit --format trai", "trainer-state"),
+        ("scalerl ingest --trainer ve", "verl"),
         ("scalerl train qw", "qwen25_dapo"),
         ("scalerl report ru", "ru*ns"),
         ("scalerl fit --x gp", "gpu_hours"),

@@ -8,9 +8,10 @@ from contextlib import closing, suppress
 import pytest
 
 from scalerl import InputError, files
-from scalerl.files import Changing, signature
+from scalerl.files import Changing, signature, write_atomically
 from scalerl.ingest.sources import read_source
 from scalerl.jsonl import read_last
+from scalerl.run_writer import RunWriter
 
 
 @pytest.fixture
@@ -19,6 +20,64 @@ def clock(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(files, "monotonic", lambda: now[0])
     return now
+
+
+def test_nothing_is_written_through_a_link_that_was_there(tmp_path, monkeypatch):
+    outside, page = tmp_path / "outside", tmp_path / "run" / "report.html"
+    outside.write_text("mine")
+    page.parent.mkdir()
+    (page.parent / ".report.html.part").symlink_to(outside)
+    (page.parent / ".taken.part").symlink_to(outside)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "taken")
+    with pytest.raises(FileExistsError):
+        write_atomically(page, "a page")
+    monkeypatch.undo()
+    write_atomically(page, "a page")
+    assert (outside.read_text(), page.read_text(), page.is_symlink()) == ("mine", "a page", False)
+    assert len(list(page.parent.iterdir())) == 3
+
+
+def test_two_writers_of_one_path_do_not_tear_each_other(tmp_path):
+    page = tmp_path / "page"
+
+    def parts():
+        yield "one "
+        write_atomically(page, "another, whole")
+        assert page.read_text() == "another, whole"
+        yield "and the rest"
+
+    write_atomically(page, parts())
+    assert page.read_text() == "one and the rest"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path):
+    def parts():
+        yield "half"
+        raise ZeroDivisionError
+
+    page = tmp_path / "page"
+    page.write_text("before")
+    with pytest.raises(ZeroDivisionError):
+        write_atomically(page, parts())
+    assert (page.read_text(), list(tmp_path.iterdir())) == ("before", [page])
+
+
+def test_a_run_that_was_killed_as_it_began_can_be_begun_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: os._exit(9))
+    if (process := os.fork()) == 0:
+        RunWriter(tmp_path, {})
+    monkeypatch.undo()
+    os.waitpid(process, 0)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    RunWriter(tmp_path, {}).close()
+    assert (tmp_path / "config.json").is_file()
+
+
+def test_a_page_has_the_permissions_of_any_new_file(tmp_path):
+    (tmp_path / "plain").touch()
+    write_atomically(tmp_path / "page", "text")
+    assert (tmp_path / "page").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["file", "folder"])

@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 
+import example_files
+from scalerl import InputError, load_run
 from scalerl.cli import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.record import RunRecord
@@ -58,6 +60,16 @@ def test_a_log_becomes_a_run_that_fits_as_the_log_does(tmp_path, capsys):
     assert answers[0]["fit"] == answers[1]["fit"]
     low, high = answers[0]["intervals"]["A"]
     assert low < 0.61 < high
+
+
+def test_the_axis_that_is_taken_is_said_where_a_log_has_several_and_no_budget(tmp_path, capsys):
+    log = write(tmp_path / "verl.jsonl", verl_rows(last=100))
+    assert main(["fit", log, "--devices", "8"]) == 0
+    assert "axis                   gpu_hours, as no budget is logged; --x steps\n" in capsys.readouterr().out
+    assert main(["fit", log, "--x", "steps"]) == 0
+    assert "as no budget is logged" not in capsys.readouterr().out
+    assert main(["ingest", log, "-o", str(tmp_path / "run"), "--devices", "8"]) == 0
+    assert "axes         gpu_hours, steps; a fit takes gpu_hours, --x another\n" in capsys.readouterr().out
 
 
 def test_without_devices_the_compute_is_that_of_one_and_that_is_said(tmp_path, capsys):
@@ -119,6 +131,55 @@ def test_what_is_asked_for_and_not_there_is_one_line(tmp_path, capsys, arguments
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_logs_of_two_formats_says_which_is_read(tmp_path, capsys):
+    """As the output folder of a trainer that has its tracker's files in it."""
+    rows = [{"step": n, "eval_reward": 0.2 + 0.02 * n} for n in range(1, 9)]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    write(tmp_path / "out" / "metrics.jsonl", [{"step": n, "eval/accuracy": 0.1} for n in range(4)])
+    said = "holds logs of several formats; trainer-state is read, and not jsonl (--format jsonl)"
+    words = ["ingest", str(tmp_path / "out"), "-o"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    out, err = capsys.readouterr()
+    assert said in err
+    assert "(8 evaluations)" in out
+    assert said in RunRecord.read(tmp_path / "one").config["assumed"][0]
+    assert main(["fit", str(tmp_path / "out"), "--x", "steps"]) == 0
+    assert said in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "two"), "--format", "jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert "several formats" not in err
+    assert "(4 evaluations)" in out
+
+
+COMMANDS = (["fit"], ["fit", "--paper"], ["backtest"], ["report", "-o", "p.html"], ["watch", "--once"])
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, ["compare", "runs/a-seed0"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (["--devices", "8"], "--devices"),
+        (["--run", "a"], "--run"),
+        (["--trainer", "verl", "--model", "m"], "--trainer, --model"),
+    ],
+)
+def test_options_for_logs_are_refused_where_there_is_none(
+    tmp_path, monkeypatch, capsys, words, given, option
+):
+    """They would be passed over in silence, and the user would think that they had been heard."""
+    monkeypatch.chdir(example_files.write(tmp_path))
+    for path in ("runs/mine", "log.csv"):
+        if words[0] == "compare" and path == "log.csv":
+            continue
+        assert main([words[0], path, *words[1:], *given]) == 2
+        err = capsys.readouterr().err
+        which = f"{path} is not" if words[0] != "compare" else "none of runs/mine, runs/a-seed0 is"
+        assert err == f"scalerl: {option}: only for the log of another trainer, which {which}\n"
+    with pytest.raises(InputError, match="devices=: only for the log of another trainer"):
+        load_run("runs/mine", devices=8)
 
 
 @pytest.mark.parametrize(

@@ -192,5 +192,5 @@ def test_samples_and_noise_of_a_record(tmp_path):
     assert len(points) == 3  # repeated evaluations of one step stay apart
     assert [w.split("evals.jsonl: ")[1][:56] for w in points.warnings] == [
         "the evaluation noise is unknown at one sample per prompt",
-        "1 evaluations have the compute and the pass rate of anot",
+        "1 evaluation has the compute and the pass rate of anothe",
     ]

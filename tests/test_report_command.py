@@ -91,6 +91,25 @@ def test_the_comparison_says_which_way_it_goes_and_what_is_corrected(runs, tmp_p
     assert "are taken to be evaluated on the same prompts" in tables.read_text()
 
 
+def test_a_difference_that_is_not_claimed_says_so_beside_itself(tmp_path):
+    write_run(tmp_path / "a", "base", seed=0, recipe={"loss": "a"})
+    early = RunRecord.read(write_run(tmp_path / "b", "early", 0.5, 2, recipe={"loss": "b"}))
+    lines = (tmp_path / "b" / "evals.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "evals.jsonl").write_text("".join(lines[:7]))
+    assert len(early.evals) > 7
+    write_run(tmp_path / "c", "whole", 0.5, 3, recipe={"loss": "c"})
+    tables = tmp_path / "t.md"
+    sources = ("a", "b", "c")
+    assert report(tmp_path, "-o", tmp_path / "p.html", "--markdown", tables, sources=sources) == 0
+    rows = rows_of(tables.read_text(), "Compared with base")
+    assert rows["early (1 and 1 seeds)"][1].startswith("no claim")
+    assert "(no claim: [" in rows["early (1 and 1 seeds)"][2]
+    assert not rows["whole (1 and 1 seeds)"][1].startswith("no claim")
+    assert "no claim" not in rows["whole (1 and 1 seeds)"][2]
+    note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
+    assert "A of both sides is given one family of curves, so that its difference is not that of" in note
+
+
 def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
     alone = Claim("not distinguishable", 0.02, 0.12, 0.001, 9, "")
     assert _claim_cell(alone, 0.95).beside == "p .120 corrected, .020 alone; 9 seeds would tell"
@@ -186,7 +205,9 @@ def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):
     assert main(["report", str(runs / "a0"), str(steps), *words]) == 0
     assert json.loads(capsys.readouterr().out)["axis"] == "tokens"
     assert main(["report", str(runs / "log.csv"), str(steps), *words]) == 2
-    assert "no compute axis in common" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "all runs need one compute axis" in err
+    assert f"none is common: '{runs / 'log.csv'}' has gpu_hours; '{steps}' has tokens" in err
 
 
 @pytest.mark.parametrize("option", ["--budget", "--min-compute"])

@@ -17,6 +17,7 @@ import scalerl
 from scalerl._views import VIEWS
 from scalerl.cli import main
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.report.fit_rows import fit_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -121,7 +122,9 @@ def test_rows_without_a_pass_rate_are_left_out_and_counted(places):
     frame.loc[[3, 5], "pass_rate"] = np.nan
     fit = scalerl.fit(frame)
     assert fit.n_points == len(frame) - 2
-    assert any("2 rows of the data frame have no 'pass_rate'" in warning for warning in fit.warnings)
+    assert any(
+        "2 rows of the data frame left out, without a 'pass_rate'" in warning for warning in fit.warnings
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,56 @@ def test_the_plot_shows_what_the_fit_says(fitted):
     labels = {text.get_text() for text in ax.get_legend().get_texts()}
     assert {"interval of the ceiling", "interval, one evaluation"} <= labels
     assert ax.get_xlabel() == "training compute (GPU-hours)"
+
+
+def test_the_line_begins_where_the_first_evaluation_is(fitted):
+    """Before any training: the curve has a value there, R_0, and the axis a place."""
+    assert fitted.points.compute_N[0] == 0
+    (line,) = [line for line in fitted.plot().lines if len(line.get_xdata()) > 100]
+    assert line.get_xdata()[0] == 0
+    assert line.get_ydata()[0] == fitted.band(np.zeros(1))[0][0]
+    later = scalerl.fit(fitted.points, r0="free")
+    (line,) = [line for line in later.plot().lines if len(line.get_xdata()) > 100]
+    assert line.get_xdata()[0] > 0
+
+
+def test_amounts_of_compute_stand_with_their_unit(fitted):
+    rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
+    assert rows["C_mid"].endswith("] GPU-hours")
+    assert "at 16000 GPU-hours" in rows
+    assert "at 16000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
+
+
+def test_a_record_shows_itself_in_a_line(places):
+    shown = repr(scalerl.load_run("runs/mine"))
+    assert re.fullmatch(
+        r"<RunRecord 'm'; 26 evaluations; steps 0 to 100, pass rate 0\.\d+ to 0\.\d+; "
+        r"gpu_hours to 1e\+04; runs/mine>",
+        shown,
+    )
+    assert len(repr(scalerl.load_run("verl.jsonl"))) < 300
+    assert repr(scalerl.RunRecord(Path("nowhere"), {}, ())) == "<RunRecord 'nowhere'; 0 evaluations; nowhere>"
+
+
+def test_a_frame_has_no_numbers_where_nothing_is_known(places):
+    frame = scalerl.load_run("verl.jsonl").to_frame()
+    assert frame["version"].isna().all()
+    assert frame["n_prompts"].isna().all()
+    assert (frame["n_samples"] == 16).all()  # mean@16 says it
+    assert (scalerl.load_run("runs/mine").to_frame()["n_prompts"] == 256).all()
+    assert scalerl.fit(frame).n_points == 26
+
+
+def test_what_is_no_number_is_refused_by_name(fitted):
+    """Not by what numpy or Python would say of it."""
+    asked = "a compute to forecast at is a number, found 'x'"
+    for ask in (lambda: fitted.plot(at="x"), lambda: fitted.plot(at=[1, "x"]), lambda: fitted.forecast("x")):
+        with pytest.raises(scalerl.InputError, match=asked):
+            ask()
+    with pytest.raises(scalerl.InputError, match="the target is a number, found 'high'"):
+        fitted.verdict("high", 16_000)
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number, found 'abc'"):
+        scalerl.load_run("log.csv", devices="abc")  # type: ignore[arg-type]
 
 
 def test_a_second_fit_on_the_same_axes_leaves_the_first_in_sight(places):

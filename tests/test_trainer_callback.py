@@ -124,7 +124,7 @@ def grpo(tmp_path_factory):
 def test_in_grpo_a_forecast_is_what_the_importer_says(grpo, capsys):
     trainer, callback, folder = grpo
     rows = forecasts(trainer)
-    assert list(rows) == list(range(8, 31, 2))
+    assert list(rows) == list(range(10, 31, 2))
     rates = [row["eval_reward"] for row in trainer.state.log_history if "eval_reward" in row]
     assert len(rates) == 16
     assert np.mean(rates[-3:]) > rates[0] + 0.4
@@ -171,7 +171,7 @@ def test_what_is_out_of_reach_is_stopped(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "0.75: NO-GO, probability 0.0" in said
     assert f"scalerl, step {last}: training is stopped: the ceiling is identified; 0.75" in said
-    assert "step 4: too early: 1 of 5 evaluations" in said
+    assert "step 4: too early: 1 of 6 evaluations" in said
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{last}"]
     assert same(rows[last], imported(tmp_path), END, 0.75)
 
@@ -181,7 +181,7 @@ def test_what_is_in_reach_goes_on(tmp_path, capsys):
     trainer = trained(trainer_of(tmp_path, callback))
     assert trainer.state.global_step == END
     rows = forecasts(trainer)
-    assert list(rows) == list(range(5 * EVERY, END + 1, EVERY))
+    assert list(rows) == list(range(6 * EVERY, END + 1, EVERY))
     assert rows[END]["forecast/verdict"] == VERDICTS["go"] == 1.0
     assert rows[END]["forecast/low"] < float(TRUTH(np.array(400.0))) < rows[END]["forecast/high"]
     assert "training is stopped" not in capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_a_run_that_is_resumed_has_its_past(tmp_path, capsys):
     trained(first)
     assert RunRecord.read(run).evals[-1].step == 40
     second = trained(trainer_of(out, ForecastCallback(run_folder=run), **saves), resume_from_checkpoint=True)
-    assert forecasts(second).keys() == set(range(20, END + 1, EVERY))
+    assert forecasts(second).keys() == set(range(24, END + 1, EVERY))
     second.evaluate()
     record, result = RunRecord.read(run), imported(out)
     assert [point.step for point in record.evals] == list(range(EVERY, END + 1, EVERY))
@@ -227,7 +227,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, capsys):
     RunWriter(run, {"name": "another"}).close()
     trainer = trained(trainer_of(tmp_path / "out", ForecastCallback(run_folder=run)))
     assert sorted(path.name for path in run.iterdir()) == ["config.json"]
-    assert len(forecasts(trainer)) == 21
+    assert len(forecasts(trainer)) == 20
     assert capsys.readouterr().err.count("exists already") == 1
 
 
@@ -296,7 +296,7 @@ def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):
     trainer = trainer_of(tmp_path, ForecastCallback())
     trainer.add_callback(Fragile())
     assert trained(trainer).state.global_step == END
-    assert len(forecasts(trainer)) == 21
+    assert len(forecasts(trainer)) == 20
     assert capsys.readouterr().err.count("ConnectionError: the tracker is gone") == 1
 
 
@@ -306,6 +306,11 @@ def test_a_tracker_that_fails_ends_no_training(tmp_path, capsys):
         ({"target": 60.0}, "the target is a pass rate in"),
         ({"axis": "hours", "end": 1.0}, "unknown compute axis 'hours'"),
         ({"axis": "gpu_hours"}, "the end of a training is not known"),
+        ({"target": "0.6"}, "the target is a number, found '0.6'"),
+        ({"end": "last"}, "the end is a number, found 'last'"),
+        ({"devices": "8", "end": 1.0}, "the number of devices is a number, found '8'"),
+        ({"axis": "dollars", "end": 1.0, "price": "2"}, "price of a GPU-hour is a number, found '2'"),
+        ({"r0": "none"}, "R_0, where it is not 'free', is a number, found 'none'"),
         ({"end": -1.0}, "the end is a number above 0"),
         ({"end": math.nan}, "the end is a number above 0"),
         ({"devices": 0.0}, "the number of devices is a number above 0"),

@@ -1,6 +1,7 @@
 """`scalerl watch`: runs and logs that grow while they are followed, by the command as it is installed."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,13 +14,16 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from growing import TRUTH, Growing
 from scalerl.cli import main
 from scalerl.commands import _follow
 from scalerl.commands._data import Source
 from scalerl.commands._follow import Follower
+from scalerl.record import RunRecord
 from scalerl.report.standing import Asked
+from scalerl.report.watch_view import view, view_rows
 
 COMMAND = [sys.executable, "-m", "scalerl.cli", "watch"]
 FAST = ["--interval", "0.05"]
@@ -45,6 +49,14 @@ def once(capsys, *words):
 
 def follower(path, **asked):
     return Follower(str(path), None, Source(), None, Asked(**asked))
+
+
+def stood(path):
+    """How a source stands at one look."""
+    followed = follower(path)
+    assert followed.look()
+    assert followed.run is not None
+    return followed.run
 
 
 def state(path, steps):
@@ -221,7 +233,7 @@ def test_a_run_without_an_evaluation_is_waited_for(tmp_path, capsys):
     with watching(run.path) as process:
         assert process.stderr.readline() == f"waiting: {run.path}: the run has no evaluation yet\n"
         run.grow()
-        assert "too early: 1 of 5 evaluations" in process.stdout.readline()
+        assert "too early: 1 of 6 evaluations" in process.stdout.readline()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +262,38 @@ def test_a_table_is_followed_too(tmp_path, capsys):
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
     out = once(capsys, log, "--budget", "1200", "--target", ".4").out
     assert out.startswith("log.csv  evaluation 20  ")
-    assert "go, probability 1.00" in out
+    assert "GO, probability 1.00" in out
+
+
+def test_where_nobody_looks_for_alarms_that_there_are_none_is_not_said(tmp_path, capsys):
+    path, run = tmp_path / "trainer_state.json", Growing(tmp_path / "run", 8)
+    state(path, 8)
+    assert json.loads(once(capsys, path, "--json").out)["alarms"] is None
+    assert json.loads(once(capsys, run.path, "--json").out)["alarms"] == []
+    assert dict(view_rows(stood(path), 0.0))["health"] == "not checked"
+    assert dict(view_rows(stood(run.path), 0.0))["health"] == "no alarms"
+    imported = RunRecord(tmp_path, {"recipe": {"name": "theirs"}, "source": {}}, ())
+    assert not imported.health_is_watched
+
+
+def test_an_end_that_nobody_knows_is_not_spoken_of(tmp_path, capsys):
+    path = tmp_path / "trainer_state.json"
+    state(path, 20)
+    assert "forecast at twice the compute so far (40 steps): 0." in once(capsys, path).out
+    assert "forecast of the end (60 steps): 0." in once(capsys, path, "--budget", "60").out
+    assert "at twice the compute so far" in dict(view_rows(stood(path), 0.0))["forecast"]
+
+
+def test_how_old_the_last_line_is_comes_from_the_files_where_the_log_has_no_times(tmp_path, capsys):
+    path = tmp_path / "trainer_state.json"
+    state(path, 8)
+    then = time.time() - 7200
+    os.utime(path, (then, then))
+    assert re.search(r"  log written 2\.0 h ago$", once(capsys, path).out.strip())
+    assert json.loads(once(capsys, path, "--json").out)["last_line"] == pytest.approx(then, abs=1)
+    assert dict(view_rows(stood(path), then + 60))["last line"] == "log written 60 s ago"
+    run = Growing(tmp_path / "run", 8)
+    assert re.search(r"  last evaluation 53\.\d min ago$", once(capsys, run.path).out.strip())
 
 
 def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluation(tmp_path, monkeypatch):
@@ -346,6 +389,31 @@ def test_colours_and_signs_follow_the_terminal(tmp_path):
     assert text.startswith("run  step 880  ")
     _, text = shown(run.path, "--once", size="60x24")
     assert max(len(line) for line in plain(text).splitlines()) <= 60
+
+
+@pytest.mark.parametrize("size", ["40x12", "80x24", "60x30", "30x9"])
+def test_a_small_terminal_gets_what_fits_and_no_entry_in_two(tmp_path, size):
+    columns, lines = map(int, size.split("x"))
+    run = Growing(tmp_path / "run", 45)
+    run.alarm(100)
+    followed = follower(run.path, target=0.58)
+    assert followed.look()
+    assert followed.run is not None
+    page = io.StringIO()
+    console = Console(width=columns, height=lines, file=page, color_system=None)
+    console.print(view(followed.run, time.time(), console, "something is wrong"))
+    shown = page.getvalue().splitlines()
+    assert max(map(len, shown)) <= columns
+    assert any("●" in line for line in shown) == (lines >= 24)  # the plot, or not
+    if size != "30x9":  # which not even the least has room in
+        assert len(shown) <= lines
+    legend = [line for line in shown if "evaluation   " in line or "┄┄ ceiling A" in line]
+    assert all(name in "\n".join(legend) for name in ("│ forecast", "┄┄ ceiling A")) or lines < 24
+    assert not any(line.startswith("ceiling A   ╌") for line in shown)
+    page = io.StringIO()
+    whole = Console(width=columns, height=lines, file=page, color_system=None)
+    whole.print(view(followed.run, time.time(), whole, is_whole=True))
+    assert "speed" in page.getvalue()  # what stays on the screen leaves nothing out
 
 
 @pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

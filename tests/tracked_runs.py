@@ -70,6 +70,7 @@ def check_read_back(record, source, exact=True):
     (imported,) = read_source(source)
     found = imported.record
     assert imported.config["source"]["trainer"] == "scalerl"
+    assert found.default_axis == record.default_axis
     close: dict[str, Any] = {"rtol": 0 if exact else 1e-6}
     np.testing.assert_allclose(
         [p.pass_rate for p in found.evals], [p.pass_rate for p in record.evals], **close

@@ -81,8 +81,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         # The reader (head, say) has left; the flush at exit must not complain of it either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 141
+    except OSError as error:
+        if error.filename is not None:  # of a file: whoever reads or writes one says which
+            raise
+        print(f"scalerl: standard output: {error.strerror}", file=sys.stderr)
+        _silence()
+        return 1
+
+
+def _silence() -> None:
+    """The flush at exit has nowhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:

@@ -58,6 +58,10 @@ class WorkerError(ScalerlError):
     exit_status = 1
 
 
+class LearnerLostError(WorkerError):
+    """Processes of a learner on a cluster died: the run can go on from its last checkpoint."""
+
+
 class WriteError(ScalerlError):
     """The record could not be written (a full disk, above all); what was written before is kept."""
 
@@ -73,6 +77,20 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def number_of(value: Any, what: str) -> float:
+    """An argument that a caller gave as a number, as a float; infinities and NaN are numbers here.
+
+    Raises:
+        InputError: it is text, None or another thing; `what` names it.
+    """
+    try:
+        if not isinstance(value, str | bytes | bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InputError(f"{what} is a number, found {brief(value)}")
+
+
 _LONGEST_LINE = 200
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
@@ -81,6 +99,11 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 def brief(value: Any) -> str:
     """A value found in somebody's file, short enough for a line."""
     return _BRIEF.repr(value)
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things in words: `1 row`, `2 rows`."""
+    return f"{n} {noun}{'s' * (n != 1)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -6,11 +6,12 @@ import fcntl
 import math
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scalerl.errors import InputError
 
@@ -24,9 +25,12 @@ _T = TypeVar("_T")
 
 def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed."""
-    aside = path.with_name(f".{path.name}.part")
+    aside = path.with_name(f".{secrets.token_hex(8)}.part")
+    # Made here, and under a name of its own: nothing is written through a link that was there, or that
+    # another process writes to. The permissions are those that a plain `open` gives.
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
@@ -34,6 +38,11 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+def is_aside(path: Path) -> bool:
+    """Whether a file is, by its name, what `write_atomically` leaves behind when it is killed."""
+    return path.name.startswith(".") and path.suffix == ".part"
 
 
 def lock(folder: Path, busy: str) -> int:
@@ -77,7 +86,7 @@ def folder_name(name: str, empty: str = "_") -> str:
     return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
-def signature(path: Path) -> object:
+def signature(path: Path) -> tuple[Any, ...] | None:
     """Something that is another once what is at `path` has changed; None where nothing is, or may be seen.
 
     Of a run folder the files that are read count, of another folder all that is below it.
@@ -97,6 +106,13 @@ def signature(path: Path) -> object:
         for name in sorted(names)
         if not name.endswith("-shm")  # SQLite's, which whoever reads writes to
     )
+
+
+def written(path: Path) -> float:
+    """Unix seconds at which anything that `signature` looks at was written to last; NaN where nothing is."""
+    found = signature(path)
+    states = [entry[1] if entry and isinstance(entry[0], str) else entry for entry in found or ()]
+    return max((state[-1] / 1e9 for state in states if state), default=math.nan)
 
 
 class Changing:

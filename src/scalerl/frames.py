@@ -14,11 +14,24 @@ def data_frame(columns: Mapping[str, Any]) -> Any:
     Raises:
         InputError: pandas is not installed.
     """
+    return _pandas().DataFrame(dict(columns))
+
+
+def whole_numbers(values: Sequence[int | None]) -> Any:
+    """A column of whole numbers of any data frame; None is NA.
+
+    Raises:
+        InputError: pandas is not installed.
+    """
+    return _pandas().array(list(values), dtype="Int64")
+
+
+def _pandas() -> Any:
     try:
         import pandas as pd
     except ModuleNotFoundError:
         raise InputError("a data frame needs pandas: pip install pandas") from None
-    return pd.DataFrame(dict(columns))
+    return pd
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:

@@ -28,8 +28,8 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.alarms import Alarm, read_alarms
-from scalerl.errors import InputError, brief, printable
-from scalerl.frames import data_frame
+from scalerl.errors import InputError, brief, counted, number_of, printable
+from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 
 SCHEMA = 1
@@ -37,10 +37,12 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated and trained; completions; trainer steps; and GPU-hours times a price."""
-UNTRAINED = ("checkpoint", "health", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "health", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
+_UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
+"""Of these, what stands for one that is not known."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
     return float(np.mean(correct_P * (n_samples - correct_P)) / (n_samples * (n_samples - 1)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunRecord:
     """A run folder, read. `warnings` says what was passed over (an unfinished last line after a crash)."""
 
@@ -228,6 +230,16 @@ class RunRecord:
         logged = self.logged_axes()
         return named if named in logged else logged[0]
 
+    @property
+    def health_is_watched(self) -> bool:
+        """Whether its trainer looks for alarms: ours does, by the thresholds of a recipe.
+
+        Of other runs, those that were read from logs above all, nobody knows whether there was one.
+        """
+        recipe = self.config.get("recipe")
+        has_thresholds = isinstance(recipe, Mapping) and isinstance(recipe.get("health"), Mapping)
+        return has_thresholds or bool(self.alarms)
+
     def logged_axes(self) -> tuple[str, ...]:
         """The compute axes whose counters every evaluation has, but for `dollars`, which needs a price."""
         return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
@@ -274,7 +286,7 @@ class RunRecord:
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 
     def to_frame(self) -> Any:
-        """The evaluations as a `pandas.DataFrame`, a row each; NaN where something was not logged.
+        """The evaluations as a `pandas.DataFrame`, a row each; NaN or NA where something was not logged.
 
         Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
         are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
@@ -288,14 +300,35 @@ class RunRecord:
             for axis in ("gpu_hours", "flops", "tokens", "samples")
         }
         names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
-        columns = {name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)}
+        columns: dict[str, Any] = {
+            name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)
+        }
+        for name, unknown in _UNKNOWN.items():
+            columns[name] = whole_numbers([None if n == unknown else n for n in columns[name]])
         return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
+
+    def __repr__(self) -> str:
+        """One line: all of a record are thousands of numbers."""
+        parts = [f"RunRecord {brief(self.name)}", counted(len(self.evals), "evaluation")]
+        if self.evals:
+            first, last = self.evals[0], self.evals[-1]
+            parts.append(
+                f"steps {first.step} to {last.step}, pass rate {first.pass_rate:.3f} to {last.pass_rate:.3f}"
+            )
+            ends = ((axis, float(self.training_compute(axis).max())) for axis in self.logged_axes())
+            parts.append(", ".join(f"{axis} to {end:.4g}" for axis, end in ends if axis != "steps"))
+        return f"<{'; '.join(filter(None, [*parts, str(self.path)]))}>"
 
     def _repr_html_(self) -> str:
         return view("run_html", self)
 
     def _axis(self, axis: str) -> np.ndarray:
         return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
+
+
+def unit_of(axis: str) -> str:
+    """The unit of an axis, as it stands after an amount; that of a column is its name."""
+    return {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}.get(axis, axis)
 
 
 def name_of_path(path: str | Path) -> str:
@@ -319,7 +352,7 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
     """
     if price is None:
         raise InputError("the axis 'dollars' needs a price per GPU-hour")
-    if not (math.isfinite(price) and price > 0):
+    if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
         raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
     with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
         return gpu_hours_N * price

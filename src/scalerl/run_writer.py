@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError, WriteError
-from scalerl.files import lock, sync, write_atomically
+from scalerl.files import is_aside, lock, sync, write_atomically
 from scalerl.jsonl import dumps
 from scalerl.record import SCHEMA, EvalPoint
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
-    *("forecasts.jsonl", "alarms.jsonl"),
+    *("forecasts.jsonl", "alarms.jsonl", "timeline.jsonl"),
 )
 """The files that are appended to."""
 
@@ -158,6 +158,11 @@ class RunWriter:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
 
+    def timeline(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append who did what when."""
+        for row in rows:
+            self._append("timeline.jsonl", row)
+
     def alarm(self, row: Mapping[str, Any]) -> None:
         """Append what is wrong with the run's health, or is no longer."""
         self._append("alarms.jsonl", row, sync=True)
@@ -206,9 +211,8 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 def check_unused(folder: Path) -> None:
     """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
-    aside = folder / ".config.json.part"  # of a run that was killed as it began
-    try:
-        is_used = folder.exists() and (not folder.is_dir() or any(p != aside for p in folder.iterdir()))
+    try:  # what is aside is of a run that was killed as it began
+        is_used = folder.exists() and (not folder.is_dir() or not all(map(is_aside, folder.iterdir())))
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
     if is_used:

@@ -52,6 +52,20 @@ def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, 
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.parametrize("kind", ["run", "study"])
+def test_a_page_without_scripts_runs_none(browser, pages, tmp_path, kind):
+    text = pages[kind].read_text()
+    owned = "document.title = 'owned'"
+    body = f'<body><script>{owned}</script><p onclick="{owned}" id=x>x</p>'
+    (tmp_path / "page.html").write_text(text.replace("<body>", body, 1))
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.click("#x")
+    title = page.title()
+    page.close()
+    assert title.endswith("· scalerl")
+
+
 WIDER = """() => [...document.querySelectorAll('.scroll')]
   .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent.slice(0, 80))"""
 
@@ -179,7 +193,7 @@ def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
     symbols = points_of(several, "base")["marker"]["symbol"]
     assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
     lines = several.evaluate(LINES)
-    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["median"]
+    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["line"]
     assert lines[0] + lines[1][1:] == frozen
 
 

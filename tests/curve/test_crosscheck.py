@@ -130,9 +130,9 @@ def test_refusals(known):
         profile(known, 1.0)
     with pytest.raises(InputError, match="a number of 0 or more"):
         bootstrap(known, at=[-1.0])
-    few = Points.from_arrays([1000, 2000, 3000, 5000, 8000], [0.41, 0.47, 0.52, 0.57, 0.59])
+    few = Points.from_arrays([1000, 2000, 3000, 5000, 6500, 8000], [0.41, 0.47, 0.52, 0.57, 0.58, 0.59])
     assert profile(fit(few)).level == 0.95
-    fewer = fit(points(n=5), r0="free")
+    fewer = fit(points(n=6), r0="free")
     four = make_sample(fewer.points.select(np.arange(4)), None)
     with pytest.raises(CannotAnswerError, match="4 evaluations leave nothing to judge 4 parameters by"):
         profile(dataclasses.replace(fewer, sample=four))

@@ -147,7 +147,7 @@ def test_json_has_exactly_the_documented_keys():
 @pytest.mark.parametrize(
     ("compute", "pass_rate", "message"),
     [
-        ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.35], "4 evaluations .* too few.*at least 5"),
+        ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.35, 0.37], "5 evaluations .* too few.*at least 6"),
         ([0, 1, 1, 1, 2, 3], [0.1, 0.2, 0.2, 0.2, 0.3, 0.35], "4 evaluations"),
         (range(9), np.linspace(0.6, 0.3, 9), "falls"),
         (range(9), [0.4] * 9, "does not rise"),

@@ -121,10 +121,10 @@ def test_a_record_without_the_counters():
 def test_before_there_is_an_answer():
     forecaster = filled(3)
     forecaster.add(float(COMPUTE[2]), 0.5)  # a replicate is no new place on the curve
-    assert forecaster.line(2e4) == "too early: 3 of 5 evaluations"
+    assert forecaster.line(2e4) == "too early: 3 of 6 evaluations"
     with pytest.raises(CannotAnswerError, match="too few"):
         forecaster.forecast(2e4)
-    assert Forecaster().line(1.0) == "too early: 0 of 5 evaluations"
+    assert Forecaster().line(1.0) == "too early: 0 of 6 evaluations"
     flat = Forecaster()
     for step in range(8):
         flat.add(step, 0.5 + 0.001 * (step % 2))
@@ -139,17 +139,17 @@ def test_the_line_and_the_callback():
         evaluated(compute, rate)
     lines = out.getvalue().splitlines()
     assert len(lines) == 17
-    assert lines[3] == "too early: 4 of 5 evaluations"
-    assert lines[4].endswith("; ceiling not identified yet")
+    assert lines[4] == "too early: 5 of 6 evaluations"
+    assert lines[5].endswith("; ceiling not identified yet")
     result = forecaster.fit
     assert result.identified
     forecast = result.forecast(20_000)
     assert lines[-1] == (
-        f"forecast of the end (20,000 gpu_hours): {forecast.mean:.3f} "
+        f"forecast of the end (20,000 GPU-hours): {forecast.mean:.3f} "
         f"[{forecast.prediction[0]:.3f}, {forecast.prediction[1]:.3f}]; "
         f"ceiling {result.ceiling:.3f} [{result.intervals.A[0]:.3f}, {result.intervals.A[1]:.3f}]"
     )
-    assert forecaster.line(1.5e12).startswith("forecast of the end (1.5e+12 gpu_hours)")
+    assert forecaster.line(1.5e12).startswith("forecast of the end (1.5e+12 GPU-hours)")
     with pytest.raises(InputError):
         evaluated(13_000, 61.0)
     assert len(forecaster) == 17

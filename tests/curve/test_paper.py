@@ -108,7 +108,7 @@ def test_r0_is_measured_at_compute_0_or_asked_for():
         paper_fit(points.select(points.compute_N > 0))
     with pytest.raises(InputError, match=r"above R_0 = 0\.9"):
         paper_fit(points, 0.9)
-    with pytest.raises(CannotAnswerError, match=r"1 evaluations .* at least 3"):
+    with pytest.raises(CannotAnswerError, match=r"1 evaluation .* at least 3"):
         paper_fit(points, 0.40, min_compute=7900)
     with pytest.raises(CannotAnswerError, match="does not rise"):
         paper_fit(points, 0.62)

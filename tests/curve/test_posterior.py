@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.nodes import B_RANGE, PRIOR_REACH
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
@@ -136,3 +136,14 @@ def test_draws_have_the_quantiles_of_the_nodes():
     drawn = np.quantile(post.draws(4000).curves_at(np.array([at]))[:, 0], [0.025, 0.5, 0.975])
     exact = weighted_quantiles(post.curve_at(at), post.weight, np.array([0.025, 0.5, 0.975]))
     np.testing.assert_allclose(drawn, exact, atol=0.02 * (exact[2] - exact[0]))
+
+
+def test_before_the_bend_the_prior_neither_ends_the_curve_nor_forgets_its_end():
+    """Runs of known truth, to half a C_mid: flat over the evaluations alone, two in five would be missed."""
+    truth, held = Curve(LOG_LOGISTIC, 0.6, 1.9, 2000.0, 0.3), []
+    compute_N = np.arange(0.0, 1001.0, 100.0)
+    for seed in range(30):
+        noise_N = np.random.default_rng(seed).normal(0, 0.006, len(compute_N))
+        low, high = fit(Points.from_arrays(compute_N, truth(compute_N) + noise_N)).forecast(12_000).interval
+        held.append(low <= truth(12_000.0) <= high)
+    assert sum(held) >= 25

@@ -78,6 +78,14 @@ def test_the_time_of_day_without_the_hours_in_which_nothing_ran():
     assert "less 1 interruptions of 20 hours in all" in made.device_seconds.how
 
 
+@pytest.mark.parametrize(("pause", "lost"), [(55.0, 0.0), (65.0, 65.0)])
+def test_less_than_a_minute_more_is_no_interruption(pause, lost):
+    times = [1000.0 + step + pause * (step > 4) for step in range(9)]  # many times the usual second
+    made = counters(log([(step, time, {"x": 1.0}) for step, time in enumerate(times)]), WORDS, devices=1)
+    assert made.device_seconds.total_N[-1] == 8 + pause - lost
+    assert ("interruption" in made.device_seconds.how) == (lost > 0)
+
+
 def test_a_run_that_was_begun_again_counts_once():
     rows = [(step, 100.0 + 10 * step, {"x": 0.1}) for step in range(6)]
     rows += [(step, 5000.0 + 10 * step, {"x": 0.2}) for step in range(3, 8)]
@@ -98,6 +106,34 @@ def test_evaluations_that_are_late_are_no_restart():
     assert found.notes == ()
 
 
+@pytest.mark.parametrize("first", [math.nan, 1000.0])
+def test_evaluations_of_a_branch_that_was_given_up_are_forgotten(first):
+    rows = [
+        (step, first + step, {"x": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
+    ]
+    rows += [(step, first + 100 + step, {"x": 2.0}) for step in range(50, 70)]
+    found = log(rows)
+    assert found.metrics["x"].step_N.tolist() == list(range(70))
+    assert found.metrics["late"].step_N.tolist() == [0, 20, 40]
+    assert "44 values replaced, 2 later ones of other metrics left out" in found.notes[0]
+
+
+def test_only_what_a_restarted_run_had_logged_is_forgotten():
+    # A metric that is a row late, and evaluations that end in another order, are no restarts.
+    rows = [(step, math.nan, {"x": 1.0}) for step in range(9)]
+    for step in (6, 8, 4):
+        rows.append((step, math.nan, {"late": 0.5}))
+    rows += [(10, math.nan, {"y": 1.0}), (9, math.nan, {"y": 1.0})]
+    found = log(rows)
+    assert len(found.metrics["x"]) == 9
+    # Two files of processes that ran at one time, read one after another.
+    rows = [
+        (step, 100.0 + step, {"x": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
+    ]
+    rows += [(step, 100.0 + step, {"x": 2.0}) for step in range(95)]
+    assert log(rows).metrics["late"].step_N.tolist() == [0, 20, 40, 60, 80]
+
+
 def test_a_log_without_its_beginning_says_so():
     made = counters(log([(step, math.nan, {"seconds": 2.0}) for step in (500, 510, 520)]), WORDS, devices=1)
     assert [made.device_seconds.at(step) for step in (0, 490, 500, 520)] == [0, 0, 20, 60]
@@ -109,6 +145,29 @@ def test_tokens_since_the_start_never_fall():
         log([(s, math.nan, {"all_tokens": t}) for s, t in ((1, 5), (2, 9), (3, 8), (4, 12))]), WORDS
     )
     assert made.tokens.total_N.tolist() == [0, 5, 9, 9, 12]
+
+
+def test_tokens_that_begin_anew_are_added_to_those_before():
+    """As of a process that was restarted after steps 60 and 120, and counts from 0."""
+    rows = [(step, math.nan, {"all_tokens": 1000 * ((step - 1) % 60 + 1)}) for step in range(1, 181)]
+    made = counters(log(rows), WORDS)
+    assert [made.tokens.at(step) for step in (0, 60, 61, 120, 121, 180)] == [
+        0,
+        60e3,
+        61e3,
+        120e3,
+        121e3,
+        180e3,
+    ]
+    (warning,) = made.warnings
+    assert warning.startswith("'all_tokens' begins anew at step 61, 121: ")
+
+
+def test_one_row_that_falls_is_no_new_beginning():
+    rows = [(step, math.nan, {"all_tokens": 0 if step == 5 else 10 * step}) for step in range(1, 9)]
+    made = counters(log(rows), WORDS)
+    assert made.tokens.total_N.tolist() == [0, 10, 20, 30, 40, 40, 60, 70, 80]
+    assert made.warnings == ()
 
 
 def test_flops_by_hand():

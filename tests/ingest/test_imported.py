@@ -1,11 +1,13 @@
 """A foreign log as a run: what is the pass rate, what was assumed, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.imported import Asked, as_pass_rate, as_run, n_samples
 from scalerl.ingest.log import LogBuilder
 from scalerl.ingest.vocabulary import Vocabulary
@@ -52,6 +54,37 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     assert found.warnings == ()
     assert found.config["trainer_config"] == {"seed": 3, "model": "m"}
     assert next(found.steps()) == {"step": 1, "time": 1001.0, "reward_mean": 0.3, "entropy": 0.9}
+
+
+@pytest.mark.parametrize("amount", [16, "16"])
+def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
+    """As those of our own runs do, of which MLflow keeps all as text."""
+    said = log([*steps(8), (0, {"val/a/acc": 0.1}), (8, {"val/a/acc": 0.4})])
+    for config, axis in (
+        ({"budget.kind": "steps", "budget.amount": amount}, "steps"),
+        ({"budget.kind": "steps", "budget.amount": "much"}, "gpu_hours"),
+        ({"budget.kind": "dogs", "budget.amount": amount}, "gpu_hours"),
+    ):
+        found = as_run(replace(said, config=config), WORDS, Asked()).record
+        assert found.default_axis == axis
+        assert found.config.get("budget") == ({"kind": "steps", "amount": 16.0} if axis == "steps" else None)
+
+
+def test_tokens_count_as_sampled_and_as_trained_and_that_is_said():
+    words = replace(WORDS, tokens=("tokens",))
+    found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, Asked())
+    assert found.record.compute("tokens").tolist() == [800]
+    assert dict(found.taken)["tokens"].startswith("tokens, added up; on the axis each counts twice")
+
+
+def test_of_the_flops_a_quarter_is_the_sampling():
+    words = replace(WORDS, tokens=("tokens",))
+    cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
+    rows = [*steps(4, tokens=100, length=9.0), (4, {"val/a/acc": 0.4})]
+    (point,) = as_run(log(rows), words, Asked(model=cost)).record.evals
+    forward = 4 * 100 * (2 * 1000 + 10 * 5)
+    # Training is a forward pass too, and a backward one of twice that.
+    assert (point.flops.generate, point.flops.train) == (forward, 3 * forward)
 
 
 def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():
@@ -106,7 +139,23 @@ def test_a_reward_with_a_bonus_is_no_percentage(high):
     for name in ("acc_percent", "eval/Pct", "acc (%)"):
         found, how = as_pass_rate(values, name, "log")
         assert found.tolist() == pytest.approx([0.003, high / 100])
-        assert "taken for percentages" in how
+        assert "named for percentages: divided by 100" in how
+
+
+def test_a_name_that_says_percent_is_believed_below_1_too():
+    """A run that reads itself as it goes on must not change by a factor of 100 where it passes 1."""
+    for high in (0.76, 1.0, 1.3, 60.0):
+        found, how = as_pass_rate(np.array([0.2, high]), "eval/accuracy_pct", "log")
+        assert found.tolist() == pytest.approx([0.002, high / 100])
+        assert "divided by 100" in how
+    found, how = as_pass_rate(np.array([0.2, 0.76]), "eval/percentile_50", "log")
+    assert (found.tolist(), how) == ([0.2, 0.76], "")
+
+
+@pytest.mark.parametrize("low", [-0.001, -0.049])
+def test_a_value_just_below_0_does_not_move_all_others(low):
+    with pytest.raises(InputError, match=r"log: 'reward' goes down to .* right answers with --y"):
+        as_pass_rate(np.array([low, 0.3, 0.6]), "reward", "log")
 
 
 def test_what_is_said_names_a_metric_as_the_user_does():
@@ -142,3 +191,12 @@ def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
     found = as_run(builder.build(), words, Asked())
     assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
     assert found.warnings[0].startswith(f"'scores' is in units of unit: divided by {earned:g}")
+
+
+def test_evaluations_without_a_number_are_counted():
+    builder = LogBuilder("there", "jsonl", "a run", lambda name: name == "val/a/acc")
+    for step, rate in enumerate([0.1, math.nan, 0.3, math.inf, 0.4]):
+        builder.add(step, math.nan, {"val/a/acc": rate, "loss": math.nan})
+    found = as_run(builder.build(), WORDS, Asked())
+    assert [point.pass_rate for point in found.record.evals] == [0.1, 0.3, 0.4]
+    assert "2 evaluations of 'val/a/acc' without a number left out" in found.warnings

@@ -3,6 +3,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tracemalloc
 from contextlib import closing
 from importlib.util import find_spec
 
@@ -149,6 +150,21 @@ def test_errors(tmp_path):
         write(path, cell=lambda row, bad=bad: bad if bad is not None else "null")
         with pytest.raises(InputError, match="a row of trackio's is no"):
             FORMAT.read(path, everything)
+
+
+@pytest.mark.parametrize("cell", [2**28, 0.5, None])
+def test_cells_that_are_numbers_are_refused_and_take_no_memory(tmp_path, cell):
+    path = write(tmp_path / "p.db")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE metrics")
+        database.execute("CREATE TABLE metrics (run_id, timestamp, run_name, step, metrics)")  # of any type
+        database.execute("INSERT INTO metrics VALUES ('id1', '', 'a', 0, ?)", [cell])
+    tracemalloc.start()
+    with pytest.raises(InputError, match=f"holds a {type(cell).__name__}, expected a text of JSON"):
+        FORMAT.read(path, everything)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 def test_a_view_is_no_table(tmp_path):

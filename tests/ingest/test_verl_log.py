@@ -107,7 +107,7 @@ def test_a_restart(tmp_path):
     text = JSONL + json.dumps({"step": 1, "data": {"actor/entropy": 0.5}}) + "\n"
     (log,) = FORMAT.read(write(tmp_path, text), everything)
     assert log.metrics["actor/entropy"].value_N.tolist() == [0.5]
-    assert "1 values were replaced" in log.notes[0]
+    assert "(1 value replaced" in log.notes[0]
 
 
 @pytest.mark.parametrize(

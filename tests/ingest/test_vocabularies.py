@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
-from scalerl.ingest.imported import n_samples
+from scalerl.ingest.imported import Asked, as_run, n_samples
+from scalerl.ingest.log import LogBuilder
 from scalerl.ingest.trainers import ANY, VOCABULARIES
 from scalerl.ingest.vocabulary import ROLES, known_names, tell
 
@@ -205,7 +208,7 @@ ROLES_OF = {
         "step_seconds": "throughput/sec_per_step",
         "tokens": "throughput/tokens_per_step",
         "tokens_so_far": "stats/tokens",
-        "samples_so_far": "stats/samples",
+        "samples_so_far": "stats/samples actor/trainer_model_version",
     },
     "skyrl": {
         "held_out": "eval/all/avg_score eval/aime24/avg_score eval/all/mean_positive_reward",
@@ -363,6 +366,16 @@ def test_unknown_trainers():
     assert ANY.matches("step_seconds", names) == ["step_time"]
     assert ANY.matches("tokens_so_far", names) == ["total_tokens"]
     assert ANY.signs == ()
+
+
+def test_completions_of_a_held_out_prompt_are_not_those_of_a_step():
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    noise = {"n_prompts": 100, "n_samples": 16, "mean_p_1mp": 0.04}
+    for step in range(0, 30, 10):
+        builder.add(step, math.nan, {"eval/pass_rate": 0.1 + 0.01 * step, "seconds": 1, **noise})
+    point = as_run(builder.build(), ANY, Asked()).record.evals[-1]
+    assert math.isnan(point.samples)
+    assert (point.n_prompts, point.n_samples, point.mean_p_1mp) == (100, 16, 0.04)
 
 
 def test_versions_of_before():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hostile_logs import everything
+from hostile_logs import alarm, everything
 from scalerl import InputError
 from scalerl.ingest.wandb_offline import FORMAT
 from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
@@ -134,3 +134,15 @@ def test_one_damaged_record_costs_one_row(run, tmp_path):
 def test_records_that_are_no_messages(tmp_path, body, start):
     path = written(tmp_path / "run-x.wandb", header(), start + body, history(3, {"loss": 1}))
     assert read_one(path).metrics["loss"].value_N[-1] == 1
+
+
+@pytest.mark.parametrize("unit", [b"\n\x0a", b"\n\x0a\n\x7fa", b"\n\x0a\n\x01a\x82\x01\x05" + b"1" * 200])
+def test_a_record_that_is_hard_to_search_takes_no_longer_than_its_size(tmp_path, unit):
+    """Of 600 KB, for which the square of its size would take an hour."""
+    body = unit * (600_000 // len(unit))
+    size = bytes([len(body) & 127 | 128, len(body) >> 7 & 127 | 128, len(body) >> 14])
+    path = written(tmp_path / "run-x.wandb", header(), b"\x08\x01\x12" + size + body, history(1, {"m": 1}))
+    with alarm(60):
+        log = read_one(path)
+    assert values(log, "m") == {1: 1}
+    assert any("damaged" in note for note in log.notes)

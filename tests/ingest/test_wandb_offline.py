@@ -10,6 +10,7 @@ import pytest
 import wandb
 
 from hostile_logs import everything
+from scalerl import InputError
 from scalerl.ingest.sources import read_source
 from scalerl.ingest.wandb_offline import FORMAT
 from wandb_files import header, history, pb, read_one, values, written
@@ -197,6 +198,26 @@ def test_folders_hold_each_run_once(logged, tmp_path):
         assert FORMAT.recognises(path)
         assert read_one(path).name == "name 1"
     assert read_one(wandb_folder / "latest-run").name == "name 2"
+
+
+def test_links_below_a_folder_are_not_followed(tmp_path):
+    outside = written(tmp_path / "out" / "run-x.wandb", header(), history(0, {"loss": 1}))
+    runs = tmp_path / "project" / "wandb"
+    own = written(runs / "run-1-own" / "run-own.wandb", header(), history(0, {"loss": 2}))
+    (runs / "run-2-x").symlink_to(outside.parent)
+    (own.parent / "run-y.wandb").symlink_to(outside)
+    assert [values(log, "loss") for log in FORMAT.read(runs.parent, everything)] == [{0: 2}]
+    own.unlink()
+    assert not FORMAT.recognises(runs.parent)
+    with pytest.raises(InputError, match="symbolic links are left out"):
+        FORMAT.read(runs.parent, everything)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "wandb").symlink_to(runs)
+    written(runs / "run-3.wandb", header(), history(0, {"loss": 3}))
+    assert not FORMAT.recognises(other)
+    # A link that is named itself is the user's wish.
+    assert values(read_one(other / "wandb"), "loss") == {0: 3}
 
 
 def test_a_broken_run_does_not_hide_the_others(logged, tmp_path):

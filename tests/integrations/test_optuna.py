@@ -8,12 +8,13 @@ import pytest
 from optuna.trial import TrialState
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, Weibull, fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import InputError
 from scalerl.integrations import ForecastPruner
-from scalerl.integrations.rule import MIN_EVALUATIONS, Rule
+from scalerl.integrations.rule import Rule
 
-TARGET, TRIALS = 600, 16
-STEPS = np.arange(0, TARGET + 1, 20)
+BUDGET, TRIALS = 600, 16
+STEPS = np.arange(0, BUDGET + 1, 20)
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +59,15 @@ def identified(values):
 
 
 def test_hopeless_trials_are_pruned_once_identified_and_the_best_never():
-    study = study_of(ForecastPruner(TARGET))
-    end = [float(curve(TARGET)) for curve in curves()]
+    study = study_of(ForecastPruner(BUDGET))
+    end = [float(curve(BUDGET)) for curve in curves()]
     best = int(np.argmax(end))
     pruned = study.get_trials(states=(TrialState.PRUNED,))
     assert len(pruned) >= TRIALS // 4
     assert study.best_trial.number == best
     for trial in pruned:
         assert MIN_EVALUATIONS <= len(trial.intermediate_values) < len(STEPS)
-        assert identified(Rule(TARGET).looked_at(trial.intermediate_values))
+        assert identified(Rule(BUDGET).looked_at(trial.intermediate_values))
         rivals = [t for t in study.get_trials(states=(TrialState.COMPLETE,)) if t.number < trial.number]
         assert end[trial.number] < max(end[t.number] for t in rivals)
 
@@ -75,8 +76,8 @@ def test_early_pruning_saves_more_and_keeps_the_best():
     def steps(study):
         return sum(max(t.intermediate_values) for t in study.trials)
 
-    late, early = study_of(ForecastPruner(TARGET)), study_of(ForecastPruner(TARGET, early=True))
-    assert steps(early) < 0.9 * steps(late) < 0.9 * TRIALS * TARGET
+    late, early = study_of(ForecastPruner(BUDGET)), study_of(ForecastPruner(BUDGET, early=True))
+    assert steps(early) < 0.9 * steps(late) < 0.9 * TRIALS * BUDGET
     assert early.best_trial.number == late.best_trial.number
 
 
@@ -87,7 +88,7 @@ def ask_with(study, values):
     return trial
 
 
-def rise(A, until=TARGET):
+def rise(A, until=BUDGET):
     curve = Curve(LOG_LOGISTIC, A, 1.8, 60.0, 0.3)
     wiggle = 0.003 * np.cos(np.arange(len(STEPS)) ** 2)
     return {int(c): float(curve(float(c)) + w) for c, w in zip(STEPS, wiggle, strict=True) if c <= until}
@@ -97,7 +98,7 @@ def rise(A, until=TARGET):
     "state", [TrialState.COMPLETE, TrialState.RUNNING, TrialState.PRUNED, TrialState.FAIL]
 )
 def test_only_what_may_still_win_is_a_rival(state):
-    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(TARGET))
+    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(BUDGET))
     rival = ask_with(study, rise(0.7))
     if state == TrialState.COMPLETE:
         study.tell(rival, 0.7)
@@ -108,17 +109,17 @@ def test_only_what_may_still_win_is_a_rival(state):
 
 
 def test_a_study_that_minimises_is_refused():
-    study = optuna.create_study(direction="minimize", pruner=ForecastPruner(TARGET))
+    study = optuna.create_study(direction="minimize", pruner=ForecastPruner(BUDGET))
     with pytest.raises(InputError, match="to be maximised"):
         ask_with(study, {0: 0.5}).should_prune()
 
 
 def test_percent_are_refused():
-    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(TARGET))
+    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(BUDGET))
     with pytest.raises(InputError, match=r"trial 0, point 1: .*percent"):
         ask_with(study, {0: 35.0}).should_prune()
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(InputError, match="the target is the compute of a whole trial"):
-        ForecastPruner(target=-1)
+    with pytest.raises(InputError, match="the budget is the compute of a whole trial"):
+        ForecastPruner(budget=-1)

@@ -16,7 +16,7 @@ from scalerl.errors import InputError
 from scalerl.integrations import ForecastScheduler
 
 LOGGER = "scalerl.integrations.ray_tune"
-TARGET = 300
+BUDGET = 300
 CEILINGS = (0.70, 0.45, 0.50)
 """Of three trials; the first is the best. Each takes both CPUs, so that they start one after another."""
 
@@ -77,7 +77,7 @@ def function(checkpoints=True, fails=None, after=""):
             pass_rate = 0.3 + (config["ceiling"] - 0.3) / (1 + (25 / compute) ** 2) + noise
             row = {"pass_rate": pass_rate, "compute": compute}
             if config["ceiling"] == fails and step == 29:
-                for _ in range(1200):  # a minute
+                for _ in range(4800):  # four minutes
                     if Path(after).exists():
                         break
                     time.sleep(0.05)
@@ -137,36 +137,36 @@ def sweep(path, scheduler, trainable=None, ceilings=CEILINGS, cpus=2, errors=0, 
 
 @pytest.mark.parametrize("limit", [{}, {"max_concurrent_trials": 1}])
 def test_hopeless_trials_are_paused_and_ended_with_the_experiment(tmp_path, said, limit):
-    scheduler = ForecastScheduler(TARGET, time_attr="compute")
+    scheduler = ForecastScheduler(BUDGET, time_attr="compute")
     ends = sweep(tmp_path, scheduler, metric="pass_rate", mode="max", **limit)
-    assert ends[0.70][0] == TARGET
-    assert 80 <= ends[0.45][0] < TARGET  # eight evaluations at least
-    assert 80 <= ends[0.50][0] < TARGET
+    assert ends[0.70][0] == BUDGET
+    assert 80 <= ends[0.45][0] < BUDGET  # eight evaluations at least
+    assert 80 <= ends[0.50][0] < BUDGET
     assert said() == ["00001 is paused", "00002 is paused"]
 
 
 @pytest.mark.parametrize("make", [function, class_])
 def test_paused_trials_go_on_where_they_were_when_nothing_else_waits(tmp_path, said, make):
-    scheduler = ForecastScheduler(TARGET, metric="pass_rate", time_attr="compute", resume_paused=True)
+    scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute", resume_paused=True)
     ends = sweep(tmp_path, scheduler, make())
     # The more promising first.
     assert said() == ["00001 is paused", "00002 is paused", "00002 is resumed", "00001 is resumed"]
-    assert set(ends.values()) == {(TARGET, 30)}  # no evaluation is made twice
+    assert set(ends.values()) == {(BUDGET, 30)}  # no evaluation is made twice
 
 
 def test_when_the_best_fails_what_it_beat_goes_on(tmp_path, said):
-    scheduler = ForecastScheduler(TARGET, metric="pass_rate", time_attr="compute")
+    scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
     paused = tmp_path / "paused"
     logging.getLogger(LOGGER).addHandler(mark := Mark(paused))
     train = function(fails=0.70, after=str(paused))
     ends = sweep(tmp_path / "tune", scheduler, train, (0.70, 0.45), cpus=1, errors=1)
     logging.getLogger(LOGGER).removeHandler(mark)
     assert said() == ["00001 is paused", "00001 is resumed"]
-    assert ends[0.45] == (TARGET, 30)
+    assert ends[0.45] == (BUDGET, 30)
 
 
 def test_what_a_trial_reported_after_the_checkpoint_it_is_restored_from_is_dropped():
-    scheduler = ForecastScheduler(TARGET, metric="pass_rate", time_attr="compute")
+    scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
     controller, trial = cast(Any, None), Trial("train", trial_id="00000", stub=True)
 
     def report(compute, pass_rate):
@@ -181,10 +181,10 @@ def test_what_a_trial_reported_after_the_checkpoint_it_is_restored_from_is_dropp
 
 
 def test_what_has_no_checkpoint_is_stopped(tmp_path, said):
-    scheduler = ForecastScheduler(TARGET, metric="pass_rate", time_attr="compute")
+    scheduler = ForecastScheduler(BUDGET, metric="pass_rate", time_attr="compute")
     ends = sweep(tmp_path, scheduler, function(checkpoints=False))
-    assert ends[0.70][0] == TARGET
-    assert max(ends[0.45][0], ends[0.50][0]) < TARGET
+    assert ends[0.70][0] == BUDGET
+    assert max(ends[0.45][0], ends[0.50][0]) < BUDGET
     assert said() == ["00001 is stopped", "00002 is stopped"]
 
 
@@ -194,7 +194,7 @@ def test_what_has_no_checkpoint_is_stopped(tmp_path, said):
 )
 def test_bad_use_is_refused_before_anything_runs(tmp_path, config, says):
     with pytest.raises(InputError, match=says):
-        sweep(tmp_path, ForecastScheduler(TARGET), **config)
+        sweep(tmp_path, ForecastScheduler(BUDGET), **config)
 
 
 @pytest.mark.parametrize(
@@ -208,4 +208,4 @@ def test_what_a_trial_reports_wrongly_ends_the_experiment(tmp_path, options, say
     with pytest.raises(
         tune.TuneError, match=f"InputError: trial .*{says}"
     ):  # Ray wraps what a scheduler raises
-        sweep(tmp_path, ForecastScheduler(TARGET, **options))
+        sweep(tmp_path, ForecastScheduler(BUDGET, **options))

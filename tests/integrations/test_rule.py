@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import InputError
-from scalerl.integrations.rule import GROWTH, MIN_EVALUATIONS, UNKNOWN, Rule, Sweep
+from scalerl.integrations.rule import GROWTH, UNKNOWN, Rule, Sweep
 
-TARGET = 400
-STEPS = np.arange(0, TARGET + 1, 10)
+BUDGET = 400
+STEPS = np.arange(0, BUDGET + 1, 10)
 
 
-def trial(A, C_mid=50.0, until=TARGET, seed=0, sd=0.005):
+def trial(A, C_mid=50.0, until=BUDGET, seed=0, sd=0.005):
     """Evaluations of a simulated trial, every 10 up to `until`."""
     curve = Curve(LOG_LOGISTIC, A, 1.8, C_mid, 0.3)
     noise_N = np.random.default_rng([seed, round(1000 * A)]).normal(0, sd, len(STEPS))
@@ -28,19 +29,19 @@ BEST = trial(0.70)
 
 
 def test_a_reach_holds_what_the_trial_will_reach():
-    rule = Rule(TARGET)
-    end = Curve(LOG_LOGISTIC, 0.5, 1.8, 50.0, 0.3)(TARGET)
+    rule = Rule(BUDGET)
+    end = Curve(LOG_LOGISTIC, 0.5, 1.8, 50.0, 0.3)(BUDGET)
     reach = rule.reach(rule.points(trial(0.5, until=200)))
     assert 0.3 < reach.low < end < reach.high < 0.6
-    narrow = Rule(TARGET, level=0.5)
+    narrow = Rule(BUDGET, level=0.5)
     inner = narrow.reach(narrow.points(trial(0.5, until=200)))
     assert reach.low < inner.low < inner.high < reach.high
     result = fit(rule.points(trial(0.5, until=200)))
-    assert result.forecast(TARGET).interval == (reach.low, reach.high)
+    assert result.forecast(BUDGET).interval == (reach.low, reach.high)
 
 
 def test_it_is_hopeless_once_its_ceiling_is_identified_and_not_before():
-    own, sweep = trial(0.5), Sweep(Rule(TARGET))
+    own, sweep = trial(0.5), Sweep(Rule(BUDGET))
     said = {c: sweep.hopeless(1, {k: v for k, v in own.items() if k <= c}, {0: BEST}) for c in own}
     first = min(c for c in said if said[c])
     why = str(said[first])
@@ -52,20 +53,20 @@ def test_it_is_hopeless_once_its_ceiling_is_identified_and_not_before():
             assert not fit(points).identified
         if compute == first:
             assert fit(points).identified
-    assert said[TARGET] is None  # at its end there is nothing to save
+    assert said[BUDGET] is None  # at its end there is nothing to save
 
 
 def test_early_it_does_not_wait_for_the_ceiling():
     own = trial(0.5, C_mid=200, until=200)
-    assert not fit(Rule(TARGET).points(own)).identified
-    assert Sweep(Rule(TARGET)).hopeless(1, own, {0: BEST}) is None
-    assert Sweep(Rule(TARGET, early=True)).hopeless(1, own, {0: BEST})
+    assert not fit(Rule(BUDGET).points(own)).identified
+    assert Sweep(Rule(BUDGET)).hopeless(1, own, {0: BEST}) is None
+    assert Sweep(Rule(BUDGET, early=True)).hopeless(1, own, {0: BEST})
 
 
 def test_the_leader_is_never_hopeless_whatever_the_margin():
     others = {name: trial(A, until=300) for name, A in enumerate((0.5, 0.505, 0.51, 0.515))}
     for margin in (0.0, 0.05, 0.5):
-        sweep = Sweep(Rule(TARGET, margin))
+        sweep = Sweep(Rule(BUDGET, margin))
         left = [name for name, values in others.items() if not sweep.hopeless(name, values, others)]
         assert left
         lows = {name: sweep.reach(name, values).low for name, values in others.items()}
@@ -76,7 +77,7 @@ def test_the_leader_is_never_hopeless_whatever_the_margin():
 
 def test_a_margin_stops_more_and_a_negative_one_fewer():
     own, best = trial(0.6, until=300), trial(0.62)
-    verdicts = [bool(Sweep(Rule(TARGET, m)).hopeless(1, own, {0: best})) for m in (-0.1, 0.0, 0.1)]
+    verdicts = [bool(Sweep(Rule(BUDGET, m)).hopeless(1, own, {0: best})) for m in (-0.1, 0.0, 0.1)]
     assert verdicts == sorted(verdicts)
     assert verdicts[0] != verdicts[2]
 
@@ -91,7 +92,7 @@ def test_a_margin_stops_more_and_a_negative_one_fewer():
     ],
 )
 def test_what_cannot_be_fitted_is_neither_stopped_nor_a_bar(values):
-    sweep = Sweep(Rule(TARGET, early=True))
+    sweep = Sweep(Rule(BUDGET, early=True))
     assert sweep.hopeless(1, values, {0: BEST}) is None
     assert sweep.reach(1, values) == UNKNOWN
     assert sweep.hopeless(0, trial(0.35, until=300), {1: values}) is None
@@ -99,7 +100,7 @@ def test_what_cannot_be_fitted_is_neither_stopped_nor_a_bar(values):
 
 def test_nan_is_skipped():
     own = trial(0.5, until=250)
-    sweep = Sweep(Rule(TARGET))
+    sweep = Sweep(Rule(BUDGET))
     assert sweep.hopeless(1, own | {15: math.nan, 255: math.nan}, {0: BEST}) == sweep.hopeless(
         2, own, {0: BEST}
     )
@@ -108,8 +109,8 @@ def test_nan_is_skipped():
 
 
 def test_a_fit_is_made_when_the_compute_has_grown():
-    rule = Rule(TARGET)
-    assert max(rule.looked_at(BEST)) == TARGET
+    rule = Rule(BUDGET)
+    assert max(rule.looked_at(BEST)) == BUDGET
     looks = [max(rule.looked_at({k: v for k, v in BEST.items() if k <= c})) for c in BEST if c]
     assert looks == sorted(looks)
     at = sorted(set(looks))
@@ -120,12 +121,16 @@ def test_a_fit_is_made_when_the_compute_has_grown():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"target": 0}, "above 0; found 0"),
-        ({"target": math.inf}, "above 0; found inf"),
-        ({"target": 1, "margin": 1.5}, "found 1.5"),
-        ({"target": 1, "level": 95}, "between 0 and 1, found 95"),
-        ({"target": 1, "noise_sd": -1}, "of pass rates in .*; found -1"),
-        ({"target": 1, "noise_sd": math.nan}, "found nan"),
+        ({"budget": 0}, "above 0; found 0"),
+        ({"budget": "x"}, "the budget is a number, found 'x'"),
+        ({"budget": 1, "margin": "x"}, "the margin is a number, found 'x'"),
+        ({"budget": 1, "noise_sd": "x"}, "the noise is a number, found 'x'"),
+        ({"budget": 1, "level": None}, "level of the intervals is a number, found None"),
+        ({"budget": math.inf}, "above 0; found inf"),
+        ({"budget": 1, "margin": 1.5}, "found 1.5"),
+        ({"budget": 1, "level": 95}, "between 0 and 1, found 95"),
+        ({"budget": 1, "noise_sd": -1}, "of pass rates in .*; found -1"),
+        ({"budget": 1, "noise_sd": math.nan}, "found nan"),
     ],
 )
 def test_bad_options_are_refused(options, says):
@@ -135,7 +140,7 @@ def test_bad_options_are_refused(options, says):
 
 def test_percent_are_refused_at_the_first_evaluation():
     with pytest.raises(InputError, match=r"trial 7, point 1: .*percent divide by 100"):
-        Sweep(Rule(TARGET)).hopeless(7, {10: 45.0}, {})
+        Sweep(Rule(BUDGET)).hopeless(7, {10: 45.0}, {})
 
 
 def test_the_rule_loads_no_tool():

@@ -9,7 +9,11 @@ import pytest
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
 from scalerl.record import RunRecord
-from scalerl.report.overlay import OverlayRun, overlay, thin
+from scalerl.report.numbers import plain
+from scalerl.report.overlay import OverlayRun, _clock, overlay, thin
+from scalerl.report.runs import RunsView
+from scalerl.report.runs_figures import runs_figures
+from scalerl.report.runs_tables import curves_table
 from scalerl.report.web import script_json
 from simulated_runs import BUDGET, tokens_at, write_run
 
@@ -47,11 +51,56 @@ def test_a_curve_on_another_axis_goes_along_the_clock_of_the_run_and_ends_with_i
     assert ((tokens[inside] >= truth * (1 - 1e-4)) & (tokens[inside] <= truth + gap * 1.01)).all()
 
 
+def test_clocks_start_together_and_end_where_the_run_does():
+    known_N, then_N, asked_M = (
+        np.array([2.0, 4.0]),
+        np.array([10.0, 40.0]),
+        np.array([0.0, 1.0, 2.0, 3.0, 5.0]),
+    )
+    np.testing.assert_array_equal(_clock(known_N, then_N)(asked_M), [0, 5, 10, 25, np.nan])
+    np.testing.assert_array_equal(_clock(known_N - 2, then_N)(asked_M), [10, 25, 40, np.nan, np.nan])
+
+
 def test_the_band_is_that_of_the_fit(shown):
     curve = overlay([shown])["runs"][0]["fit"]["curve"]
-    median, low, high = shown.fit.band(np.array(curve["compute"]["gpu_hours"], dtype=float))
-    for name, expected in (("median", median), ("low", low), ("high", high)):
+    _, low, high = shown.fit.band(np.array(curve["compute"]["gpu_hours"], dtype=float))
+    for name, expected in (("low", low), ("high", high)):
         np.testing.assert_allclose(curve[name], expected, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def early(shown):
+    """The run as it stood early, where mean and median of its curve differ."""
+    points = shown.points.select(np.arange(9))
+    return replace(shown, points=points, fit=fit(points))
+
+
+@pytest.mark.parametrize("times", [2, 50])
+def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, times):
+    budget = times * float(early.points.compute_N[-1])
+    view = RunsView((early,), budget=budget)
+    table = curves_table(view)
+    place = next(n for n, column in enumerate(table.columns) if column.header.startswith("forecast at"))
+    told = table.rows[0].cells[place].raw[0]
+    assert abs(early.fit.band(np.array([budget]))[0][0] - told) > 1e-3
+    curve = overlay([early], budget=budget)["runs"][0]["fit"]["curve"]
+    compute, line = np.array(curve["compute"]["gpu_hours"]), np.array(curve["line"])
+    assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
+    drawn = max(runs_figures(view)["overlay"].axes[0].lines, key=lambda one: np.max(one.get_xdata()))
+    assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=1e-9)
+    known = early.points.compute_N[-1] / view.unit.size
+    for places in (compute / view.unit.size, np.asarray(drawn.get_xdata())):
+        beyond = places[places >= known * (1 - 1e-9)]
+        assert len(beyond) >= 60
+        # No gap is wide on either axis.
+        assert np.diff(beyond).max() <= (beyond[-1] - known) / 59
+        assert np.diff(np.log(beyond)).max() <= np.log(times) / 40
+
+
+def test_the_slope_of_a_line_says_that_it_is_of_least_squares(shown):
+    texts = [text.get_text() for text in runs_figures(RunsView((shown,)))["linearised"].axes[0].texts]
+    assert f"a  B {plain(shown.fit.curve.B)} (least squares)" in texts
+    assert plain(shown.fit.curve.B) != plain(shown.fit.median.B)
 
 
 def test_a_frozen_forecast_stands_as_it_was_written(shown):
@@ -63,7 +112,7 @@ def test_a_frozen_forecast_stands_as_it_was_written(shown):
     assert found[0]["target"]["tokens"] == pytest.approx(tokens_at(BUDGET))
     assert found[0]["measured"] == pytest.approx(shown.points.pass_rate_N[-1], rel=1e-5)
     assert found[0]["outcome"] in ("inside", "outside")
-    assert found[0]["curve"]["median"] == pytest.approx(row["curve"]["median"], rel=1e-3)
+    assert found[0]["curve"]["line"] == pytest.approx(row["curve"]["median"], rel=1e-3)
 
 
 def test_evaluations_that_a_fit_leaves_out_are_said(shown):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from scalerl.alarms import Alarm
 from scalerl.curve import Points
 from scalerl.report import closing_rows, health_svg, report_html
-from scalerl.report.alarms import checked, health_text
+from scalerl.report.alarms import health_text
 from scalerl.report.standing import Asked, stand
 
 ALARMS = (
@@ -75,7 +75,6 @@ def test_the_closing_table_names_them_too(run):
 
 
 def test_where_nobody_looked_it_is_not_said_that_there_was_nothing(run):
-    assert not checked(None)
     assert health_text(None) == "not checked"
     unwatched = replace(run, alarms=())
     watched = replace(unwatched, config={**run.config, "recipe": {"health": LIMITS}})

@@ -10,7 +10,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.record import EvalPoint, Flops, RunRecord
-from scalerl.report.frozen import FrozenForecast, judge, main_forecast, sentence
+from scalerl.report.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
 
 
 def record(*points: tuple[int, float, float]) -> RunRecord:
@@ -55,6 +55,20 @@ def test_a_target_that_is_not_reached_is_not_judged():
 def test_within_five_per_cent_the_nearest_evaluation_counts():
     run = record((50, 500.0, 0.6), (96, 960.0, 0.75), (102, 1020.0, 0.81))
     assert judge(run, HALF).measured is run.evals[2]
+
+
+@pytest.mark.parametrize(
+    ("compute", "judged"),
+    [
+        (1.0 - REACHED - 0.01, False),
+        (1.0 - REACHED + 0.01, True),
+        (1.0 + 2 * REACHED - 0.01, True),
+        (1.0 + 2 * REACHED + 0.01, False),
+    ],
+)
+def test_past_the_target_twice_as_much_is_near_enough(compute, judged):
+    run = record((0, 0.0, 0.23), (50, 500.0, 0.6), (100, 1000.0 * compute, 0.8))
+    assert (judge(run, HALF).measured is run.evals[2]) == judged
 
 
 def test_a_forecast_is_not_judged_by_what_it_was_fitted_on():

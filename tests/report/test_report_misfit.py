@@ -153,11 +153,11 @@ def test_a_run_that_cannot_be_fitted_has_its_page_and_its_reason(make_run, facto
     assert "there is no saturating curve to fit" in text
 
 
-def test_five_evaluations_are_fitted_and_are_too_early(make_run):
-    run = make_run(n_evals=5, steps=False)
+def test_six_evaluations_are_fitted_and_are_too_early(make_run):
+    run = make_run(n_evals=6, steps=False)
     text = words(report_html(run))
     assert "Too early to tell the ceiling." in text
-    assert "evaluations used 5" in text
+    assert "evaluations used 6" in text
 
 
 def test_the_key_lies_below_a_curve_that_has_hardly_risen(make_run):

@@ -15,6 +15,7 @@ from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record import RunRecord
 from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
 from scalerl.report.curve_view import curve_view
+from scalerl.report.frozen import REACHED
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -93,6 +94,11 @@ def test_the_page_states_what_was_forecast_and_what_came(run, html):
 def test_each_forecast_is_judged(html):
     rows = re.findall(r'<tr class="(\w+)"><td[^>]*>(\d+)</td>', html)
     assert rows == [("outside", "60"), ("inside", "120")]  # [.55, .74] and [.722, .781] against .77
+
+
+def test_the_page_says_how_near_the_target_an_outcome_is(html):
+    near = f"within {100 * REACHED:.0f} % of it, or {200 * REACHED:.0f} % once the run is past it"
+    assert near in Page(html).text
 
 
 def test_an_outcome_outside_is_said_first(make_run):
@@ -198,11 +204,17 @@ def test_a_figure_that_is_zero_at_every_step_is_said_and_not_drawn(make_run):
     assert "holds no steps.jsonl" not in text
 
 
-@pytest.mark.parametrize("n_evals", [1, 2, 4])
+@pytest.mark.parametrize("n_evals", [1, 2, 5])
 def test_too_few_evaluations_for_a_fit(make_run, n_evals):
     text = Page(report_html(make_run(n_evals=n_evals, steps=False))).text
-    assert "No forecast was frozen during this run." in text
-    assert f"No curve is fitted: {n_evals} evaluations at distinct compute are too few" in text
+    assert "No curve is fitted: " in text
+    assert "Forecast and outcome" not in text
+    count = (
+        "1 evaluation at distinct compute is"
+        if n_evals == 1
+        else f"{n_evals} evaluations at distinct compute are"
+    )
+    assert f"No curve is fitted: {count} too few" in text
     assert "holds no steps.jsonl" in text
 
 
@@ -221,7 +233,7 @@ def test_without_config_or_steps(make_run):
     text = Page(write_report(run.path).read_text()).text
     assert "holds no recipe" in text
     assert "Pass rate by" not in text
-    assert "Fitted on all evaluations: ceiling A" in text
+    assert "Fitted on all evaluations, forecast at twice the compute so far" in text
 
 
 def test_a_run_that_is_not_there_yet(make_run):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.checkpoint import copied_state, save_model
+from scalerl.rl.checkpoint import save_model
 from scalerl.rl.learner import AdamW, Learner
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo
@@ -54,7 +54,7 @@ def test_what_is_published_is_a_plain_model_that_computes_the_same(learner, llam
 def test_a_checkpoint_is_a_plain_model(learner, tmp_path, llama_folder):
     train(learner)
     tokenizer = load_tokenizer(llama_folder)
-    save_model(learner.model, tokenizer, tmp_path / "final", copied_state(learner.model))
+    save_model(learner.saver(tmp_path), tokenizer, tmp_path / "final")
     saved = copy_weights(load_model(tmp_path / "final"))
     for name, weight in learner.weights().items():
         np.testing.assert_array_equal(saved[name], weight)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from scalerl.rl.health import Head, Health, LogpGap, Sampling
+from scalerl.rl.held import ranks_of
 from scalerl.rl.learner import AdamW
 from scalerl.rl.model import load_model, load_tokenizer
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
-from scalerl.rl.probe import Probe, _ranks
+from scalerl.rl.probe import Probe
 from scalerl.rl.recipe import BatchSize
 from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.setup import load_generator, load_learner
@@ -113,10 +114,10 @@ def test_what_is_scored_and_against_what(recipe, make_rollout):
 def test_the_rank_of_a_sample_has_mean_one_half_and_the_variance_that_is_stated():
     # Ranks .25, .65, .9 with probability .5, .3, .2: mean .125 + .195 + .18, variance .32 - .25.
     logp_WV = torch.tensor([[0.3, 0.5, 0.2]]).log().repeat(3, 1)
-    each = [float(_ranks(logp_WV[:1], torch.tensor([[token]]))[0]) for token in (1, 0, 2)]
+    each = [float(ranks_of(logp_WV[:1], torch.tensor([[token]]))[0]) for token in (1, 0, 2)]
     assert each == pytest.approx([0.25, 0.65, 0.9])
-    assert _ranks(logp_WV, torch.tensor([[0], [1], [2]]))[1].tolist() == pytest.approx([0.07] * 3)
-    tied, _ = _ranks(torch.tensor([[0.25, 0.25, 0.5]]).log(), torch.tensor([[1]]))
+    assert ranks_of(logp_WV, torch.tensor([[0], [1], [2]]))[1].tolist() == pytest.approx([0.07] * 3)
+    tied, _ = ranks_of(torch.tensor([[0.25, 0.25, 0.5]]).log(), torch.tensor([[1]]))
     assert float(tied) == pytest.approx(0.75)  # of two that are alike neither comes first
 
 

@@ -1,15 +1,19 @@
 """The JSON of the server, and who gets it."""
 
+import asyncio
 import json
 import os
 import time
 
 import pytest
+from starlette.responses import JSONResponse
 
 from growing import TRUTH, Growing
 from scalerl.report.standing import Asked
+from scalerl.serve.guard import Guard
+from scalerl.serve.listing import scan
 from scalerl.serve.store import Store
-from serve_client import serving, settled
+from serve_client import LOCAL, logs_of_trl, serving, settled
 
 TOKEN = "t" * 43
 API = ("/", "/page.js", "/chart.js", "/api/runs", "/api/overlay?runs=x", "/api/compare?runs=x", "/events")
@@ -150,6 +154,19 @@ def test_logs_of_other_trainers_are_told_by_their_names(runs):
         assert (row["format"], row["evaluations"], row["axis"]) == ("trainer-state", 19, "steps")
         data = client.get(f"/api/overlay?runs={row['id']}").json()
         assert data["runs"][0]["pass_rate"][-1] == pytest.approx(0.49)
+
+
+def test_a_log_that_does_not_say_it_is_neither_ended_nor_not(runs):
+    logs_of_trl(runs)
+    with serving(runs) as client:
+        rows = settled(client)
+        assert rows["trl-0"]["ended"] is None
+        assert rows["a/a-0"]["ended"] is False
+        assert rows["a/a-0"]["notes"] == []
+        (note,) = [note for note in rows["trl-0"]["notes"] if "percentages" in note]
+        found = client.get(f"/api/compare?runs={rows['trl-0']['id']},{rows['trl-1']['id']}").json()
+        assert [one["name"] for one in found["notes"]] == ["trl-0", "trl-1"]
+        assert note in found["notes"][0]["notes"]
 
 
 def test_event_files_of_tensorboard_are_followed(runs):
@@ -297,6 +314,40 @@ def test_links_out_of_the_folder_are_refused(runs):
     assert rows["within"]["evaluations"] == 30
 
 
+@pytest.mark.parametrize(
+    ("link", "to_folder"),
+    [
+        ("wandb/run-2-b.log", True),
+        ("wandb/run-2-b/debug-core.log", True),
+        ("wandb/run-2-b/run-b.log", False),
+        ("wandb/wandb/run-2-b", True),
+        ("wandb/wandb/run-2-b/run-b.wandb", False),
+    ],
+)
+def test_links_out_of_a_folder_of_wandb_are_refused_where_a_reader_would_look(tmp_path, link, to_folder):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run-b.wandb").write_bytes(b"")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run-a.wandb").write_bytes(b"")
+    place = tmp_path / "runs" / link
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(outside if to_folder else outside / "run-b.wandb")
+    (entry,) = scan(tmp_path / "runs").values()
+    assert entry.refused == f"{place.name} is a link that leads out of the folder"
+
+
+def test_a_link_to_itself_and_the_log_of_wandb_are_no_fault(tmp_path):
+    (tmp_path / "core.log").write_text("")
+    run = tmp_path / "runs" / "wandb" / "run-1-a"
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "debug-core.log").symlink_to(tmp_path / "core.log")
+    (run / "loop").symlink_to(run / "loop")
+    (run / "run-a.wandb").write_bytes(b"")
+    (entry,) = scan(tmp_path / "runs").values()
+    assert entry.refused == ""
+
+
 def test_files_of_wandb_are_listed_with_the_link_that_is_in_them(runs):
     wandb = pytest.importorskip("wandb")
     settings = wandb.Settings(mode="offline", silent=True, console="off", x_disable_stats=True)
@@ -309,10 +360,38 @@ def test_files_of_wandb_are_listed_with_the_link_that_is_in_them(runs):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.", "[::2]:80", "127.0.0.2"]
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "", "localhost.", "[::2]:80", "127.0.0.2"),
+        *("[::1].evil.example", "[::1]:80.evil.example", "[::1", "::1", "[localhost]x", "[::1]]", "[[::1]]"),
+        *("localhost:evil", "localhost:80:80", "localhost:80.evil.example", "localhost:-1", ":80", "[]"),
+    ],
 )
 def test_another_name_of_this_machine_is_not_answered(client, host):
     assert client.get("/api/runs", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("hosts", [["localhost", "localhost"], ["localhost", "evil.example"], []])
+def test_a_request_has_one_name(hosts):
+    """No client sends what this is about: it is asked as a server hands it on."""
+    told = []
+
+    async def inner(scope, receive, send):
+        await JSONResponse({})(scope, receive, send)
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        told.append(message.get("status"))
+
+    headers = [(b"host", host.encode()) for host in hosts]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+    asyncio.run(Guard(inner, LOCAL)(scope, receive, send))
+    assert told[0] == 400
+    told.clear()
+    asyncio.run(Guard(inner, LOCAL)(scope | {"headers": [(b"host", b"localhost")]}, receive, send))
+    assert told[0] == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8787", "127.0.0.1:1", "[::1]:8787", "[::1]"])

@@ -150,6 +150,46 @@ def test_a_folder_that_cannot_be_looked_into_is_listed(runs, monkeypatch):
     assert len(rows) == 3
 
 
+@pytest.mark.parametrize("most", [6, 7])
+def test_a_folder_that_holds_too_many_says_that_some_are_not_listed(runs, monkeypatch, most):
+    monkeypatch.setattr("scalerl.serve.listing._MOST_FOLDERS", most)  # there are seven
+    (runs / "elsewhere").symlink_to("/")  # which is no matter of the folder as a whole
+    store = Store(runs, Asked())
+    store.refresh()
+    rows = {row["path"]: row["error"] for row in store.listed()["runs"]}
+    said = "only 6 folders were looked into: runs in the others are not listed"
+    assert rows.pop(".", "") == (said if most == 6 else "")
+    assert set(rows.values()) == {""}
+    assert most == 6 or len(rows) == 3
+
+
+def test_a_page_that_knows_a_later_version_gets_all_rows(runs):
+    store = Store(runs, Asked())
+    store.refresh()
+    version = store.version
+    assert store.listed(version)["runs"] == []
+    assert len(store.listed(version + 1)["runs"]) == 3
+
+
+def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
+    growing = Growing(runs / "growing", 14)
+    store = Store(runs, Asked(target=0.58))
+    store.refresh()
+    while store.fit_next():
+        pass
+    rows = [next(row for row in store.listed()["runs"] if row["path"] == "growing")]
+    growing.grow()
+    store._due, store._sources = 0.0, {}
+    store.refresh()
+    rows.append(next(row for row in store.listed()["runs"] if row["path"] == "growing"))
+    before, waits = rows
+    assert (before["waits"], waits["waits"]) == (False, True)
+    assert waits["evaluations"] == before["evaluations"] + 1
+    for key in ("forecast", "ceiling", "target"):
+        assert before[key] is not None
+        assert waits[key] == before[key]
+
+
 def test_options_of_a_terminal_are_said_to_be_that(runs):
     state = {"log_history": [{"step": n, "eval_a": 0.1, "eval_b": 0.2} for n in range(9)]}
     (runs / "trl").mkdir()

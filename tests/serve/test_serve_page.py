@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from growing import Growing
+from serve_client import logs_of_trl
 from serve_process import server
 
 playwright = pytest.importorskip("playwright.sync_api", reason="browser tests need Playwright")
@@ -150,7 +151,29 @@ def test_what_cannot_be_read_is_shown_with_its_error(browser, original, tmp_path
         playwright.expect(cell).to_have_text(
             "the folder cannot be read: No such file or directory", timeout=60_000
         )
-        playwright.expect(page.locator("#state")).to_have_text("0 runs, 0 not ended, 1 not read")
+        playwright.expect(page.locator("#state")).to_have_text("0 runs, 1 not read")
+
+
+def test_a_log_of_another_trainer_is_told_as_far_as_it_says(browser, original, tmp_path):
+    folder = shutil.copytree(original, tmp_path / "runs")
+    logs_of_trl(folder)
+    with server(folder) as (_, address), opened(browser, address) as page:
+        why = row(page, "flat").locator('[data-label="forecast"] .why')
+        playwright.expect(why).to_contain_text("the pass rate does not rise", timeout=60_000)
+        assert "there is no saturating curve to fit" in why.get_attribute("title")
+        assert why.inner_text().endswith("…")
+        assert row(page, "flat").locator('[data-label="state"]').inner_text() == "–"
+        assert row(page, "a-0").locator('[data-label="state"]').inner_text() == "48 %"
+        assert page.locator("#state").inner_text() == "6 runs, 3 not ended"
+        notes = row(page, "trl-0").locator("details")
+        notes.locator("summary").click()
+        assert "taken for percentages" in notes.inner_text()
+        page.click("#none")
+        for name in ("trl-0", "trl-1"):
+            row(page, name).locator("input").check()
+        page.click("#compare")
+        beside = page.locator("#pairs p.note", has_text="taken for percentages")
+        playwright.expect(beside).to_have_count(2, timeout=60_000)
 
 
 def test_the_axis_is_chosen_in_the_page(browser, served):
@@ -205,6 +228,24 @@ def test_the_token_leaves_the_address_and_stays_good(browser, original):
         page.reload()
         page.wait_for_selector("#chart[data-drawn]")
         assert page.locator("#runs tbody tr").count() == 3
+
+
+def test_a_connection_that_is_back_is_said_to_be(browser, original):
+    with server(original) as (_, address):
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        # Nothing changes from here on, which would be news.
+        page.goto(address)
+        rows = "fetch('api/runs').then((answer) => answer.json())"
+        settled = f"{rows}.then((told) => !told.looking && told.runs.every((run) => !run.waits))"
+        until(page, settled)
+        page.route("**/events", lambda route: route.abort())
+        page.reload()
+        state = page.locator("#state")
+        playwright.expect(state).to_contain_text("does not answer", timeout=60_000)
+        page.unroute("**/events")
+        playwright.expect(state).to_have_text("3 runs, 3 not ended", timeout=60_000)
+        page.close()
 
 
 def test_a_server_that_is_gone_is_said_to_be(browser, original):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._text import compute, level, positive, print_warnings, share
-from scalerl.ingest.load import Data, Source, read_data
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.ingest.load import Data, Source, check_devices, mixed_devices, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -35,8 +36,8 @@ def add_data_arguments(command: argparse.ArgumentParser) -> None:
 def add_source_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of all commands that read the log of another trainer: what it does not say itself."""
     source = command.add_argument_group("the log of another trainer")
-    source.add_argument("--format", metavar="NAME", help="its format (recognised)")
-    source.add_argument("--trainer", metavar="NAME", help="whose names its metrics have (recognised)")
+    source.add_argument("--format", metavar="FORMAT", help="its format (recognised)")
+    source.add_argument("--trainer", metavar="TRAINER", help="whose names its metrics have (recognised)")
     source.add_argument("--run", dest="run_name", metavar="NAME", help="of several runs in it this one")
     source.add_argument(
         "--devices", type=positive, metavar="N", help="devices it ran on, where it does not say so"
@@ -51,13 +52,31 @@ def asked_of(args: argparse.Namespace) -> Source:
     return Source(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
 
 
+def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
+    """Raise an InputError if an option for logs of other trainers was given, and there is none."""
+    asked_of(args).check_used([data.path for data in found], any(data.foreign for data in found))
+
+
+def check_one_axis(found: Sequence[Data]) -> None:
+    """Raise an InputError that names what there is, unless all are read on one axis, in one unit."""
+    first = found[0] if found else None
+    other = next((data for data in found if first and data.points.axis != first.points.axis), None)
+    runs = [(data.path, data.record) for data in found]
+    if first is None or other is None:
+        return check_devices(runs, first and first.points.axis)
+    one, another = (f"'{data.path}' is on {data.points.axis}" for data in (first, other))
+    common = [axis for axis in first.axes if all(axis in data.axes for data in found)]
+    common = [axis for axis in common if not mixed_devices(runs, axis)]
+    has = "; ".join(f"'{data.path}' has {', '.join(data.axes)}" for data in (first, other))
+    hint = f"all have {', '.join(common)}: choose --x {common[0]}" if common else f"none is common: {has}"
+    raise InputError(f"all runs need one compute axis: {one}, {another}; {hint}")
+
+
 def _r0(text: str) -> float | str:
     return text if text == "free" else share(text)
 
 
-def read_siblings(
-    paths: Sequence[str], own: Data, source: Source, price: float | None, **options: Any
-) -> list[Fit]:
+def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **options: Any) -> list[Fit]:
     """Fits of sibling runs, to learn a prior from: of the same evaluation prompts, as far as is on record.
 
     `options` are those with which the run itself is fitted: B and A mean something else for a curve that
@@ -66,13 +85,13 @@ def read_siblings(
     Raises:
         InputError: a sibling cannot be read, or was evaluated on other prompts.
     """
-    if not paths:
+    siblings = [read_data(path, own.points.axis, asked_of(args), args.price) for path in paths]
+    check_options(args, [own, *siblings])
+    if not siblings:
         return []
     from scalerl.curve import fit
     from scalerl.curve.campaign import check_siblings
-    from scalerl.errors import CannotAnswerError
 
-    siblings = [read_data(path, own.points.axis, source, price) for path in paths]
     check_siblings([data.record for data in (own, *siblings) if data.record is not None])
     fits = []
     for sibling in siblings:

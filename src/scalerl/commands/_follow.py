@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.files import Changing
+from scalerl.files import Changing, written
 from scalerl.ingest.load import Source, read_data
 from scalerl.record import holds_run
 
@@ -68,9 +69,12 @@ class Follower:
         from scalerl.report.standing import stand
 
         data = read_data(self.path, *self._how)
+        self._how[1].check_used([self.path], data.foreign)
         if not len(data.points):
             raise InputError(f"{self.path}: the run has no evaluation yet")
         run = stand(data.points, data.record, self._asked)
+        if math.isnan(run.last_line):
+            run = replace(run, written=written(self.path))
         before = self.run
         if before is not None and _same(before.points, run.points):
             return replace(run, found=before.found)  # a step has no new evaluation to fit

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of
+from scalerl.commands._data import add_data_arguments, asked_of, check_options
 from scalerl.commands._parser import examples
 from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.jsonl import dumps
 
     runs = [read_data(path, args.x, asked_of(args), args.price) for path in args.runs_or_files]
+    check_options(args, runs)
     test = backtest(
         [run.points for run in runs],
         fractions=args.at,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of
+from scalerl.commands._data import add_data_arguments, asked_of, check_one_axis, check_options
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_rows, print_warnings, share
-from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.load import read_data
+from scalerl.errors import CannotAnswerError, InputError, counted
+from scalerl.ingest.load import Data, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
@@ -37,7 +37,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "runs",
         metavar="RUN|FILE",
         nargs="*",
-        help="run folders (runs of one recipe are its seeds), or CSV or JSONL files (a recipe each)",
+        help="run folders (runs of one recipe are its seeds), or CSV, JSONL or logs of other trainers (a "
+        "recipe each)",
     )
     compare.add_argument(
         "--group",
@@ -65,11 +66,16 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """One argument, read and fitted; a file has no record."""
+    """One argument, read and fitted."""
 
     path: str
     fit: Fit
-    record: RunRecord | None
+    data: Data
+
+    @property
+    def record(self) -> RunRecord | None:
+        """None of a file."""
+        return self.data.record
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,11 @@ class _Beside:
         prompts = [("same prompts", str(self.prompts))] if self.prompts else []
         answer = str(self.paper).partition("\n")[0]
         # The last warning is of the rule itself; those of the two fits are in the JSON.
-        doubt = "" if isinstance(self.paper, str) else f" ({self.paper.warnings[-1]})"
-        return [*prompts, ("the paper's rule would say", f"{answer}{doubt}")]
+        if isinstance(self.paper, str):
+            return [*prompts, ("the paper's rule would say", answer)]
+        *of_fits, of_rule = self.paper.warnings
+        more = f"; its fits have {counted(len(of_fits), 'warning')}: fit --paper" if of_fits else ""
+        return [*prompts, ("the paper's rule would say", f"{answer} ({of_rule}{more})")]
 
     def to_json(self) -> dict[str, Any]:
         """None where there is no answer."""
@@ -102,8 +111,12 @@ def run(args: argparse.Namespace) -> None:
     groups = groups_of(args.group)
     check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
     named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
+    unnamed = [_read(path, args) for path in args.runs]
+    found = [run.data for runs in (*named.values(), unnamed) for run in runs]
+    check_options(args, found)
+    check_one_axis(found)
     recipes = by_recipe(
-        [_read(path, args) for path in args.runs],
+        unnamed,
         lambda run: run.record,
         lambda run: run.path,
         named,
@@ -174,7 +187,7 @@ def _read(path: str, args: argparse.Namespace) -> _Run:
 
     data = read_data(path, args.x, asked_of(args), args.price)
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
-    return _Run(path, fit(data.points, **start, level=args.level), data.record)
+    return _Run(path, fit(data.points, **start, level=args.level), data)
 
 
 def _paper(runs: list[_Run]) -> PaperFit | str:

@@ -21,7 +21,7 @@ def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands in a shell",
-        description="Print a script that completes commands, options, files, recipes and axes.",
+        description="Print a script that completes commands, options, files, and names as those of recipes.",
         epilog=examples("""
   source <(scalerl completion bash)                                # in ~/.bashrc
   scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then start zsh anew
@@ -48,6 +48,8 @@ def _known() -> dict[str, Mapping[str, Any]]:
     """How an argument is completed, by what it is called: a name means the same in all commands."""
     import shtab
 
+    from scalerl.ingest.formats import formats
+    from scalerl.ingest.trainers import VOCABULARIES
     from scalerl.record import AXES
 
     recipes = sorted(path.stem for path in (Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -56,6 +58,8 @@ def _known() -> dict[str, Mapping[str, Any]]:
         **dict.fromkeys(_FILES, shtab.FILE),
         "RECIPE": _words("recipes", recipes, with_files=True),
         "AXIS": _words("axes", list(AXES)),
+        "FORMAT": _words("formats", [one.name for one in formats()]),
+        "TRAINER": _words("trainers", [one.trainer for one in VOCABULARIES]),
     }
 
 

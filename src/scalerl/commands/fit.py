@@ -6,11 +6,11 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, read_siblings
+from scalerl.commands._data import add_data_arguments, asked_of, check_options, read_siblings
 from scalerl.commands._parser import examples
 from scalerl.commands._text import compute, computes, positive, print_rows, print_warnings, share
 from scalerl.errors import InputError
-from scalerl.ingest.load import read_data
+from scalerl.ingest.load import Data, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
@@ -30,7 +30,9 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     fit.add_argument(
-        "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or - for standard input"
+        "run_or_file",
+        metavar="RUN|FILE",
+        help="a run folder, a CSV or JSONL, the log of another trainer, or - for standard input",
     )
     add_data_arguments(fit)
     fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
@@ -56,6 +58,7 @@ def run(args: argparse.Namespace) -> None:
     data = read_data(args.run_or_file, args.x, asked_of(args), args.price)
     points = data.points
     if args.paper:
+        check_options(args, [data])
         _paper(args, points)
         return
     from scalerl.curve import fit
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     }
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
-    siblings = read_siblings(args.prior_from or (), data, asked_of(args), args.price, **start)
+    siblings = read_siblings(args.prior_from or (), data, args, **start)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
@@ -79,9 +82,19 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.report.fit_rows import fit_rows, worth_rows
 
     asked = args.at, args.target, args.budget
-    print_rows([*fit_rows(result, *asked), *(worth_rows(result, args.worth) if args.worth else ())])
+    points_row, *rows = fit_rows(result, *asked)
+    worth = worth_rows(result, args.worth) if args.worth else []
+    print_rows([points_row, *_axis(args, data), *rows, *worth])
     for value in more.values():
         print(f"\n{value}")
+
+
+def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
+    """Of a log that does not say its budget: which axis was taken in its place, and which others go."""
+    if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
+        return []
+    others = " or ".join(axis for axis in data.axes if axis != data.points.axis)
+    return [("axis", f"{data.points.axis}, as no budget is logged; --x {others}")] if others else []
 
 
 def _paper(args: argparse.Namespace, points: Points) -> None:

@@ -15,6 +15,7 @@ from scalerl.ingest.load import read_runs
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
+    from scalerl.record import RunRecord
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -62,11 +63,20 @@ def run(args: argparse.Namespace) -> None:
             [
                 ("run", f"{imported.config['name']} ({source['trainer']}, {source['format']})"),
                 *imported.taken,
-                ("axes", ", ".join(imported.record.logged_axes())),
+                ("axes", _axes(imported.record)),
                 ("written", str(place)),
             ]
         )
         print()
+
+
+def _axes(record: RunRecord) -> str:
+    """Those that the log has, and which one a fit is made on unless it is told."""
+    logged, own = record.logged_axes(), record.default_axis
+    if len(logged) == 1:
+        return own
+    why = " of its budget" if record.config.get("budget", {}).get("kind") == own else ""
+    return f"{', '.join(logged)}; a fit takes {own}{why}, --x another"
 
 
 def _places(output: Path, runs: Sequence[Imported]) -> list[Path]:

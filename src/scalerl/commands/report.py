@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of
+from scalerl.commands._data import add_data_arguments, asked_of, check_one_axis, check_options
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_warnings, share
 from scalerl.commands.compare import check_once, group, groups_of
@@ -159,7 +159,9 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
         raise InputError("report needs a RUN or a FILE")
     check_once(paths)
     found = [data for path in paths for data in read_all(path, args.x, asked_of(args), args.price)]
+    check_options(args, found)
     found = _on_one_axis(found, args)
+    check_one_axis(found)
     names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
     options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
     runs = []
@@ -207,7 +209,7 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
                 else replace(data, points=Points.from_record(data.record, axis, args.price))
                 for data in found
             ]
-    raise InputError(f"the runs have no compute axis in common: {listed}; choose one with --x")
+    return found
 
 
 def _recipes(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive
-from scalerl.errors import InterruptedRunError
+from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
     from scalerl.record import RunRecord
@@ -51,6 +53,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="go on from the newest checkpoint of the run folder; start where there is none",
     )
+    cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same")
+    cluster.add_argument("--cluster", choices=["ray"], help="place the parts of the run on a Ray cluster")
+    cluster.add_argument("--generators", type=int, metavar="N", help="processes that decode")
+    cluster.add_argument("--trainers", type=int, metavar="M", help="processes that train; FSDP2 from two on")
     add_json_argument(train)
     train.set_defaults(run=run)
 
@@ -64,18 +70,48 @@ def run(args: argparse.Namespace) -> None:
     """Train the recipe, or go on with a run."""
     from scalerl.rl.recipe import load_recipe
 
-    recipe = load_recipe(args.recipe, args.set)
+    recipe = load_recipe(args.recipe, [*_cluster_overrides(args), *args.set])
     folder: Path | None = args.output
     if folder is None and args.resume and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    run_training(recipe, folder, args.resume, args.until, args.json)
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return run_training(recipe, folder, args.resume, args.until, args.json)
+    from scalerl.rl.fsdp.launch import lead_or_follow, settings_of
+
+    lead_or_follow(
+        settings_of(recipe),
+        lambda load: run_training(
+            replace(recipe, cluster=None), folder, args.resume, args.until, args.json, load
+        ),
+    )
+
+
+def _cluster_overrides(args: argparse.Namespace) -> list[str]:
+    """What the options of a cluster set in the recipe."""
+    if args.cluster is None:
+        if args.generators or args.trainers:
+            raise InputError("--generators and --trainers are those of a cluster: add --cluster ray")
+        return []
+    given = {"generators": args.generators, "trainers": args.trainers}
+    overrides = [f"cluster.{name}={n}" for name, n in given.items() if n is not None]
+    if args.trainers and args.trainers > 1:
+        overrides.append("cluster.learner.kind=fsdp2")
+    return overrides or ["cluster.generators=1"]
 
 
 def run_training(
-    recipe: Recipe, folder: Path, resume: bool = False, until: float = math.inf, as_json: bool = False
+    recipe: Recipe,
+    folder: Path,
+    resume: bool = False,
+    until: float = math.inf,
+    as_json: bool = False,
+    load: Callable[[Recipe, str], Any] | None = None,
 ) -> None:
-    """Train, write the report, and print the closing table, or the same as JSON."""
+    """Train, write the report, and print the closing table, or the same as JSON.
+
+    `load` makes the learner, where it is not that of one process.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
@@ -83,6 +119,7 @@ def run_training(
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.process import stopped_by_signals
+    from scalerl.rl.setup import load_learner
     from scalerl.rl.train import train
     from scalerl.run_writer import check_unused
 
@@ -102,6 +139,7 @@ def run_training(
                 extra=about,
                 stop=stop,
                 until=until,
+                load=load or load_learner,
             )
     except KeyboardInterrupt:
         if not (folder / "config.json").exists():

@@ -133,7 +133,7 @@ def _console() -> Console | None:
 def _print_view(console: Console, run: Standing) -> None:
     from scalerl.report.watch_view import view
 
-    console.print(view(run, time.time(), console))
+    console.print(view(run, time.time(), console, is_whole=True))
 
 
 def _follow_view(follower: Follower, args: argparse.Namespace, console: Console) -> None:
@@ -202,7 +202,7 @@ class _Lines:
             told = now[: max(same, len(now) - 1)]
         self._aside(run)
         for n in range(len(told) + 1, len(now) + 1):
-            self._line(run.until(n))
+            self._line(run.until(n), is_first=self._told is None)
         self._told = now
         if run.ended:
             self.aside(f"{run.name}: the run has ended")
@@ -219,14 +219,14 @@ class _Lines:
                     self.aside(f"{run.name}: {alarm_line(alarm)}")
         self._alarms |= set(run.alarms)
 
-    def _line(self, run: Standing) -> None:
+    def _line(self, run: Standing, is_first: bool) -> None:
         from scalerl.jsonl import dumps
         from scalerl.report.watch_view import line
 
         if self._args.json:
             text = dumps({"run": self._args.run_or_file, **run.to_json(time.time())})
         else:
-            text = f"{run.name}  {line(run)}"
+            text = f"{run.name}  {line(run, time.time() if is_first else math.nan)}"
         print(text, flush=True)
 
     @staticmethod

@@ -13,7 +13,7 @@ from scalerl.curve.families import POWER_LAW, Curve, Gompertz, log_compute
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.points import Points
 from scalerl.curve.sample import make_sample
-from scalerl.errors import CannotAnswerError
+from scalerl.errors import CannotAnswerError, counted
 
 
 @dataclass(frozen=True)
@@ -90,4 +90,5 @@ def fit_gompertz(points: Points, r0: float | None = None) -> Curve:
 def _require(points: Points, compute_N: np.ndarray, least: int) -> None:
     n = len(np.unique(compute_N))
     if n < least:
-        raise CannotAnswerError(f"{points.source}: {n} evaluations at distinct compute, {least} are needed")
+        had = counted(n, "evaluation")
+        raise CannotAnswerError(f"{points.source}: {had} at distinct compute, {least} are needed")

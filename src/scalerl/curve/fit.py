@@ -20,10 +20,10 @@ from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate, check_level
 from scalerl.curve.sample import Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record import RunRecord
 
-MIN_TO_FIT = 5
+MIN_TO_FIT = 6
 """Evaluations at distinct compute that a fit needs."""
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
@@ -60,7 +60,7 @@ def fit(
 
     Raises:
         InputError: an argument or the data are not valid.
-        CannotAnswerError: fewer than five points, or a curve that does not rise.
+        CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
     """
     check_options(r0, min_compute, max_compute, level)
     points = _points_of(data, x, y, price)
@@ -162,13 +162,13 @@ def _start(points: Points, given: float | None) -> tuple[str, ...]:
 
 
 def check_options(
-    r0: object = None, min_compute: float = 0.0, max_compute: float = math.inf, level: float = 0.95
+    r0: Any = None, min_compute: float = 0.0, max_compute: float = math.inf, level: float = 0.95
 ) -> None:
     """Raise an InputError unless these can be options of `fit`."""
     check_level(level)
-    if isinstance(r0, float | int) and not 0 <= r0 < 1:
+    if r0 is not None and r0 != "free" and not 0 <= number_of(r0, "R_0, where it is not 'free',") < 1:
         raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
-    if not 0 <= min_compute < max_compute:
+    if not 0 <= number_of(min_compute, "min_compute") < number_of(max_compute, "max_compute"):
         raise InputError(
             f"min_compute is 0 or more, and below max_compute; found {min_compute:g} and {max_compute:g}"
         )
@@ -204,7 +204,8 @@ def _check_enough(points: Points) -> None:
     n = len(np.unique(points.compute_N))
     if n < MIN_TO_FIT:
         raise CannotAnswerError(
-            f"{points.source}: {n} evaluations at distinct compute are too few to fit a curve: "
+            f"{points.source}: {counted(n, 'evaluation')} at distinct compute {'is' if n == 1 else 'are'} "
+            f"too few to fit a curve: "
             f"at least {MIN_TO_FIT} are needed"
         )
 

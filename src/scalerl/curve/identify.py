@@ -17,6 +17,8 @@ MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
 """... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
+MIN_EVALUATIONS = 8
+"""... of this many evaluations at least: with fewer neither the noise is known, nor a misfit told."""
 MAX_AT_BOUND = 0.05
 """More of the posterior than this against the bound of a parameter means that the data do not fix it."""
 
@@ -98,6 +100,11 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
     if ratio < MIN_RATIO or least < MIN_RATIO_LOW:
         identified, why = False, f"{span}: the bend has hardly been seen"
+    elif len(sample) < MIN_EVALUATIONS:
+        identified, why = (
+            False,
+            f"{span}, but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed",
+        )
     elif high - low > widest:
         identified, why = False, f"{span}: wider than {widest:.2g}"
     elif at_bounds[name] > MAX_AT_BOUND:

@@ -42,7 +42,7 @@ THRESHOLD, THRESHOLD_SHORT, SHORT = 3.0, 5.0, 25
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SURE = 2.0  # a decline is this many times its error
-_FITTABLE = 5  # evaluations that a fit needs
+_FITTABLE = 6  # evaluations that a fit needs
 
 Kind = Literal["peaked", "jump", "regime", "residuals"]
 

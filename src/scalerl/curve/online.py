@@ -19,7 +19,7 @@ from scalerl.curve.fit import MIN_TO_FIT, fit
 from scalerl.curve.points import Points
 from scalerl.curve.result import Fit, Forecast, span
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.record import EvalPoint, RunRecord
+from scalerl.record import EvalPoint, RunRecord, unit_of
 
 
 class Forecaster:
@@ -161,8 +161,10 @@ class Forecaster:
         return evaluated
 
 
-def forecast_line(points: Points, found: Fit | CannotAnswerError, end: float) -> str:
-    """The forecast of the end of a run, at compute `end`, in one line; or why there is none yet."""
+def forecast_line(
+    points: Points, found: Fit | CannotAnswerError, end: float, where: str = "of the end"
+) -> str:
+    """The forecast at compute `end`, which `where` says in words, in one line; or why there is none yet."""
     if isinstance(found, CannotAnswerError):
         distinct = len(np.unique(points.compute_N))
         if distinct < MIN_TO_FIT:
@@ -174,5 +176,5 @@ def forecast_line(points: Points, found: Fit | CannotAnswerError, end: float) ->
         ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"
     if found.misfit:
         ceiling = f"no curve describes the run: {found.lack_of_fit}"
-    at = f"{end:,.6g} {points.axis}"
-    return f"forecast of the end ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
+    at = f"{end:,.6g} {unit_of(points.axis)}"
+    return f"forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"

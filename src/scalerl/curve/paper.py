@@ -18,7 +18,7 @@ import numpy as np
 from scalerl.curve.families import LOG_LOGISTIC, Curve, log_compute
 from scalerl.curve.points import Points
 from scalerl.curve.sample import MAX_ROWS
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError, InputError, counted
 
 if TYPE_CHECKING:
     from scalerl.curve.result import Fit
@@ -141,8 +141,8 @@ def paper_fit(
     n = len(np.unique(chosen.compute_N))
     if n < 3:
         raise CannotAnswerError(
-            f"{points.source}: {n} evaluations at distinct compute from {min_compute:g} on; the paper's fit "
-            f"needs at least 3 (is min_compute in the unit of {points.axis}?)"
+            f"{points.source}: {counted(n, 'evaluation')} at distinct compute from {min_compute:g} on; "
+            f"the paper's fit needs at least 3 (is min_compute in the unit of {points.axis}?)"
         )
     last_N = chosen.pass_rate_N[np.argsort(chosen.compute_N, kind="stable")[-max(len(chosen) // 3, 1) :]]
     if last_N.mean() <= r0:

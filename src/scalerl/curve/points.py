@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.alarms import warnings_of
-from scalerl.errors import InputError
+from scalerl.errors import InputError, counted
 from scalerl.record import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
@@ -173,7 +173,7 @@ class Points:
             _FRAME,
             x,
             np.flatnonzero(kept_N),
-            (f"{left_out} rows of the data frame have no '{y}' and were left out",) if left_out else (),
+            (f"{counted(left_out, 'row')} of the data frame left out, without a '{y}'",) if left_out else (),
         )
         return warn_of_repeats(points)
 
@@ -218,8 +218,9 @@ def warn_of_repeats(points: Points) -> Points:
     repeats = points.repeats
     if not repeats:
         return points
-    what = f"{points.source}: {repeats} evaluations have the compute and the pass rate of another; "
-    advice = "they count as repeated evaluations, so leave out rows that the log holds twice"
+    have = f"{counted(repeats, 'evaluation')} {'has' if repeats == 1 else 'have'}"
+    what = f"{points.source}: {have} the compute and the pass rate of another; "
+    advice = "counted as repeated evaluations, so leave out rows that the log holds twice"
     return replace(points, warnings=(*points.warnings, what + advice))
 
 

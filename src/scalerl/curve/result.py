@@ -28,7 +28,7 @@ from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_q
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
-from scalerl.errors import InputError
+from scalerl.errors import InputError, number_of
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -67,6 +67,8 @@ class Forecast:
     interval: Interval
     prediction: Interval
     rerun: Interval
+    axis: str = "compute"
+    """Of `compute`."""
 
     def __str__(self) -> str:
         parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
@@ -98,6 +100,20 @@ class Chance:
     verdict_rerun: Verdict
     why: str
     """One sentence: why the verdict for this run is what it is."""
+
+    @property
+    def answer(self) -> str:
+        """The verdict in capitals, with the probability where there is one to act on."""
+        return _answer(self.verdict, self.probability)
+
+    @property
+    def answer_rerun(self) -> str:
+        """The same for a rerun."""
+        return _answer(self.verdict_rerun, self.probability_rerun)
+
+
+def _answer(verdict: Verdict, probability: float) -> str:
+    return verdict.upper() + ("" if verdict == "too early" else f", probability {probability:.2f}")
 
 
 @dataclass(frozen=True)
@@ -191,6 +207,7 @@ class Fit:
             (float(low), float(high)),
             prediction,
             (float(rerun[0]), float(rerun[1])),
+            self.axis,
         )
 
     def evaluation(self, compute: float) -> tuple[float, Interval]:
@@ -289,7 +306,7 @@ class Fit:
         Raises:
             InputError: `worth` is not above 0.
         """
-        if not (math.isfinite(worth) and worth > 0):
+        if not (math.isfinite(number_of(worth, "the worth of a unit of compute")) and worth > 0):
             raise InputError(
                 f"the worth of a unit of compute is a gain in pass rate above 0, found {worth:g}"
             )
@@ -373,17 +390,17 @@ def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
 
 def check_level(level: float) -> None:
     """Raise an InputError unless `level` is between 0 and 1."""
-    if not 0 < level < 1:
+    if not 0 < number_of(level, "the level of the intervals") < 1:
         raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
 
 
 def _check_compute(compute: float, what: str) -> None:
-    if not (math.isfinite(compute) and compute >= 0):
+    if not (math.isfinite(number_of(compute, what)) and compute >= 0):
         raise InputError(f"{what} is a number of 0 or more, found {compute:g}")
 
 
 def check_target(target: float, budget: float) -> None:
     """Raise an InputError unless `target` is a pass rate, and `budget` an amount of compute."""
-    if not 0 <= target <= 1:
+    if not 0 <= number_of(target, "the target") <= 1:
         raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
     _check_compute(budget, "the budget")

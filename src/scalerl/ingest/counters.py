@@ -18,8 +18,11 @@ from scalerl.ingest.vocabulary import Vocabulary
 
 MOST = 1e100
 """Of anything that is counted; what is beyond it is no count."""
+DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
 """Between two rows a run stood still if that took so many times the usual pace, and so many seconds more."""
+RESET = 0.5
+"""A running count that falls below this share of what it was has begun anew."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def counters(
 
 def _counters(log: Log, vocabulary: Vocabulary, devices: float | None, model: ModelCost | None) -> Counters:
     warnings: list[str] = []
-    spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0)
+    spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0, warnings)
     seconds = spent or _seconds(log, vocabulary)
     if seconds is not None and spent is None:
         if seconds.step_N[0] > 0:
@@ -84,11 +87,11 @@ def _counters(log: Log, vocabulary: Vocabulary, devices: float | None, model: Mo
             )
         seconds = _on_devices(seconds, log, vocabulary, devices, warnings)
     # As for others, a token counts as sampled once and trained once: in all as many as were logged.
-    tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5) or _counted(
-        log, vocabulary, "tokens", "tokens_so_far"
+    tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5, warnings) or _counted(
+        log, vocabulary, "tokens", "tokens_so_far", warnings
     )
-    samples = _counted(log, vocabulary, "samples", "samples_so_far") or _by_config(log, vocabulary)
-    flops = _so_far(log, vocabulary, "flops_so_far", 1.0) if model is None else None
+    samples = _counted(log, vocabulary, "samples", "samples_so_far", warnings) or _by_config(log, vocabulary)
+    flops = _so_far(log, vocabulary, "flops_so_far", 1.0, warnings) if model is None else None
     if model is not None and tokens is not None:
         length = _usual(log, vocabulary, "mean_length")
         each = model.forward(1.0, length if math.isfinite(length) else 0.0)
@@ -156,7 +159,7 @@ def _on_devices(
     if not number:
         number, why = _devices(log, vocabulary)
     if not number:
-        warnings.append("the number of devices is not logged: compute is that of one (--devices N)")
+        warnings.append(DEVICES_NOT_LOGGED)
         return seconds
     text = f"{seconds.how}, x {number:g} devices ({why})"
     return Counter(seconds.step_N, seconds.total_N * number, text)
@@ -186,9 +189,9 @@ def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
     return 0.0, ""
 
 
-def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str) -> Counter | None:
+def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str, warnings: list[str]) -> Counter | None:
     """A counter that is logged since the start, or step by step."""
-    if (total := _so_far(log, vocabulary, so_far, 1.0)) is not None:
+    if (total := _so_far(log, vocabulary, so_far, 1.0, warnings)) is not None:
         return total
     for name in vocabulary.matches(each, log.metrics):
         series = log.metrics[name]
@@ -197,15 +200,42 @@ def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str) -> Counte
     return None
 
 
-def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float) -> Counter | None:
+def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float, warnings: list[str]) -> Counter | None:
     """A counter that is logged since the start, in so many units of ours."""
     for name in vocabulary.matches(role, log.metrics):
         series = log.metrics[name]
-        step_N, total_N = series.step_N, unit * np.maximum.accumulate(series.value_N)
+        running_N, resets = _mended(series.value_N)
+        if resets:
+            at = ", ".join(f"{series.step_N[n]:g}" for n in resets[:3]) + ", ..." * (len(resets) > 3)
+            warnings.append(
+                f"'{name}' begins anew at step {at}: what was reached before is added to what comes after"
+            )
+        step_N, total_N = series.step_N, unit * running_N
         if step_N[0] > 0:
             step_N, total_N = np.insert(step_N, 0, 0.0), np.insert(total_N, 0, 0.0)
         return Counter(step_N, total_N, name)
     return None
+
+
+def _mended(value_N: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """A running count that never falls, and the rows at which it began anew.
+
+    A restarted process may count from 0 again: a fall to less than half of the highest so far, to which the
+    next row is not back, is that, and what had been reached is added from there on. A smaller one is a dip
+    (of counts that several workers report), through which the count stands still.
+    """
+    highest_N = np.maximum.accumulate(value_N)
+    if not (value_N < RESET * highest_N).any():
+        return highest_N, []
+    values, totals, resets = value_N.tolist(), [], []
+    reached, highest = 0.0, values[0]
+    for n, (value, following) in enumerate(zip(values, [*values[1:], -math.inf], strict=True)):
+        if 0 <= value < RESET * highest and following < highest:
+            resets.append(n)
+            reached, highest = reached + highest, value
+        highest = max(highest, value)
+        totals.append(reached + highest)
+    return np.array(totals), resets
 
 
 def _by_config(log: Log, vocabulary: Vocabulary) -> Counter | None:

@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, printable
+from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.vocabulary import Vocabulary, is_like
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
     **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},
@@ -30,7 +31,9 @@ OF_STEP = {
 _SLACK = 1e-6
 _FEW_PERCENT = 5
 """Up to here values above 1 may be rewards with a bonus as well as percentages."""
-_OF_PERCENT = re.compile(r"percent|pct|%", re.IGNORECASE)
+_WELL_BELOW = -0.05
+"""The lowest mean of rewards of -1 and 1 is below this; a single value just below 0 may be of a penalty."""
+_OF_PERCENT = re.compile(r"percent(?!ile)|pct|%", re.IGNORECASE)
 _AT_ONCE = 4096
 
 
@@ -99,13 +102,18 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
+    if n := log.not_finite.get(name):
+        warnings.append(f"{counted(n, 'evaluation')} of '{name}' without a number left out")
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
     rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)
     if how:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
     warnings += made.warnings
-    taken = [("pass rate", f"{name} ({len(series)} evaluations)"), *_taken_counters(made)]
+    taken = [
+        ("pass rate", f"{name} ({counted(len(series), 'evaluation')})"),
+        *_taken_counters(made, vocabulary),
+    ]
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
@@ -123,8 +131,19 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         "assumed": list(warnings),
         "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
     }
+    if budget := _budget(log.config):
+        config["budget"] = budget
     record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
     return Imported(record, tuple(columns), tuple(taken), tuple(warnings))
+
+
+def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The budget of a run of ours, as its tracker kept it (MLflow all as text); empty of other trainers'."""
+    kind, amount = config.get("budget.kind"), config.get("budget.amount")
+    with suppress(TypeError, ValueError):
+        if kind in AXES and 0 < float(str(amount)) < math.inf:
+            return {"kind": kind, "amount": float(str(amount))}
+    return {}
 
 
 def _pass_rate_metric(
@@ -182,18 +201,27 @@ def as_pass_rate(value_N: np.ndarray, name: str, source: str, option: str = "--y
 
     Raises:
         InputError: they are neither shares, nor percentages, nor rewards of -1 and 1; or they may be rewards
-            with a bonus as well as percentages, of a metric whose name does not say which. It says that
-            `option` names another.
+            with a bonus or a penalty as well. It says that `option` names another.
     """
     low, high = float(value_N.min()), float(value_N.max())
+    if (
+        low >= -_SLACK and high <= 100 + _SLACK and _OF_PERCENT.search(name)
+    ):  # also of a run that begins below 1
+        return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100"
     if low >= -_SLACK and high <= 1 + _SLACK:
         return np.clip(value_N, 0.0, 1.0), ""
-    if low >= -1 - _SLACK and high <= 1 + _SLACK:
+    if -1 - _SLACK <= low <= _WELL_BELOW and high <= 1 + _SLACK:
         return np.clip((value_N + 1) / 2, 0.0, 1.0), (
             f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
             "(1 + reward) / 2"
         )
-    if low >= -_SLACK and high <= _FEW_PERCENT and not _OF_PERCENT.search(name):
+    if _WELL_BELOW < low < 0 and high <= 1 + _SLACK:
+        raise InputError(
+            f"{source}: '{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of "
+            "-1 and 1 (as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
+            f"name the metric of right answers with {option}"
+        )
+    if low >= -_SLACK and high <= _FEW_PERCENT:
         raise InputError(
             f"{source}: '{name}' goes up to {high:.3g}: no share, and too little for percentages; "
             "a reward with a bonus, for the format say, is no pass rate: name the metric of right answers "
@@ -283,14 +311,17 @@ def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, 
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 
 
-def _taken_counters(made: Counters) -> list[tuple[str, str]]:
+def _taken_counters(made: Counters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     named = {
         "GPU-hours": made.device_seconds,
         "FLOPs": made.flops,
         "tokens": made.tokens,
         "samples": made.samples,
     }
-    return [(what, counter.how) for what, counter in named.items() if counter is not None]
+    rows = [(what, counter.how) for what, counter in named.items() if counter is not None]
+    # A log of ours has both of them added up.
+    twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
+    return [(what, how + twice if what == "tokens" else how) for what, how in rows]
 
 
 def _is_plain(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,14 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
                 raise InputError(f"{path}, line {number}: a binary file; expected a text in UTF-8")
             yield number, line.rstrip(b"\r\n"), ended
             number, inside = number + ended, not ended
+
+
+def allow_long_cells() -> None:
+    """Let cells of a CSV have up to `LONGEST` characters, as texts that nobody wants may; by default 131,072.
+
+    The limit is of the process, and stays: another thread may be reading.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, number_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scalerl.record import RunRecord
 
 STANDARD_INPUT = "-"
+_DEVICES = "the number of devices"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,19 @@ class Source:
     model: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.devices is not None and not 0 < self.devices < math.inf:
-            raise InputError(f"the number of devices is a number above 0, found {self.devices}")
+        if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
+            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
+
+    def check_used(self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}") -> None:
+        """Raise an InputError if something was said here, and of `paths` none is the log of another trainer.
+
+        `option` is how the user says it. The column of pass rates is not in question: tables have one, too.
+        """
+        names = ("format", "trainer", "run", "devices", "model")
+        said = [option.format(name) for name in names if getattr(self, name) is not None]
+        if said and not foreign:
+            which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
+            raise InputError(f"{', '.join(said)}: only for the log of another trainer, which {which}")
 
 
 def load_run(
@@ -63,7 +75,9 @@ def load_run(
             or it is a plain table of compute and pass rates (`scalerl.read_table` reads those).
     """
     source = Source(pass_rate, format, trainer, run, devices, None if model is None else Path(model))
-    if (records := _records(path, source)) is not None:
+    records, foreign = _records(path, source)
+    if records is not None:
+        source.check_used([path], foreign, "{}=")
         return _only(records, path)
     what = "a plain table, not a run; scalerl.read_table reads its points"
     raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
@@ -81,16 +95,24 @@ def read_runs(path: str | Path, source: Source, format: Format | None = None) ->
 
     model = model_cost(source.model) if source.model is not None else None
     asked = Asked(source.pass_rate, source.devices, model)
-    return read_source(path, asked, format=format or source.format, trainer=source.trainer, run=source.run)
+    how = {"trainer": source.trainer, "run": source.run, "guessed": source.format is None}
+    return read_source(path, asked, format=format or source.format, **how)
 
 
 @dataclass(frozen=True)
 class Data:
-    """One RUN or FILE, read: `record` is that of a run folder, None of a table."""
+    """One RUN or FILE, read: `record` is that of a run folder or a log, None of a table."""
 
     path: str
     points: Points
     record: RunRecord | None
+    foreign: bool = False
+    """Whether it is the log of another trainer."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The compute axes that it could be read on."""
+        return (self.points.axis,) if self.record is None else self.record.logged_axes()
 
 
 def read_data(path: str | Path, x: str | None, source: Source, price: float | None) -> Data:
@@ -128,9 +150,36 @@ def read_all(path: str | Path, x: str | None, source: Source, price: float | Non
     if str(path) == STANDARD_INPUT:
         points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
         return [Data(str(path), points, None)]
-    if (records := _records(path, source)) is None:
+    records, foreign = _records(path, source)
+    if records is None:
         return [Data(str(path), read_table(path, x or "gpu_hours", y, price), None)]
-    return [Data(str(path), Points.from_record(one, x or one.default_axis, price), one) for one in records]
+    return [
+        Data(str(path), Points.from_record(one, x or one.default_axis, price), one, foreign)
+        for one in records
+    ]
+
+
+def mixed_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None) -> tuple[str, ...]:
+    """A run whose hours are those of one device, as its log does not say how many it ran on, and one whose
+    hours are of all; empty where all are alike, or the axis counts something else.
+
+    `runs` are names and records; that of a table is None, whose hours are taken for what they say.
+    """
+    from scalerl.ingest.counters import DEVICES_NOT_LOGGED
+
+    of_one = [name for name, run in runs if run and DEVICES_NOT_LOGGED in run.config.get("assumed", ())]
+    of_all = [name for name, _ in runs if name not in of_one]
+    mixed = axis in ("gpu_hours", "dollars") and of_one and of_all
+    return (of_one[0], of_all[0]) if mixed else ()
+
+
+def check_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None) -> None:
+    """Raise an InputError if hours of one device would stand beside hours of all: see `mixed_devices`."""
+    if mixed := mixed_devices(runs, axis):
+        raise InputError(
+            f"'{mixed[0]}' does not say on how many devices it ran: its {axis} are those of one, beside all "
+            f"those of '{mixed[1]}'; give --devices N, or another axis (--x steps)"
+        )
 
 
 def is_run_folder(path: str | Path) -> bool:
@@ -145,18 +194,18 @@ def is_run_folder(path: str | Path) -> bool:
         return holds_run(Path(path))
 
 
-def _records(path: str | Path, source: Source) -> list[RunRecord] | None:
-    """The runs at a path; None where there is a table, or nothing."""
+def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, bool]:
+    """The runs at a path, None of a table or nothing; and whether another trainer logged them."""
     if (format := _foreign_format(path, source)) is not None:
-        return [one.record for one in read_runs(path, source, format)]
+        return [one.record for one in read_runs(path, source, format)], True
     with _entered(path):
         if not Path(path).is_dir():
-            return None
+            return None, False
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     from scalerl.record import RunRecord
 
-    return [RunRecord.read(path)]
+    return [RunRecord.read(path)], False
 
 
 def _foreign_format(path: str | Path, source: Source) -> Format | None:

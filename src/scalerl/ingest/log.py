@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.errors import printable
+from scalerl.errors import counted, printable
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
+_MOST_RESTARTS = 1000  # of a log; more of them are no restarts, and every one takes a look at all metrics
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Log:
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
     """What had to be passed over or mended, in sentences."""
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """How often a metric was logged as NaN or infinite; that is passed over."""
 
     def time_series(self) -> Series:
         """Every step that has a time, of any metric: the value is the earliest."""
@@ -75,31 +78,64 @@ class LogBuilder:
         self._source, self._format, self._name, self._wanted = source, format, name, wanted
         self._names: dict[str, bool] = {}
         self._columns: dict[str, tuple[array[float], array[float], array[float]]] = {}
-        self._replaced = 0
+        self._replaced = self._given_up = self._restarts = 0
+        self._not_finite: dict[str, int] = {}
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def add(self, step: float, time: float, values: Mapping[str, Any]) -> None:
+    def add(self, step: float, time: float, values: Mapping[str, Any], is_row: bool = True) -> None:
         """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
 
         What is no finite number is passed over. A metric that comes again at a step it had been beyond was
-        logged by a run that was restarted: the later one wins, and what it goes over is forgotten.
+        logged by a run that was restarted: the later one wins, and what it goes over is forgotten, also of
+        metrics that come less often. Not so where `is_row` is false: the file holds one metric after another.
         """
         for name, value in values.items():
             is_kept = self._names.get(name)
             if is_kept is False:  # that it has numbers is known
                 continue
             number = finite(value)
-            if number != number or not (is_kept or self._is_wanted(name)):
+            if number != number:
+                if isinstance(value, float) and len(self._not_finite) < MOST_NAMES:
+                    self._not_finite[name] = self._not_finite.get(name, 0) + 1
+                continue
+            if not (is_kept or self._is_wanted(name)):
                 continue
             steps, times, numbers = self._columns.get(name) or self._columns.setdefault(name, _empty())
-            while steps and steps[-1] >= step:
-                self._replaced += steps[-1] > step
-                for column in (steps, times, numbers):
-                    column.pop()
+            if steps and steps[-1] >= step:
+                self._go_back(name, step, time, is_row)
             steps.append(step)
             times.append(time)
             numbers.append(number)
+
+    def _go_back(self, name: str, step: float, time: float, is_row: bool) -> None:
+        """Forget what a metric has from a step on, and what other metrics have after it of the same branch.
+
+        An evaluation of the branch that was given up would else stay until the next one comes. But a metric
+        that goes back need not mean that the run did: evaluations that run beside the training end in any
+        order, and processes that log into several files are each at a step of their own. So only a metric
+        that loses several values takes others with it: those that lose fewer, and never what was logged
+        later.
+        """
+        columns = self._columns[name]
+        keep = len(columns[0])
+        while keep and columns[0][keep - 1] >= step:
+            keep -= 1
+            self._replaced += columns[0][keep] > step
+        lost = len(columns[0]) - keep
+        for column in columns:
+            del column[keep:]
+        if not is_row or lost < 2 or self._restarts == _MOST_RESTARTS:
+            return
+        self._restarts += 1
+        for other in self._columns.values():
+            keep = len(other[0])
+            while keep and other[0][keep - 1] > step and not other[1][keep - 1] > time:
+                keep -= 1
+            if 0 < len(other[0]) - keep < lost:
+                self._given_up += len(other[0]) - keep
+                for column in other:
+                    del column[keep:]
 
     def extend(self, name: str, step_N: np.ndarray, time_N: np.ndarray, value_N: np.ndarray) -> None:
         """Many rows of one metric: what `add` does of each, and faster where the steps rise."""
@@ -111,7 +147,7 @@ class LogBuilder:
                     column.frombytes(np.asarray(added_N, dtype=float).tobytes())
             return
         for step, time, value in zip(step_N.tolist(), time_N.tolist(), value_N.tolist(), strict=True):
-            self.add(step, time, {name: value})
+            self.add(step, time, {name: value}, is_row=False)
 
     def build(self) -> Log:
         """The log of all rows so far."""
@@ -121,12 +157,14 @@ class LogBuilder:
         }
         notes = list(self.notes)
         if self._replaced:
+            more = f", {self._given_up} later ones of other metrics left out" if self._given_up else ""
             notes.append(
                 f"the run was restarted from an earlier step: of steps that come twice the later ones count "
-                f"({self._replaced} values were replaced)"
+                f"({counted(self._replaced, 'value')} replaced{more})"
             )
+        names, not_finite = tuple(self._names), self._not_finite
         return Log(
-            self._source, self._format, self._name, metrics, tuple(self._names), self.config, tuple(notes)
+            self._source, self._format, self._name, metrics, names, self.config, tuple(notes), not_finite
         )
 
     def _is_wanted(self, name: str) -> bool:
@@ -154,7 +192,7 @@ def presentable(log: Log) -> Log:
             metrics[printable(name)] = series
     notes = log.notes
     if left_out:
-        notes += (f"{left_out} values were left out, as their step is no whole number of 0 or more",)
+        notes += (f"{counted(left_out, 'value')} left out: a step is a whole number of 0 or more",)
     return replace(
         log,
         name=printable(log.name),

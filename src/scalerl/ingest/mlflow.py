@@ -100,7 +100,7 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
             builder.notes.append(f"{file}: the last line has no end (a crash while writing); left out")
             return
         time, value, step = row
-        builder.add(step, time, {metric: value})
+        builder.add(step, time, {metric: value}, is_row=False)
         if not is_wanted and not math.isnan(value):
             return
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from scalerl.errors import counted
 from scalerl.ingest.formats import Wanted
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat
@@ -70,7 +71,7 @@ class RowReader:
             builder.notes += self.notes
             builder.config.update(self.config)
             if self._passed:
-                builder.notes.append(f"{self._passed} rows have no '{self._step}' and were passed over")
+                builder.notes.append(f"{counted(self._passed, 'row')} passed over, without a '{self._step}'")
         return [builder.build() for builder in self._builders.values()]
 
 

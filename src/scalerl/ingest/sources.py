@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scalerl.errors import InputError
@@ -19,6 +20,7 @@ def read_source(
     format: str | Format | None = None,
     trainer: str | None = None,
     run: str | None = None,
+    guessed: bool = False,
 ) -> list[Imported]:
     """All runs in a file or folder, or the one of a name.
 
@@ -28,6 +30,7 @@ def read_source(
         format: its format, or the name of that; by default it is recognised.
         trainer: name of the trainer whose names its metrics have; by default it is recognised.
         run: name of the run that is wanted; the others need hold nothing that could be a pass rate.
+        guessed: the format was recognised, and not named: where a folder holds others too, runs say so.
 
     Raises:
         InputError: it is of no known format, cannot be read, has no run of that name, or has nothing that
@@ -41,6 +44,7 @@ def read_source(
         )
     try:
         logs = found.read(path, wanted(asked))
+        notes = _others(path, found) if guessed or format is None else []
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not logs:
@@ -52,10 +56,23 @@ def read_source(
     runs = []
     for log in logs:
         try:
-            runs.append(run_of(log, asked, trainer))
+            runs.append(run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer))
         except InputError as error:
             raise InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)) from error
     return runs
+
+
+def _others(path: Path, taken: Format) -> list[str]:
+    """A note where a folder holds logs of further formats, as an output folder with a tracker's in it."""
+    if not path.is_dir():
+        return []
+    others = [one.name for one in formats() if one.name != taken.name and one.recognises(path)]
+    if not others:
+        return []
+    return [
+        f"{path}: holds logs of several formats; {taken.name} is read, and not {listed(others)} "
+        f"(--format {others[0]})"
+    ]
 
 
 def wanted(asked: Asked) -> Wanted:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
-from scalerl.errors import InputError, brief
+from scalerl.errors import InputError, brief, counted
+from scalerl.ingest.lines import allow_long_cells
 from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
 from scalerl.record import AXES, RunRecord, in_dollars
 
@@ -47,7 +48,7 @@ class Table:
         cells = [self.cells[column][row] for row in rows]
         if bool not in set(map(type, cells)):  # which float() takes for 0 or 1
             try:
-                numbers = np.array(list(map(float, cells)), dtype=float)
+                numbers = np.array(list(map(_float, cells)), dtype=float)
             except (TypeError, ValueError, OverflowError):
                 numbers = np.array([math.nan])
             if np.isfinite(numbers).all():
@@ -87,7 +88,7 @@ class Table:
         if _is_empty(cell):
             raise InputError(f"{where}: empty, expected a number")
         try:
-            number = math.nan if isinstance(cell, bool) else float(cell)
+            number = math.nan if isinstance(cell, bool) else _float(cell)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
@@ -133,7 +134,7 @@ def parse_table(
     rows = table.filled(y)
     noise_sd_N, samples_N, warnings = _noise(table, rows)
     if len(rows) < len(table.lines):
-        left_out = f"{source}: {len(table.lines) - len(rows)} rows have no '{y}' and were left out"
+        left_out = f"{source}: {counted(len(table.lines) - len(rows), 'row')} left out, without a '{y}'"
         warnings = (left_out, *warnings)
     points = Points(
         _compute(table, x, price, rows),
@@ -201,6 +202,7 @@ def _read_csv(text: str, source: str) -> Table:
     delimiter = max(",;\t", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows, lines = [], []
+    allow_long_cells()
     try:
         filled = (cells for cells in reader if "".join(cells).strip())
         columns = tuple(name.strip() for name in next(filled, []))
@@ -225,9 +227,16 @@ def _is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
+def _float(cell: Any) -> float:
+    """A number as files have it: Python's own 1_000 is none."""
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError("an underscore")
+    return float(cell)
+
+
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        _float(text)
     except ValueError:
         return False
     return True
@@ -238,6 +247,8 @@ def _instead(cell: Any) -> str:
     if not isinstance(cell, str):
         return ""
     text = cell.strip()
+    if re.fullmatch(r"[-+]?\d+(_\d+)+(\.\d*)?", text):
+        return f" without separators, {text.replace('_', '')}"
     if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text):
         return f" without separators, {text.replace(',', '')}"
     if text.endswith("%") and _is_number(text[:-1]):

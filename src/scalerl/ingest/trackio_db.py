@@ -130,9 +130,11 @@ def _read_project(path: Path, prefix: str, wanted: Wanted) -> list[Log]:
 
 def _object(text: Any, path: Path) -> Mapping[str, Any]:
     """A cell with a JSON object, which some versions store as a text and some as bytes."""
+    if not isinstance(text, str | bytes):  # bytes() of a number would be so many zeros
+        raise InputError(f"{path}: a row of trackio's holds a {type(text).__name__}, expected a text of JSON")
     try:
-        found = json.loads(text if isinstance(text, str) else bytes(text).decode())
-    except (ValueError, TypeError, RecursionError) as error:
+        found = json.loads(text if isinstance(text, str) else text.decode())
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: a row of trackio's is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: a row of trackio's is no JSON object")

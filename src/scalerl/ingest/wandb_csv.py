@@ -16,7 +16,7 @@ from typing import Any
 
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.lines import head
+from scalerl.ingest.lines import allow_long_cells, head
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.ingest.rows import unix_seconds
 from scalerl.jsonl import check_not_utf16
@@ -58,6 +58,7 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
     with path.open("rb") as file:
         check_not_utf16(file.read(2), str(path))
         file.seek(0)
+        allow_long_cells()
         reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
         try:
             return _read(reader, path, wanted)

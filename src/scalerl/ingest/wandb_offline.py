@@ -6,7 +6,6 @@ Neither W&B's package nor that of protocol buffers is needed.
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from scalerl.jsonl import flat
 
 _NAME = "wandb"
 _EXPECTED = "expected a run-ID.wandb, its folder, or the wandb or project folder that holds such folders"
+_LINKS = " (symbolic links are left out)"
 _FOLDERS = ("", "wandb", ".wandb", "wandb/wandb")
 _PATTERNS = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
 
@@ -65,7 +65,7 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
         else:
             runs.setdefault(run_id, []).append(_Part(file, run_id, start))
     if not runs:
-        raise errors[0] if errors else InputError(f"{path}: no file of W&B there; {_EXPECTED}")
+        raise errors[0] if errors else InputError(f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}")
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
     notes = [f"passed over: {error}" for error in errors]  # beside the first run, as they are of none
     return [_read_run(parts, wanted, [] if n else notes) for n, parts in enumerate(ordered)]
@@ -88,16 +88,22 @@ class _Part:
 
 
 def _files(path: Path) -> list[Path]:
-    """Each file once, whatever links lead to it."""
+    """The file, or those of a folder; links below it are not followed (W&B's own latest-run is one)."""
     if path.is_file():
         return [path]
-    found: dict[str, Path] = {}
-    for folder in _FOLDERS:
-        for pattern in _PATTERNS:
-            for file in sorted((path / folder).glob(pattern)):
-                if file.is_file():
-                    found.setdefault(os.path.realpath(file), file)
-    return list(found.values())
+    return [
+        file
+        for folder in _FOLDERS
+        for pattern in _PATTERNS
+        for file in sorted((path / folder).glob(pattern))
+        if not _is_linked(file, path) and file.is_file()
+    ]
+
+
+def _is_linked(file: Path, folder: Path) -> bool:
+    """Whether a file below a folder, or a folder between them, is a symbolic link."""
+    between = file.parents[: len(file.relative_to(folder).parts) - 1]
+    return any(one.is_symlink() for one in (file, *between))
 
 
 def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str]) -> Log:

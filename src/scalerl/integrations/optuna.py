@@ -1,6 +1,6 @@
 """Optuna: a pruner that stops trials whose forecast says that they cannot become the best.
 
-    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(target=400))
+    study = optuna.create_study(direction="maximize", pruner=ForecastPruner(budget=400))
 
 and in the objective, after every evaluation, `trial.report(pass_rate, step)`, and `optuna.TrialPruned` if
 `trial.should_prune()`. `step` is the compute of the trial so far.
@@ -33,7 +33,7 @@ class ForecastPruner(BasePruner):
     pruned has ended: Optuna cannot pause it.
 
     Args:
-        target: the step at which a whole trial ends.
+        budget: the step at which a whole trial ends.
         margin: in pass rate: trials are pruned that would not beat the best by as much. Below 0, only those
             that would miss it by as much.
         level: of the intervals; at .95 a trial's curve is, at one look, above the bound that condemns it with
@@ -48,14 +48,14 @@ class ForecastPruner(BasePruner):
 
     def __init__(
         self,
-        target: float,
+        budget: float,
         *,
         margin: float = 0.0,
         level: float = 0.95,
         noise_sd: float | None = None,
         early: bool = False,
     ) -> None:
-        self.sweep = Sweep(Rule(target, margin, level, noise_sd, early))
+        self.sweep = Sweep(Rule(budget, margin, level, noise_sd, early))
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         """Whether the trial is hopeless beside those that are running and complete."""

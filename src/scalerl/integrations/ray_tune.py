@@ -1,6 +1,6 @@
 """Ray Tune: a scheduler that pauses trials whose forecast says that they cannot become the best.
 
-    scheduler = ForecastScheduler(metric="pass_rate", time_attr="gpu_hours", target=400)
+    scheduler = ForecastScheduler(metric="pass_rate", time_attr="gpu_hours", budget=400)
     tune.Tuner(train, tune_config=tune.TuneConfig(scheduler=scheduler, num_samples=20))
 
 A trial that can go on later is paused, and frees its resources: one that has reported a checkpoint, or a
@@ -32,7 +32,7 @@ class ForecastScheduler(FIFOScheduler):
     """Pause or stop by `scalerl.integrations.rule`. Why is logged at the level INFO.
 
     Args:
-        target: compute at which a whole trial ends, in the unit of `time_attr`.
+        budget: compute at which a whole trial ends, in the unit of `time_attr`.
         metric: the pass rate among what a trial reports; by default that of `TuneConfig`.
         time_attr: the compute of the trial so far among what it reports; iterations by default, which count
             the same in all trials only if they cost the same.
@@ -55,7 +55,7 @@ class ForecastScheduler(FIFOScheduler):
 
     def __init__(
         self,
-        target: float,
+        budget: float,
         *,
         metric: str | None = None,
         time_attr: str = "training_iteration",
@@ -71,7 +71,7 @@ class ForecastScheduler(FIFOScheduler):
         self._time_attr = time_attr
         self._pause = pause
         self._resume_paused = resume_paused
-        self._sweep = Sweep(Rule(target, margin, level, noise_sd, early))
+        self._sweep = Sweep(Rule(budget, margin, level, noise_sd, early))
         self._values: dict[str, dict[float, float]] = {}
         """Evaluations of the trials that may become the best, and of the paused."""
         self._paused: set[str] = set()
@@ -151,7 +151,7 @@ class ForecastScheduler(FIFOScheduler):
 
     def debug_string(self) -> str:
         """One line for Tune's table."""
-        return f"Forecasts at {self._sweep.rule.target:g} {self._time_attr}: {len(self._paused)} paused."
+        return f"Forecasts at {self._sweep.rule.budget:g} {self._time_attr}: {len(self._paused)} paused."
 
 
 def _can_resume(trial: Trial) -> bool:

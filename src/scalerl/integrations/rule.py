@@ -1,6 +1,6 @@
 """When a trial of a sweep is hopeless: the forecast of its end lies below what another trial reaches.
 
-    high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `target`
+    high(trial) < max low(other) + margin        low, high: ends of the interval of the mean curve at `budget`
 
 A trial has a `high` only once its ceiling is identified (`Fit.identified`), and so none is stopped before,
 unless the rule is `early`; it has a `low` as soon as it can be fitted. Finished trials have both like the
@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve.fit import fit
+from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Fit, check_level
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError, InputError, number_of
 
-MIN_EVALUATIONS = 8
-"""With fewer the test for misfits says nothing."""
 GROWTH = 1.25
 """A trial is fitted again when its compute has grown by this factor: less tells little that is new."""
 
@@ -40,7 +39,7 @@ Values = Mapping[Any, float]
 
 @dataclass(frozen=True)
 class Reach:
-    """What a trial reaches at the target: no less than `low`, no more than `high`; infinite if not known."""
+    """What a trial reaches at the budget: no less than `low`, no more than `high`; infinite if not known."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -54,7 +53,7 @@ class Rule:
     """Which trials are hopeless.
 
     Args:
-        target: compute at which trials are compared, in the unit in which they report.
+        budget: compute of a whole trial, at which trials are compared, in the unit in which they report.
         margin: in pass rate. Trials are stopped that would not beat the best by as much; below 0, only those
             that would miss it by as much.
         level: of the intervals, at one look; a trial is looked at about five to eight times.
@@ -66,19 +65,20 @@ class Rule:
         InputError: an argument is out of its range.
     """
 
-    target: float
+    budget: float
     margin: float = 0.0
     level: float = 0.95
     noise_sd: float | None = None
     early: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.target) and self.target > 0):
-            raise InputError(f"the target is the compute of a whole trial, above 0; found {self.target:g}")
-        if not -1 < self.margin < 1:
+        budget = number_of(self.budget, "the budget")
+        if not (math.isfinite(budget) and budget > 0):
+            raise InputError(f"the budget is the compute of a whole trial, above 0; found {budget:g}")
+        if not -1 < number_of(self.margin, "the margin") < 1:
             raise InputError(f"the margin is a difference of pass rates, as 0.01; found {self.margin:g}")
         check_level(self.level)
-        if self.noise_sd is not None and not 0 <= self.noise_sd <= _LARGEST_NOISE:
+        if self.noise_sd is not None and not 0 <= number_of(self.noise_sd, "the noise") <= _LARGEST_NOISE:
             raise InputError(
                 f"the noise is a standard deviation of pass rates in [0, {_LARGEST_NOISE:g}]; "
                 f"found {self.noise_sd:g}"
@@ -107,7 +107,7 @@ class Rule:
         if result.misfit:
             return UNKNOWN
         post = result.posterior
-        low, high = weighted_quantiles(post.curve_at(self.target), post.weight, tails(self.level)).tolist()
+        low, high = weighted_quantiles(post.curve_at(self.budget), post.weight, tails(self.level)).tolist()
         return Reach(low, high if result.identified or self.early else math.inf)
 
     def looked_at(self, values: Values) -> dict[float, float]:
@@ -119,10 +119,10 @@ class Rule:
         return {c: values[c] for c in compute[:last]}
 
     def _look(self, compute: float) -> int:
-        """Which look at a trial this compute belongs to, counted from the one at the target."""
+        """Which look at a trial this compute belongs to, counted from the one at the budget."""
         if not 0 < compute < math.inf:
             return -(10**6)
-        return math.floor(math.log(compute / self.target) / math.log(GROWTH) + 1e-9)
+        return math.floor(math.log(compute / self.budget) / math.log(GROWTH) + 1e-9)
 
 
 class Sweep:
@@ -152,7 +152,7 @@ class Sweep:
         """
         rule, seen = self.rule, self.rule.looked_at(values)
         self.rule.points(seen, f"trial {trial}")
-        if len(seen) < MIN_EVALUATIONS or max(seen) >= rule.target:
+        if len(seen) < MIN_EVALUATIONS or max(seen) >= rule.budget:
             return None
         lows = {name: self.reach(name, of).low for name, of in others.items() if name != trial}
         best = max(lows, key=lambda name: lows[name], default=None)
@@ -164,4 +164,4 @@ class Sweep:
             return None
         margin = f" (margin {rule.margin:+g})" if rule.margin else ""
         least = f"trial {best} at least {bar:.3f}{margin}"
-        return f"at {rule.target:g} it reaches at most {own.high:.3f}, and {least}"
+        return f"at {rule.budget:g} it reaches at most {own.high:.3f}, and {least}"

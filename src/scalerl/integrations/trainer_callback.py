@@ -27,7 +27,7 @@ from scalerl.curve.fit import check_options
 from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Chance, Fit, Forecast, check_target
-from scalerl.errors import CannotAnswerError, InputError, ScalerlError
+from scalerl.errors import CannotAnswerError, InputError, ScalerlError, number_of
 from scalerl.ingest import trainer_state
 from scalerl.ingest.flops import model_cost
 from scalerl.ingest.imported import Asked, Imported
@@ -219,7 +219,7 @@ class ForecastCallback(TrainerCallback):
         self._warn(fit.warnings)
         chance = None if self._target is None else fit.chance(self._target, end)
         if chance is not None:
-            line += f"; {self._target:g}: {chance.verdict.upper()}, probability {chance.probability:.2f}"
+            line += f"; {self._target:g}: {chance.answer}"
         _say(state.global_step, line)
         self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
         if self._hopeless and chance is not None:
@@ -260,7 +260,7 @@ def _check(
     if end is None and axis != "steps":
         raise InputError(f"on the axis '{axis}' the end of a training is not known: say it, end=...")
     for name, value in (("the end", end), ("the number of devices", devices)):
-        if value is not None and not (math.isfinite(value) and value > 0):
+        if value is not None and not (math.isfinite(number_of(value, name)) and value > 0):
             raise InputError(f"{name} is a number above 0, found {value:g}")
     if stop_at not in (None, "no-go"):
         raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
@@ -285,9 +285,11 @@ def _log(
 ) -> None:
     """A row of its own, as `Trainer.log` makes one.
 
-    A callback is called after the trackers', when it is too late to add to their row; and it is given neither
-    the trainer nor the handler of the callbacks, which is the one that is calling. TRL's `log` would also
-    print completions again.
+    A callback is called after the trackers', when it is too late to add to their row, and `on_init_end` and
+    all other events give it neither the trainer nor the handler of the callbacks, which is the one that is
+    calling. `control.should_log`, set at an evaluation, is taken back when the next step begins; and a row
+    kept for the next `on_log` would come a logging interval late, and never after the last evaluation. TRL's
+    `log` would also print completions again.
     """
     if state.epoch is not None:
         row["epoch"] = state.epoch

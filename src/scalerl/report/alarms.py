@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scalerl.alarms import Alarm
 from scalerl.record import RunRecord
 from scalerl.report.ceiling import Notice
-from scalerl.report.numbers import as_mapping, plain
+from scalerl.report.numbers import plain
 
 _LONGEST_LIST = 3
 """Alarms that are named; the others are counted."""
@@ -15,19 +15,9 @@ NOT_CHECKED = "not checked"
 WHO_CHECKS = "only the trainer of scalerl looks for alarms"
 
 
-def checked(run: RunRecord | None) -> bool:
-    """Whether somebody looked for alarms: our trainer does, by the thresholds that its recipe holds.
-
-    Of a table, or the log of another trainer, nobody did: that it has no alarm says nothing.
-    """
-    if run is None:
-        return False
-    return bool(run.alarms) or "health" in as_mapping(run.config.get("recipe"))
-
-
 def health_text(run: RunRecord | None) -> str:
     """All alarms in one line, `none`, or that nobody looked."""
-    return (alarm_text(run.alarms) or "none") if run is not None and checked(run) else NOT_CHECKED
+    return (alarm_text(run.alarms) or "none") if run is not None and run.health_is_watched else NOT_CHECKED
 
 
 def alarm_rows(alarms: Sequence[Alarm]) -> list[dict[str, str]]:

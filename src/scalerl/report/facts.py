@@ -35,6 +35,17 @@ class Section:
     rows: Rows
 
 
+def imported(run: RunRecord) -> bool:
+    """Whether the run was read from a log: it neither splits a step nor says that the run has ended."""
+    return bool(as_mapping(run.config.get("source")))
+
+
+def notes(run: RunRecord) -> list[str]:
+    """What was passed over while the run was read, and what was assumed of its log, each once."""
+    assumed = run.config.get("assumed")
+    return list(dict.fromkeys([*run.warnings, *(map(str, assumed) if isinstance(assumed, list) else ())]))
+
+
 def head(run: RunRecord, axis: str) -> Rows:
     """What was run, for the head of the page; compute on `axis`."""
     config, model = run.config, as_mapping(run.config.get("model"))
@@ -62,11 +73,17 @@ def head(run: RunRecord, axis: str) -> Rows:
 def counted(run: RunRecord) -> Rows:
     """What counts as training compute."""
     last, flops = run.evals[-1], _flops_unit(run)
-    tokens = unit_for("tokens", last.tokens.generated)
+    tokens, seconds = unit_for("tokens", last.tokens.generated), last.device_seconds
+    split = [
+        ("generating", _known(duration(seconds.generate), flops.show(last.flops.generate))),
+        ("training", _known(duration(seconds.train), flops.show(last.flops.train))),
+        ("idle devices", duration(seconds.idle)),
+    ]
+    if imported(run):  # a log does not split a step: its parts in the record stand for their sum
+        whole = duration(seconds.generate + seconds.train + seconds.idle)
+        split = [("steps", _known(whole, flops.show(_flops(run)))), *((label, DASH) for label, _ in split)]
     return [
-        ("generating", _known(duration(last.device_seconds.generate), flops.show(last.flops.generate))),
-        ("training", _known(duration(last.device_seconds.train), flops.show(last.flops.train))),
-        ("idle devices", duration(last.device_seconds.idle)),
+        *split,
         ("tokens generated", tokens.show(last.tokens.generated).removesuffix(" tokens")),
         ("tokens trained", tokens.show(last.tokens.trained).removesuffix(" tokens")),
         ("completions consumed", plain(last.samples)),

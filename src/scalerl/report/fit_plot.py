@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from scalerl.report.curve_figure import (
     sign,
 )
 from scalerl.report.curve_view import CurveView, fit_view
+from scalerl.report.frozen import Band
 from scalerl.report.numbers import plain, unit_for
 from scalerl.report.style import CEILING, FORECAST, MUTED, inline_svg, new_figure, style
 
@@ -32,7 +34,7 @@ _SIZE = (6.4, 4.0)
 
 def plot_fit(fit: Fit, ax: Axes | None = None, at: float | Sequence[float] = ()) -> Axes:
     """`Fit.plot`: see there."""
-    asked = [fit.forecast(float(compute)) for compute in np.atleast_1d(np.asarray(at, dtype=float))]
+    asked = [fit.forecast(compute) for compute in np.atleast_1d(np.asarray(at, dtype=object)).ravel()]
     with style():
         if ax is None:
             import matplotlib.pyplot as plt
@@ -55,6 +57,7 @@ def fit_svg(fit: Fit) -> str:
 def _draw(axes: Axes, fit: Fit, asked: Sequence[Forecast]) -> None:
     before = (axes.get_xlim(), axes.get_ylim()) if axes.has_data() else None
     view = fit_view(fit, max((forecast.compute for forecast in asked), default=0.0))
+    view = replace(view, band=_from_zero(fit, view.band))
     draw_curve(axes, view)
     draw_evaluations(axes, view, 3.8)
     draw_levels(axes, view)
@@ -70,6 +73,15 @@ def _draw(axes: Axes, fit: Fit, asked: Sequence[Forecast]) -> None:
         (left, right), (bottom, top) = before
         axes.set_xlim(min(left, axes.get_xlim()[0]), max(right, axes.get_xlim()[1]))
         axes.set_ylim(min(bottom, axes.get_ylim()[0]), max(top, axes.get_ylim()[1]))
+
+
+def _from_zero(fit: Fit, band: Band | None) -> Band | None:
+    """The curve from the evaluation before any training on, where there is one: this axis is linear."""
+    if band is None or fit.points.compute_N[0] > 0:
+        return band
+    columns = (np.zeros(1), *fit.band(np.zeros(1)))
+    there = (band.compute_M, band.median_M, band.lo_M, band.hi_M)
+    return Band(*(np.append(start, rest) for start, rest in zip(columns, there, strict=True)))
 
 
 def _ceiling(axes: Axes, view: CurveView) -> list[tuple[Line2D, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.curve.result import span
+from scalerl.record import unit_of
 from scalerl.report.numbers import family_weights, one_unit
 
 if TYPE_CHECKING:
@@ -19,12 +20,13 @@ def fit_rows(
     """All of a fit, forecasts at the computes `at`, and the verdict where it is asked for."""
     median, intervals = result.median, result.intervals
     cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
+    unit = unit_of(result.axis)
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
     rows = [
         ("points", f"{result.n_points} on {result.axis}{cut}"),
         _ceiling(result),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
-        ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')}"),
+        ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')} {unit}"),
         ("least squares (paper)", result.least_squares),
         ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
         ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
@@ -67,8 +69,9 @@ def _identified(result: Fit) -> list[tuple[str, str]]:
     """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
     if not result.identified and not result.misfit:
-        tell = result.compute_to_tell
-        place = f"{tell:.4g} {result.axis}, expected" if tell else "more than 8 times the compute so far"
+        tell, unit = result.compute_to_tell, unit_of(result.axis)
+        expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
+        place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
         rows.append(("would be told at", place))
     return rows
 
@@ -77,14 +80,13 @@ def _answers(
     result: Fit, at: Sequence[float], target: float | None, budget: float | None
 ) -> list[tuple[str, str]]:
     """Forecasts and the verdict."""
-    rows = []
+    rows, unit = [], unit_of(result.axis)
     for amount in at:
         f = result.forecast(amount)
         spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
-        rows.append((f"at {amount:g}", f"{f.mean:.3f}   {spans}"))
+        rows.append((f"at {amount:g} {unit}", f"{f.mean:.3f}   {spans}"))
     if target is not None and budget is not None:
         asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
-        rows.append((asked, f"{chance.verdict.upper()}, probability {chance.probability:.2f}"))
-        again = f"{chance.verdict_rerun.upper()}, probability {chance.probability_rerun:.2f}"
-        rows += [(f"{asked}, rerun", again), ("because", chance.why)]
+        again = f"{asked}, rerun"
+        rows += [(asked, chance.answer), (again, chance.answer_rerun), ("because", chance.why)]
     return rows

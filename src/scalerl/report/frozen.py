@@ -17,12 +17,18 @@ from scalerl.report.ceiling import misfit_in_words
 from scalerl.report.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
-"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target."""
+"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target.
+
+Once the run is past the target, within twice this share.
+"""
 
 
 @dataclass(frozen=True)
 class Band:
-    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,)."""
+    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,).
+
+    Several runs over one another have its mean instead, as their table does.
+    """
 
     compute_M: np.ndarray
     median_M: np.ndarray

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.curve.backtest_text import COLUMNS, PLACES, fates, fraction_text, heads, score_rows
 from scalerl.curve.result import span
+from scalerl.record import unit_of
 from scalerl.report.alarms import alarm_text
 from scalerl.report.fit_plot import fit_svg
 from scalerl.report.fit_rows import fit_rows
@@ -35,7 +36,7 @@ def forecast_html(forecast: Forecast) -> str:
         ("rerun", span(forecast.rerun)),
         ("least squares (paper)", f"{forecast.paper_point:.3f}"),
     ]
-    return _pairs([(f"at {forecast.compute:g}", ""), *rows])
+    return _pairs([(f"at {forecast.compute:g} {unit_of(forecast.axis)}", ""), *rows])
 
 
 def comparison_html(comparison: Comparison) -> str:

@@ -30,6 +30,8 @@ _FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
 """Of one run."""
 _PLACES, _PLACES_OF_MANY, _MANY = 81, 31, 24
 """Where a curve is drawn: so many places even on a linear axis, and as many on a logarithmic one."""
+_PLACES_BEYOND = 61
+"""Between the last evaluation and the budget, where nothing else shows the shape of the curve."""
 
 Clock = Callable[[np.ndarray], np.ndarray]
 """From compute on the axis of the fit to compute on another; NaN where the run has not been."""
@@ -77,15 +79,16 @@ def overlay(
             .A, .B, .C_mid    [median, low, high]; A is None where it is withheld
             .identified, .why, .misfit    the ceiling in words; misfit is empty where a curve fits
             .window.AXIS      interval of the compute that was fitted
-            .curve            {compute: {AXIS: [...]}, median, low, high}; of the part that holds where
-                              there is a misfit, None where there is no such part
+            .curve            {compute: {AXIS: [...]}, line, low, high}: the mean that tables give as the
+                              forecast, and the interval; of the part that holds where there is a misfit,
+                              None where there is no such part
             .of_part          whether the curve is of that part alone
         runs[].forecasts[]    those frozen during the run:
             .axis, .step, .made.AXIS, .target.AXIS    when it was made, and for which compute
             .mean, .interval  of one evaluation at the target
             .measured, .outcome    what came of it: None, and "inside", "outside" or "not measured"
             .leads            whether it is the one made nearest half of the compute
-            .curve            as above, as it was frozen, or None
+            .curve            as above, as it was frozen (the line is its median), or None
     """
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
@@ -199,8 +202,8 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
     curve = None
     if drawn is not None:
         last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
-        compute_M = _grid(drawn.points.compute_N, float(last), places)
-        curve = _curve(along, compute_M, drawn.band(compute_M))
+        compute_M = places_between(drawn.points.compute_N, float(last), places)
+        curve = _curve(along, compute_M, mean_band(drawn, compute_M))
     return {
         "A": None if fit.misfit else _spread(median.A, intervals.A),
         "B": _spread(median.B, intervals.B),
@@ -214,20 +217,37 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
     }
 
 
-def _grid(compute_N: np.ndarray, last: float, places: int) -> np.ndarray:
-    """From the first evaluation that was fitted to `last`, the first half of the way to it included."""
+def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) -> np.ndarray:
+    """From the first evaluation that was fitted to `last`, the first half of the way to it included.
+
+    Beyond the last evaluation there are as many again, on a linear and on a logarithmic axis.
+    """
     first = float(compute_N[compute_N > 0].min()) / (2 if compute_N[0] == 0 else 1)
     even_M = np.linspace(min(float(compute_N[0]), first), last, places)
-    return np.union1d(even_M, np.geomspace(first, last, places)[:-1])
+    within_M = np.union1d(even_M, np.geomspace(first, last, places)[:-1])
+    known = float(compute_N.max())
+    if known >= last:
+        return within_M
+    beyond_M = np.linspace(known, last, _PLACES_BEYOND)
+    if last > 4 * known:
+        beyond_M = np.union1d(beyond_M, np.geomspace(known, last, _PLACES_BEYOND)[:-1])
+    return np.union1d(within_M[within_M < known], beyond_M)
+
+
+def mean_band(fit: Fit, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of the curve, which `Fit.forecast` gives, and its interval: three arrays (M,), for plots."""
+    post, (_, low_M, high_M) = fit.posterior, fit.band(compute_M)
+    mean_M = np.array([np.sum(post.curve_at(float(compute)) * post.weight) for compute in compute_M])
+    return np.clip(mean_M, 0.0, 1.0), low_M, high_M
 
 
 def _curve(
     along: dict[str, Clock], compute_M: np.ndarray, band: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> dict[str, Any]:
-    median_M, low_M, high_M = band
+    line_M, low_M, high_M = band
     return {
         "compute": _by_axis(along, compute_M),
-        "median": _numbers(median_M, 4),
+        "line": _numbers(line_M, 4),
         "low": _numbers(low_M, 4),
         "high": _numbers(high_M, 4),
     }

@@ -294,7 +294,7 @@ def _with_slope(arm: ArmCurve) -> str:
 
 def _slope(arm: ArmCurve) -> str:
     slopes = [run.curve.B for run in arm.runs if run.curve]
-    return f"B {plain(float(np.median(slopes)))}" if slopes else ""
+    return f"B {plain(float(np.median(slopes)))} (least squares)" if slopes else ""
 
 
 def _reach(run: RunPoints) -> tuple[float, float]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.files import write_atomically
 from scalerl.record import RunRecord
-from scalerl.report.alarms import WHO_CHECKS, alarm_notices, alarm_rows, checked, health_text
+from scalerl.report.alarms import WHO_CHECKS, alarm_notices, alarm_rows, health_text
 from scalerl.report.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
 from scalerl.report.curve_figure import curve_svg
-from scalerl.report.curve_view import axis_for, ceiling_why
-from scalerl.report.facts import apart, counted, environment, head, recipe_sections
+from scalerl.report.curve_view import axis_for, ceiling_why, known_ceiling
+from scalerl.report.facts import Rows, apart, counted, environment, head, notes, recipe_sections
 from scalerl.report.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
 from scalerl.report.health_figure import always_zero, health_svg
 from scalerl.report.in_flight import in_flight_rows
@@ -21,6 +21,7 @@ from scalerl.report.overlay import OverlayRun
 from scalerl.report.parameters import NamedFit, parameter_rows
 from scalerl.report.roles import ledger_rows, role_rows, roles_svg
 from scalerl.report.runs import fit_or_reason
+from scalerl.report.standing import Asked, Standing, stand
 from scalerl.report.strata import strata, strata_svg
 from scalerl.report.web import page, without_folders
 
@@ -80,7 +81,7 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
     return {
         "name": run.name,
         "facts": head(run, axis_for(run, fit, frozen)),
-        "sentence": _result(frozen, outcome, fit, no_fit),
+        "sentence": _result(run, frozen, outcome, fit, no_fit),
         "verdict": outcome.word.replace(" ", "-") if outcome else "none",
         "notices": alarm_notices(run.alarms) + (notices(fit, part) if fit is not None else []),
         "no_fit": no_fit,
@@ -88,13 +89,14 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
         "frozen": frozen,
         "misfit": fit is not None and fit.misfit is not None,
         "part": part,
+        "now": _now(run, fit) if fit is not None and not forecasts else [],
         "forecast_rows": [_forecast_row(f, o, f is frozen) for f, o in zip(forecasts, outcomes, strict=True)],
         "ceiling_why": ceiling_why(run),
         "fits": [name for name, _ in fits],
         "parameter_rows": parameter_rows(run, fits, axis_for(run, fit, frozen)),
         "health": health_svg(steps, run.alarms, as_mapping(run.config.get("recipe")).get("health")),
         "alarms": alarm_rows(run.alarms),
-        "no_alarms": f"{health_text(run)}." if checked(run) else f"{health_text(run)}; {WHO_CHECKS}.",
+        "no_alarms": health_text(run) + ("." if run.health_is_watched else f"; {WHO_CHECKS}."),
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
         "ledger": ledger_rows(steps, run.lost()),
@@ -132,14 +134,39 @@ def _fits(frozen: FrozenForecast | None, fit: Fit | None, part: Fit | None) -> l
     return found
 
 
-def _result(frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | None, no_fit: str) -> str:
+def _result(
+    run: RunRecord, frozen: FrozenForecast | None, outcome: Outcome | None, fit: Fit | None, no_fit: str
+) -> str:
     if frozen and outcome:
         return sentence(frozen, outcome)
-    start = "No forecast was frozen during this run."
     if fit is None:
-        return f"{start} No curve is fitted: {no_fit}"
+        return f"No curve is fitted: {no_fit}"
+    standing = _standing(run, fit)
+    told = fit.forecast(standing.end)
+    where = f"{standing.where} ({standing.unit.show(standing.end)})"
     ceiling = ceiling_text(fit.to_json(), float("nan"))
-    return f"{start} {'The ceiling is' if fit.misfit else 'Fitted on all evaluations: ceiling A'} {ceiling}."
+    return (
+        f"Fitted on all evaluations, forecast {where}: {rate(told.mean)} {rate_interval(told.prediction)}. "
+        f"{'The ceiling is' if fit.misfit else 'Ceiling A'} {ceiling}."
+    )
+
+
+def _standing(run: RunRecord, fit: Fit) -> Standing:
+    """The run as whoever follows it has it: at which compute it is forecast."""
+    return stand(fit.points, run, Asked())
+
+
+def _now(run: RunRecord, fit: Fit) -> Rows:
+    """The forecast of a run that froze none."""
+    standing = _standing(run, fit)
+    told = fit.forecast(standing.end)
+    return [
+        (standing.where, standing.unit.show(standing.end)),
+        ("one evaluation", f"{rate(told.mean)} {rate_interval(told.prediction)}"),
+        ("mean curve, interval", rate_interval(told.interval)),
+        ("another seed, interval", rate_interval(told.rerun)),
+        ("ceiling A", ceiling_text(fit.to_json(), known_ceiling(run))),
+    ]
 
 
 def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> dict[str, str]:
@@ -163,7 +190,7 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
 
 def _warnings(run: RunRecord, fits: list[NamedFit], noticed: str | None) -> list[str]:
     """The warnings of the record and of the fits, each once; `noticed` is said above them already."""
-    found = [_local(run, warning) for warning in run.warnings]
+    found = [_local(run, warning) for warning in notes(run)]
     about: dict[str, list[str]] = {}
     for name, fit in fits:
         for warning in fit.get("warnings") or ():

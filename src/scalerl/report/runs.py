@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.errors import CannotAnswerError, printable
+from scalerl.report.facts import imported
 from scalerl.report.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.report.overlay import OverlayRun
 from scalerl.report.web import without_folders
@@ -91,10 +92,10 @@ def local(run: OverlayRun, message: str) -> str:
 
 def assumptions(view: RunsView) -> list[str]:
     """What the numbers rest on, in sentences."""
-    level, axis = percent(view.level), view.axis
+    level = percent(view.level)
     labels = ", ".join(family.label for family in FAMILIES)
     said = [
-        f"Compute is {_AXES.get(axis, f'the column {axis} of the logs')}. All fits are on this axis; on "
+        f"{_compute(view)} All fits are on this axis; on "
         "another, curves are drawn along each run’s own clock, and end where the run does.",
         *_starts(view),
         f"Intervals are central, at {level}. A, forecasts and bands average families of curves ({labels}) by "
@@ -107,6 +108,29 @@ def assumptions(view: RunsView) -> list[str]:
     if view.comparison is not None:
         said.append(view.comparison.priors())
     return said
+
+
+def _compute(view: RunsView) -> str:
+    """What compute is: the same of all runs, or of each what it was made of."""
+    by_meaning: dict[str, list[str]] = {}
+    for run in view.runs:
+        by_meaning.setdefault(_meaning(run, view.axis), []).append(run.name)
+    if len(by_meaning) == 1:
+        return f"Compute is {next(iter(by_meaning))}."
+    parts = [f"{meaning} ({', '.join(names)})" for meaning, names in by_meaning.items()]
+    return f"Compute is {'; '.join(parts)}."
+
+
+def _meaning(run: OverlayRun, axis: str) -> str:
+    """The compute of one run: by our own counters, by what was taken from a log, or by a column."""
+    if run.record is None:
+        return f"the column {axis} of the table"
+    if not imported(run.record) or axis == "steps":
+        return _AXES.get(axis, axis)
+    what = {"gpu_hours": "GPU-hours", "dollars": "GPU-hours", "flops": "FLOPs"}.get(axis, axis)
+    how = as_mapping(run.record.config.get("taken")).get(what)
+    priced = " at a price" if axis == "dollars" else ""
+    return f"{what}{priced} by the log" + (f": {how}" if how else "")
 
 
 START = {

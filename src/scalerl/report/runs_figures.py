@@ -12,7 +12,7 @@ from scalerl.curve.families import Curve
 from scalerl.errors import InputError, WriteError
 from scalerl.report.frozen import Band
 from scalerl.report.labels import run_look, short_names
-from scalerl.report.overlay import OverlayRun, thin
+from scalerl.report.overlay import OverlayRun, mean_band, places_between, thin
 from scalerl.report.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
 from scalerl.report.runs import RunsView
 from scalerl.report.style import FIGURES, save_figure
@@ -72,9 +72,8 @@ def _arm(run: OverlayRun, name: str, view: RunsView, most: int, look: Look) -> A
     if fit is not None and fit.misfit is None:
         positive_N = fit.points.compute_N[fit.points.compute_N > 0]
         known = float(positive_N.max())
-        compute_M = np.geomspace(positive_N.min(), max(known, view.budget or 0.0), 81)
-        compute_M = np.union1d(compute_M, known)
-        band = Band(compute_M / unit.size, *fit.band(compute_M))
+        compute_M = places_between(positive_N, max(known, view.budget or 0.0))
+        band = Band(compute_M / unit.size, *mean_band(fit, compute_M))
         own = fit.curve
         curve = Curve(own.family, own.A, own.B, own.C_mid / unit.size, own.R_0)
     points = RunPoints(compute_N / unit.size, run.points.pass_rate_N[chosen], curve)

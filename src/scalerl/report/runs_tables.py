@@ -174,7 +174,8 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
         f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
         "stand beside 'not distinguishable'. How many seeds of each would tell the difference observed is "
-        f"at power .8. Curves cross: the probability that the lead changes {sought}."
+        f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is "
+        "given one family of curves, so that its difference is not that of the table above."
     )
 
 
@@ -185,9 +186,9 @@ def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
     cells = [
         Cell(pair.recipe, (pair.recipe, view.comparison.runs[pair.recipe]), view.comparison.counted(pair)),
         _claim_cell(pair.ceiling, view.comparison.level),
-        _difference_cell(differences.get("A"), "withheld"),
+        _difference_cell(differences.get("A"), "withheld", pair.ceiling),
         _claim_cell(pair.efficiency, view.comparison.level),
-        _difference_cell(differences.get("compute_to_own")),
+        _difference_cell(differences.get("compute_to_own"), claim=pair.efficiency),
         *(_difference_cell(differences.get(name)) for name in asked),
         share(probability, percent(probability)),
     ]
@@ -196,13 +197,14 @@ def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
     return Row(tuple(cells), "moved" if moved else "open" if "no claim" in claims else "")
 
 
-def _difference_cell(found: Difference | None, without: str = DASH) -> Cell:
-    """A difference of recipes, and the interval of these very runs below it."""
+def _difference_cell(found: Difference | None, without: str = DASH, claim: Claim | None = None) -> Cell:
+    """A difference of recipes, and the interval of these very runs below it; and if nothing is claimed."""
     cell = difference_cell(found, without)
     if found is None:
         return cell
     alone = difference_cell(replace(found, interval=found.runs_only)).beside
-    return replace(cell, beside=f"{cell.beside}\nthese runs:\n{alone}")
+    unclaimed = "no claim:\n" if claim is not None and claim.verdict == "no claim" else ""
+    return replace(cell, beside=f"{unclaimed}{cell.beside}\nthese runs:\n{alone}")
 
 
 def _claim_keys(name: str) -> tuple[str, str, str]:

@@ -20,7 +20,6 @@ from scalerl.alarms import Alarm
 from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record import RunRecord, final_folder
-from scalerl.report.alarms import checked
 from scalerl.report.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ class Standing:
     row: dict[str, Any] = field(repr=False)
     """The last line of steps.jsonl; empty where there is none."""
     ended: bool = False
+    written: float = math.nan
+    """Unix seconds at which its files were written to last; NaN where nobody looked, as times are logged."""
     found: Fit | CannotAnswerError = field(repr=False, default=CannotAnswerError("not fitted yet"))
 
     @property
@@ -112,6 +113,11 @@ class Standing:
         return self.budget if math.isfinite(self.budget) else 2 * self.compute
 
     @property
+    def where(self) -> str:
+        """What `end` is, in words."""
+        return "at the end" if math.isfinite(self.budget) else "at twice the compute so far"
+
+    @property
     def share(self) -> float:
         """Of the budget, at the last evaluation; NaN where there is none."""
         return self.compute / self.budget if self.budget > 0 else math.nan
@@ -136,14 +142,20 @@ class Standing:
         return tuple(alarm for alarm in told if alarm.first <= step)
 
     @property
+    def health_is_watched(self) -> bool:
+        """Whether anybody looks for alarms; where nobody does, that there are none says nothing."""
+        return self.record is not None and self.record.health_is_watched
+
+    @property
     def time(self) -> float:
         """Unix seconds of the last evaluation; NaN where they were not logged."""
         return self.record.evals[-1].time if self.record is not None and self.record.evals else math.nan
 
     @property
     def last_line(self) -> float:
-        """Unix seconds of the last line of the run, an evaluation's or a step's."""
-        return float(np.fmax(self.time, as_float(self.row.get("time"))))
+        """Unix seconds of the last line of the run, an evaluation's or a step's; else by its files."""
+        logged = float(np.fmax(self.time, as_float(self.row.get("time"))))
+        return self.written if math.isnan(logged) else logged
 
     def health(self, name: str) -> float:
         """`truncated`, `entropy` or `mean_length`: of the last step, else of the last evaluation."""
@@ -214,11 +226,12 @@ class Standing:
             "no_forecast": self.why_no_fit,
             "ceiling": self._ceiling(),
             "target": self._target(),
-            "alarms": [self._alarm(alarm) for alarm in self.alarms] if checked(self.record) else None,
+            "alarms": [self._alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
             "truncated": self.health("truncated"),
             "entropy": self.health("entropy"),
             "mean_length": self.health("mean_length"),
             "time": self.time,
+            "last_line": self.last_line,
             "compute_per_second": self.speed,
             "tokens_per_second": self.tokens_per_second,
             "eta": self.eta(now),

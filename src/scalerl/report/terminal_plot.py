@@ -68,8 +68,8 @@ def plot(run: Standing, width: int, height: int, signs: Signs = UNICODE) -> list
     return _framed(canvas, run)
 
 
-def key(run: Standing, signs: Signs = UNICODE) -> Text:
-    """What the signs of the plot mean, those alone that are in it."""
+def key(run: Standing, width: int, signs: Signs = UNICODE) -> list[Text]:
+    """What the signs of the plot mean, those alone that are in it, in lines of at most `width` characters."""
     from rich.text import Text
 
     entries = [(signs.evaluation, "evaluation", "bold")]
@@ -77,16 +77,20 @@ def key(run: Standing, signs: Signs = UNICODE) -> Text:
         entries += [
             (signs.curve or "⠒⠤", "median", "blue"),
             (signs.band, "interval", "blue"),
-            (signs.prediction, "evaluation at the end", "blue"),
+            (signs.prediction, "forecast", "blue"),
         ]
         if run.fit.identified:
             entries.append((signs.ceiling * 2, "ceiling A", "green"))
     if run.asked.target is not None:
         entries.append((signs.target * 2, "target", "yellow"))
-    text = Text(" " * _MARGIN)
+    lines: list[Text] = []
     for sign, name, style in entries:
-        text.append(sign, style).append(f" {name}   ", "dim")
-    return text
+        entry = Text().append(sign, style).append(f" {name}", "dim")
+        if lines and len(lines[-1]) + 3 + len(entry) <= width:
+            lines[-1].append("   ").append(entry)
+        else:
+            lines.append(Text(" " * _MARGIN).append(entry))
+    return lines
 
 
 def _median(canvas: _Canvas, median_M: np.ndarray, signs: Signs) -> None:
@@ -166,8 +170,8 @@ def _framed(canvas: _Canvas, run: Standing) -> list[Text]:
         lines.append(line)
     unit = run.unit
     middle, end = plain(canvas.most / 2 / unit.size), f"{plain(canvas.most / unit.size)} {unit.name}"
-    start = f"{'0':<{canvas.columns // 2}}{middle}"
-    foot = f"{start:<{canvas.columns - len(end)}}"[: canvas.columns - len(end)] + end
+    start, room = f"{'0':<{canvas.columns // 2}}{middle}", canvas.columns - len(end)
+    foot = f"{start if len(start) < room else '0':<{room}}{end}"
     return [*lines, Text(" " * _MARGIN + foot, style="dim")]
 
 

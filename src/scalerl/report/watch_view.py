@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.alarms import Alarm
-from scalerl.report.alarms import alarm_text
+from scalerl.report.alarms import NOT_CHECKED, alarm_text
 from scalerl.report.ceiling import ceiling_text, to_tell_text
 from scalerl.report.curve_view import known_ceiling
 from scalerl.report.frozen import frozen_forecasts, judge, main_forecast, sentence
@@ -18,10 +19,17 @@ if TYPE_CHECKING:
 
 _LEAST_ROWS, _MOST_ROWS = 7, 18
 """Of the plot."""
+_SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line")
+"""Rows that a console does without where it has no room for all, the least missed first."""
 
 
-def view(run: Standing, now: float, console: Console, note: str = "") -> RenderableType:
-    """The whole view in the size of the console; `note` is what there is to say of the last look."""
+def view(
+    run: Standing, now: float, console: Console, note: str = "", is_whole: bool = False
+) -> RenderableType:
+    """The view in the size of the console; `note` is what there is to say of the last look.
+
+    A small console gets no legend, then no plot, and then none of the rows `_SPARE` unless it `is_whole`.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -29,17 +37,30 @@ def view(run: Standing, now: float, console: Console, note: str = "") -> Rendera
     from scalerl.report.terminal_plot import ASCII, UNICODE, key, plot
 
     signs = ASCII if console.options.ascii_only else UNICODE
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    rows = [*view_rows(run, now), *([("", note)] if note else [])]
-    for label, value in rows:
-        table.add_row(Text(label, style="bold cyan"), Text(value, style=_colour(label, value)))
-    head = Text(title(run), style="bold")
-    if not len(run.points):
+
+    def room(*parts: RenderableType) -> int:
+        return console.height - 2 - sum(len(console.render_lines(part, pad=False)) for part in parts)
+
+    def table_of(rows: Sequence[tuple[str, str]]) -> Table:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for label, value in rows:
+            table.add_row(Text(label, style="bold cyan"), Text(value, style=_colour(label, value)))
+        return table
+
+    rows = [*view_rows(run, now), *([("note", note)] if note else [])]
+    head, table = Text(title(run), style="bold"), table_of(rows)
+    for label in () if is_whole else _SPARE:
+        if room(head, table) >= 0:
+            break
+        rows = [row for row in rows if row[0] != label]
+        table = table_of(rows)
+    legend = key(run, console.width - 1, signs)
+    if room(head, table, *legend) < _LEAST_ROWS:
+        legend = []
+    height = min(room(head, table, *legend), _MOST_ROWS)
+    if not len(run.points) or height < _LEAST_ROWS:
         return Group(head, table)
-    legend = key(run, signs)
-    taken = sum(len(console.render_lines(part, pad=False)) for part in (head, legend, table))
-    height = min(max(console.height - taken - 2, _LEAST_ROWS), _MOST_ROWS)
-    return Group(head, *plot(run, min(console.width - 1, 110), height, signs), legend, table)
+    return Group(head, *plot(run, min(console.width - 1, 110), height, signs), *legend, table)
 
 
 def title(run: Standing) -> str:
@@ -57,8 +78,7 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
     rows = [("pass rate", measured if count else "no evaluation yet"), *_forecast_rows(run)]
     if run.chance is not None:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
-        chance = f"probability {run.chance.probability:.2f} of {asked}"
-        rows.append(("verdict", f"{run.chance.verdict.upper()}: {chance}"))
+        rows.append(("verdict", f"{asked}: {run.chance.answer}"))
     rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
     if speed := _speed(run):
         rows.append(("speed", speed))
@@ -70,8 +90,7 @@ def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
     fit, told = run.fit, run.forecast
     if fit is None or told is None:
         return [("forecast", run.why_no_fit)] if len(run.points) else []
-    when = "the end" if math.isfinite(run.budget) else "twice the compute so far"
-    at = f"at {when} ({run.unit.show(run.end)})"
+    at = f"{run.where} ({run.unit.show(run.end)})"
     fit_json = fit.to_json()
     known = known_ceiling(run.record) if run.record is not None else math.nan
     rows = [
@@ -98,7 +117,9 @@ def _health(run: Standing) -> list[str]:
     ]
     told = [f"open: {alarm_text(still)}"] if still else []
     told += [f"{over} over"] if over else []
-    if run.record is not None and not run.alarms and shown:
+    if not run.health_is_watched:
+        told = [NOT_CHECKED]
+    elif not run.alarms and shown:
         told = ["no alarms"]
     return [text for text in ("; ".join(told), "  ".join(shown)) if text]
 
@@ -116,6 +137,8 @@ def _last(run: Standing, now: float) -> str:
     parts = []
     if math.isfinite(run.time):
         parts.append(f"evaluation {ago(now - run.time)}")
+    elif math.isfinite(run.written):
+        parts.append(_written(run, now))
     if run.last_line > run.time:
         parts.append(f"step {ago(now - run.last_line)}")
     if run.ended:
@@ -130,22 +153,34 @@ def ago(seconds: float) -> str:
     return "now" if seconds < 1 else f"{duration(seconds)} ago"
 
 
-def line(run: Standing) -> str:
-    """One evaluation and what is forecast with it, in one line without the name of the run."""
+def line(run: Standing, now: float = math.nan) -> str:
+    """One evaluation and what is forecast with it, in one line without the name of the run.
+
+    `now` is given where the evaluation may be an old one, and how old it is belongs into the line.
+    """
     from scalerl.curve.online import forecast_line
 
     parts = [f"evaluation {len(run.points)}" if run.step is None else f"step {run.step}"]
     if math.isfinite(run.share):
         parts.append(f"{percent(run.share)} of the budget")
+    where = "of the end" if math.isfinite(run.budget) else run.where
     parts.append(f"pass rate {run.pass_rate:.3f}")
     if run.tokens_per_second > 0:
         parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
-    parts.append(forecast_line(run.points, run.found, run.end))
+    parts.append(forecast_line(run.points, run.found, run.end, where))
     if run.chance is not None:
-        parts.append(f"{run.chance.verdict}, probability {run.chance.probability:.2f}")
+        parts.append(run.chance.answer)
     if still := [alarm for alarm in run.alarms if alarm.last is None]:
         parts.append(alarm_text(still))
+    if math.isfinite(now) and math.isfinite(run.last_line):
+        logged = math.isfinite(run.time)
+        parts.append(f"last evaluation {ago(now - run.time)}" if logged else _written(run, now))
     return "  ".join(parts)
+
+
+def _written(run: Standing, now: float) -> str:
+    """By the time of its files: what was written last need not be an evaluation."""
+    return f"log written {ago(now - run.written)}"
 
 
 def alarm_line(alarm: Alarm) -> str:

@@ -190,7 +190,8 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
         return folder
     aside = cache / f".{folder.name}.{os.getpid()}"
     try:
-        aside.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)  # and not through a link
         started = time.perf_counter()
         model, cost = _train(spec, progress)
         model.save_pretrained(aside)  # pyright: ignore[reportCallIssue]

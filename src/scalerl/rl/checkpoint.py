@@ -3,6 +3,7 @@
     checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
+      learner/                         of a learner on several processes, its state: a part from each
 
 The state is copied between two steps. A thread then writes it aside, syncs it and renames it, and removes the
 checkpoints that are older than the last `keep`.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -53,12 +54,20 @@ class Checkpointing:
             raise ValueError("keep must be at least 1")
 
 
+class Savable(Protocol):
+    """A learner, as far as it is saved: see `scalerl.rl.learner.Learner.saver`."""
+
+    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+        """What writes the model as it is now into a folder, in any thread."""
+        ...
+
+
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
-    def __init__(self, folder: Path, settings: Checkpointing, model: Any, tokenizer: Any) -> None:
+    def __init__(self, folder: Path, settings: Checkpointing, learner: Savable, tokenizer: Any) -> None:
         self._folder, self._settings = folder, settings
-        self._model, self._tokenizer = model, tokenizer
+        self._learner, self._tokenizer = learner, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
         self._last = time.monotonic()
@@ -73,8 +82,13 @@ class Checkpoints:
         """Write a checkpoint, of copies: training may go on at once. A second one waits for the first."""
         self.wait()
         self._last = time.monotonic()
-        weights = copied_state(self._model)
-        self._under_way = self._thread.submit(self._write, step, state, weights)
+        try:
+            save = self._learner.saver(self._folder)
+        except WriteError as error:
+            self._under_way = Future()
+            self._under_way.set_exception(error)
+        else:
+            self._under_way = self._thread.submit(self._write, step, state, save)
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
@@ -98,9 +112,9 @@ class Checkpoints:
         self.wait()
         self._thread.shutdown()
 
-    def _write(self, step: int, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def _write(self, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         def training(aside: Path) -> None:
-            save_model(self._model, self._tokenizer, aside, weights)
+            save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
 
         write_whole(self._folder / f"step-{step:05d}", training)
@@ -149,9 +163,9 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """A model of these weights in Hugging Face format, with its tokenizer."""
-    model.save_pretrained(folder, state_dict=dict(weights))
+def save_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:
+    """What `save` writes, which is a model in Hugging Face format, with its tokenizer."""
+    save(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -166,7 +180,7 @@ def copied_state(model: Any) -> dict[str, Tensor]:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of plain values, numpy arrays and tensors."""
     arrays: dict[str, Tensor] = {}
-    tree = _without_arrays(state, arrays)
+    tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")
     text = json.dumps(tree)
@@ -190,16 +204,17 @@ def load_state(folder: Path) -> dict[str, Any]:
         name: _check_sum(array) for name, array in arrays.items()
     }:
         raise ValueError("its check sums are not right")
-    return _with_arrays(json.loads(whole["state"]), arrays)
+    return with_arrays(json.loads(whole["state"]), arrays)
 
 
-def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+    """A tree that JSON takes, its arrays in `arrays` by the names that stand in their places."""
     if type(tree) in (str, int, float, bool):  # most of a tree
         return tree
     if isinstance(tree, Mapping):
-        return {key: _without_arrays(value, arrays) for key, value in tree.items()}
+        return {key: without_arrays(value, arrays) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_without_arrays(value, arrays) for value in tree]
+        return [without_arrays(value, arrays) for value in tree]
     if isinstance(tree, np.ndarray | Tensor):
         name = str(len(arrays))
         tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree
@@ -208,14 +223,15 @@ def _without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
     return tree.item() if isinstance(tree, np.generic) else tree
 
 
-def _with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+    """What `without_arrays` was given."""
     if isinstance(tree, list):
-        return [_with_arrays(value, arrays) for value in tree]
+        return [with_arrays(value, arrays) for value in tree]
     if not isinstance(tree, dict):
         return tree
     if _ARRAY in tree:
         return arrays[tree[_ARRAY]].numpy() if tree[_NUMPY] else arrays[tree[_ARRAY]]
-    return {key: _with_arrays(value, arrays) for key, value in tree.items()}
+    return {key: with_arrays(value, arrays) for key, value in tree.items()}
 
 
 def _check_sum(array: Tensor) -> int:

@@ -23,6 +23,8 @@ class RunCounters:
     """Processes that decode."""
     devices: int = 1
     """Devices whose time is counted; one where generator and trainer take turns."""
+    generator_seconds: float = 0.0
+    """In which processes that decode were there, idle or not, all together."""
     wall_seconds: float = 0.0
     """Of training, evaluations in this process left out."""
     generate_seconds: float = 0.0
@@ -51,17 +53,23 @@ class RunCounters:
         return self.generate_flops + self.train_flops
 
     @property
+    def _trainers(self) -> int:
+        return max(self.devices - self.generators, 1)
+
+    @property
     def idle_seconds(self) -> float:
         """Device-seconds in which neither role did anything."""
-        return max(self.wall_seconds * self.devices - self.generate_seconds - self.train_seconds, 0.0)
+        held = self.generator_seconds + self.wall_seconds * (self.devices - self.generators)
+        return max(held - self.generate_seconds - self.train_seconds, 0.0)
 
     def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
         """Take note of a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
+        self.generator_seconds += wall_seconds * (generator.alive or self.generators)
         self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
-        self.train_seconds += step.train_seconds
-        self.waited_seconds += step.waited_seconds
+        self.train_seconds += step.train_seconds * self._trainers
+        self.waited_seconds += step.waited_seconds * self._trainers
         self.verified_seconds += step.verified_seconds
         self.installs, self.install_seconds = generator.installs, generator.install_seconds
         self.decode_FF = generator.decode_FF
@@ -85,7 +93,7 @@ class RunCounters:
 
     def roles(self) -> dict[str, Any]:
         """Seconds of the run, and those in which each role did nothing, all its processes together."""
-        generators = max(self.wall_seconds * self.generators - self.generate_seconds, 0.0)
+        generators = max(self.generator_seconds - self.generate_seconds, 0.0)
         return {
             "wall_seconds": self.wall_seconds,
             "idle_seconds": {"generate": generators, "train": self.waited_seconds},
@@ -105,8 +113,10 @@ class RunCounters:
         return asdict(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
-        self.__dict__.update(state)
+        """Go on from `state`; on as many devices as there are now."""
+        held = {"generator_seconds": state["wall_seconds"] * state["generators"]}  # older checkpoints lack it
+        devices = {"generators": self.generators, "devices": self.devices}
+        self.__dict__.update(held | dict(state) | devices)
 
 
 FATES = ("trained", "zero_variance", "truncated", "failed")

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import active_children, get_context
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,18 @@ class Evaluation:
     entropy: float
     """Nats per token at the sampling temperature: minus the mean log-probability of what was sampled."""
     seconds: float
+
+
+class Evaluate(Protocol):
+    """Evaluates weights, now or later."""
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """The evaluation of `weights`, which are `version`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held; what is not done is lost."""
+        ...
 
 
 class Evaluator:

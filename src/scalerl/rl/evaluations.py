@@ -13,7 +13,7 @@ from typing import Any
 from scalerl.errors import DivergedError, WorkerError
 from scalerl.record import EvalPoint, mean_p_1mp
 from scalerl.rl.counters import RunCounters
-from scalerl.rl.evaluate import Evaluation, EvaluationProcess, Evaluator
+from scalerl.rl.evaluate import Evaluate, Evaluation
 from scalerl.rl.types import Weights
 from scalerl.run_writer import RunWriter
 
@@ -34,7 +34,7 @@ class _Pending:
 class Evaluations:
     """Evaluations under way, written in the order in which they were asked for."""
 
-    evaluate: Evaluator | EvaluationProcess
+    evaluate: Evaluate
     writer: RunWriter
     prompt_ids: list[str]
     prompt_set: str

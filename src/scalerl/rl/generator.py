@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from scalerl.errors import InputError
 from scalerl.rl.engine import make_engine
 from scalerl.rl.length import LengthRule
 from scalerl.rl.model import FlopCount, install_weights, log_probs_TV
@@ -222,7 +223,13 @@ class TorchGenerator:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, with rows, tokens and KV cache as they were."""
+        """Go on from `state`, with rows, tokens and KV cache as they were.
+
+        Raises:
+            InputError: it is the state of generators in other processes.
+        """
+        if "collected" not in state:
+            raise InputError("the run has generated in other processes ([cluster]): it goes on there")
         self.version = state["version"]
         self._admitted, self._collected = state["admitted"], state["collected"]
         self.counters = Counters(**state["counters"])

@@ -6,16 +6,20 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import DivergedError
+from scalerl.errors import DivergedError, InputError
 from scalerl.rl.batch import Batch
+from scalerl.rl.checkpoint import copied_state
+from scalerl.rl.held import copies, scores_of_held
+from scalerl.rl.lora import merged_parameters
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights
 from scalerl.rl.score import Scorer
@@ -115,7 +119,7 @@ class Learner:
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
         self._optimiser = optimiser.build(self._masters)
-        self._score = Scorer(model, temperature, fp32_logits)
+        self._score = self._scorer(model, temperature, fp32_logits)
         self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
         self._kl = kl or Kl()
@@ -123,9 +127,23 @@ class Learner:
         self._flop_count = FlopCount.of(model)
         self._device = next(model.parameters()).device
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
+        """What gives tokens their log-probabilities."""
+        return Scorer(model, temperature, fp32_logits)
+
     def weights(self) -> Weights:
         """A copy of the current weights."""
         return copy_weights(self.model)
+
+    def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
+        """The same one by one, as they are: by the names of the plain model, tied ones once."""
+        for name, weight in merged_parameters(self.model):
+            yield name, weight.detach()
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
@@ -139,8 +157,14 @@ class Learner:
         }
 
     @torch.no_grad()
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Go on from `state`; `folder` is that of its checkpoint, with what `saver` wrote.
+
+        Raises:
+            InputError: it is the state of a learner on several processes.
+        """
+        if "masters" not in state:
+            raise InputError(f"{folder}: saved by a learner on several processes: resume it by torchrun")
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)
@@ -148,20 +172,37 @@ class Learner:
                 self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
 
+    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+        """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
+
+        With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
+        `near` that folder.
+        """
+        weights = copied_state(self.model)
+        model: Any = self.model
+        return lambda folder: model.save_pretrained(folder, state_dict=dict(weights))
+
+    def hold(self) -> list[Tensor]:
+        """A copy of the weights that are trained, for `held_scores`."""
+        return copies(self._trained)
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """See `scalerl.rl.held.scores_of_held`; `held` is what `hold` returned."""
+        return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
+
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""
         if not len(batch):
             self.version += 1
             return StepStats()
-        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
-        for rows in self._micro_batches(batch):
-            part, largest = self._accumulate(batch, rows)
-            sums, ratio_max = sums + part, max(ratio_max, largest)
+        sums, ratio_max = self._accumulate_all(batch)
         lr = self._settings.lr_at(self.version)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
-        norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
-        if not torch.isfinite(norm):
+        norm = self._clip()
+        if not math.isfinite(norm):
             raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
@@ -173,7 +214,7 @@ class Learner:
         flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
         return StepStats(
             loss=loss,
-            grad_norm=float(norm),
+            grad_norm=norm,
             lr=lr,
             entropy=entropy / tokens,
             ratio_mean=ratio / tokens,
@@ -185,6 +226,18 @@ class Learner:
             flops=flops,
             tokens=tokens,
         )
+
+    def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
+        """The gradient of the whole batch, and what `_accumulate` returns over all of it."""
+        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
+        for rows in self._micro_batches(batch):
+            part, largest = self._accumulate(batch, rows)
+            sums, ratio_max = sums + part, max(ratio_max, largest)
+        return sums, ratio_max
+
+    def _clip(self) -> float:
+        """Bound the norm of the whole gradient; returns what it was."""
+        return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
         """The rows of each forward pass; the weights per token make the order immaterial.
@@ -235,7 +288,8 @@ class Learner:
         ratio = log_ratio.exp()
         of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
         parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
-        return torch.stack([part.detach().double() for part in parts]).cpu(), float(ratio.max())
+        largest = float(ratio.max()) if len(ratio) else 0.0
+        return torch.stack([part.detach().double() for part in parts]).cpu(), largest
 
     def _gather_gradients(self) -> None:
         """Add the gradients of one micro-batch to the masters' own."""

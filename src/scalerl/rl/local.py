@@ -25,12 +25,10 @@ import queue
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -39,19 +37,19 @@ import numpy as np
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.admission import Admission, Asked, sum_of
+from scalerl.rl.decoding import CLOSED, decode
 from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
-from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.shared_weights import SharedWeights
-from scalerl.rl.types import Counters, Prompt, Rollout, Weights
+from scalerl.rl.types import Counters, Weights
 
 _LOG = logging.getLogger("scalerl")
 _SPAWN = get_context("spawn")
 MOST_DEATHS = 5
 """Deaths of a process in a row, with no group complete in between, that end the run."""
-_Group = tuple[Prompt, int, int]  # prompt, draw, completions
 
 
-class LocalGenerator:
+class LocalGenerator(Admission):
     """Generators in `n_processes` processes, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
 
     Raises:
@@ -61,46 +59,28 @@ class LocalGenerator:
     def __init__(
         self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
     ) -> None:
+        super().__init__()
         self._shared = SharedWeights(weights, version)
         self._processes: list[_Process] = []
         # They do not hear SIGTERM, with which Python ends its children.
         self._at_exit = atexit.register(partial(_kill, self._processes))
         for _ in range(n_processes):
             self._processes.append(_Process(recipe.without_prompts(), model_folder, self._shared))
-        self._complete: dict[int, tuple[Rollout, ...]] = {}
-        self._admitted = self._taken = 0
-        self._before = Counters()
-        """What was spent before the run was resumed."""
         self.restarts = 0
         """Processes that died and were started again."""
 
-    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
-        """Admit a group; see `scalerl.rl.types.Generator`."""
-        place = self._admitted
-        self._admitted += 1
-        self._place(place, (prompt, draw, n_samples))
-        return place
-
-    def _place(self, place: int, group: _Group) -> None:
+    def _place(self, place: int, group: Asked) -> None:
         min(self._processes, key=lambda p: len(p.in_flight)).submit(place, group)
 
-    @property
-    def ready(self) -> int:
-        """Groups that can be taken."""
-        n = self._taken
-        while n in self._complete:
-            n += 1
-        return n - self._taken
+    def _under_way(self) -> Mapping[int, Asked]:
+        return {place: group for process in self._processes for place, group in process.in_flight.items()}
+
+    def _published(self) -> int:
+        return self._shared.version
 
     def work(self) -> None:
         """Wait until a process says something, and take note."""
         self._listen(timeout=None)
-
-    def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """The next `n_groups` groups in order of admission, which are complete."""
-        places = range(self._taken, self._taken + n_groups)
-        self._taken = places.stop
-        return [self._complete.pop(place) for place in places]
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
@@ -118,39 +98,6 @@ class LocalGenerator:
     def counters(self) -> Counters:
         """What all processes have spent, the dead ones included."""
         return sum_of([self._before, *(c for p in self._processes for c in (p.counters, p.buried))])
-
-    @property
-    def in_flight(self) -> int:
-        """Groups that are admitted and not taken."""
-        return len(self._complete) + sum(len(process.in_flight) for process in self._processes)
-
-    def state(self) -> dict[str, Any]:
-        """Which groups were in flight, and those that are complete: see `restore`."""
-        in_flight = {place: g for process in self._processes for place, g in process.in_flight.items()}
-        complete = sorted(self._complete.items())
-        return {
-            "version": self._shared.version,  # of the weights that it is resumed with
-            "admitted": self._admitted,
-            "taken": self._taken,
-            "counters": asdict(self.counters),
-            "in_flight": [
-                [place, dict(vars(p)), draw, n] for place, (p, draw, n) in sorted(in_flight.items())
-            ],
-            "places": [place for place, _ in complete],
-            "sizes": [len(rollouts) for _, rollouts in complete],
-            "complete": pack_rollouts([rollout for _, rollouts in complete for rollout in rollouts]),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; completions that were in flight begin again, and are counted."""
-        self._admitted, self._taken = state["admitted"], state["taken"]
-        rollouts = iter(unpack_rollouts(state["complete"]))
-        for place, size in zip(state["places"], state["sizes"], strict=True):
-            self._complete[place] = tuple(islice(rollouts, size))
-        for place, prompt, draw, n_samples in state["in_flight"]:
-            self._place(place, (Prompt.from_json(prompt), draw, n_samples))
-        self._before = Counters(**state["counters"])
-        self._before.restarted += len(state["in_flight"])
 
     def close(self) -> None:
         """End the processes; what is in flight is lost."""
@@ -174,11 +121,9 @@ class LocalGenerator:
         what, value, process.counters = message
         if what == "complete":
             places, sizes, packed = value
-            rollouts = iter(unpack_rollouts(packed))
-            for place, size in zip(places, sizes, strict=True):
-                group = tuple(islice(rollouts, size))
-                if process.in_flight.pop(place, None) is not None:
-                    self._complete[place] = group
+            self._keep(places, sizes, packed)
+            for place in places:
+                del process.in_flight[place]
             process.deaths = 0
         elif what == "installed":
             process.installed = value
@@ -201,7 +146,7 @@ class _Process:
     recipe: Any
     model_folder: str
     shared: SharedWeights
-    in_flight: dict[int, _Group] = field(default_factory=dict)
+    in_flight: dict[int, Asked] = field(default_factory=dict)
     installed: int = -1
     deaths: int = 0
     counters: Counters = field(default_factory=Counters)
@@ -226,7 +171,7 @@ class _Process:
     def sentinel(self) -> int:
         return self._process.sentinel
 
-    def submit(self, place: int, group: _Group) -> None:
+    def submit(self, place: int, group: Asked) -> None:
         self.in_flight[place] = group
         self.tell((place, *group))
 
@@ -256,11 +201,6 @@ class _Process:
         self._process.join()
 
 
-def sum_of(counters: Sequence[Counters]) -> Counters:
-    """What several processes have spent together."""
-    return Counters(*map(sum, zip(*(vars(c).values() for c in counters), strict=True)))
-
-
 def _kill(processes: list[_Process]) -> None:
     for process in processes:
         process.kill()
@@ -286,38 +226,18 @@ def generate(shared: SharedWeights, channel: Connection) -> None:
         time.sleep(10)  # until it has been read; the parent ends this process
         return
     staging = {name: np.empty(p.shape, dtype=np.float32) for name, p in generator.model.named_parameters()}
-    places = deque[int]()
-    generator.version = -1
-    while True:
-        if shared.version != generator.version:
-            generator.update(staging, shared.read(staging))
-            said.put(("installed", generator.version, replace(generator.counters)))
-        while not (generator.busy and heard.empty()):
-            message = heard.get()
-            if message is _CLOSED:
-                return
-            if message is None:
-                break  # new weights
-            place, *group = message
-            places.append(place)
-            generator.submit(*group)
-        if generator.busy:
-            generator.work()
-        if groups := generator.take(generator.ready):
-            packed = pack_rollouts([rollout for rollouts in groups for rollout in rollouts])
-            value = [places.popleft() for _ in groups], [len(rollouts) for rollouts in groups], packed
-            said.put(("complete", value, replace(generator.counters)))
 
+    def newer(version: int) -> tuple[Weights, int] | None:
+        return None if shared.version == version else (staging, shared.read(staging))
 
-_CLOSED = object()
-"""What is heard at the end of the channel."""
+    decode(generator, heard, said.put, newer)
 
 
 def _hear(heard: queue.SimpleQueue[Any], channel: Connection) -> None:
     with _ends_the_process(), suppress(EOFError, OSError):
         while True:
             heard.put(channel.recv())
-    heard.put(_CLOSED)
+    heard.put(CLOSED)
 
 
 def _send(said: queue.SimpleQueue[Any], channel: Connection) -> None:

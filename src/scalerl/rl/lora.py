@@ -60,11 +60,14 @@ class Lora:
 
 
 @torch.no_grad()
-def merged_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the plain model by name, adapters added to what they adapt."""
+def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of the plain model by name, adapters added to what they adapt.
+
+    Those whose names begin with one of `without` are left out.
+    """
     adapted = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
     for name, parameter in model.named_parameters():
-        if ".lora_" in name:
+        if ".lora_" in name or name.startswith(without):
             continue
         owner, _, leaf = name.rpartition(".base_layer.")
         if not owner:

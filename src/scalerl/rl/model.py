@@ -109,13 +109,17 @@ def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_l
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
     """
-    head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-    if fp32_logits and hidden_TD.dtype != torch.float32:
-        bias = None if head.bias is None else head.bias.float()
-        logits_TV = nn.functional.linear(hidden_TD.float(), head.weight.float(), bias)
-    else:
-        logits_TV = head(hidden_TD)
+    weight_VD, bias_V = head_of(model, fp32_logits)
+    logits_TV = nn.functional.linear(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V)
     return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+
+
+def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
+    """Weight (V, D) and bias (V,) of the LM head, in the model's precision or in FP32."""
+    head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    if not fp32:
+        return head.weight, head.bias
+    return head.weight.float(), None if head.bias is None else head.bias.float()
 
 
 def copy_weights(model: nn.Module) -> Weights:

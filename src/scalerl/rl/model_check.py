@@ -22,7 +22,7 @@ from torch import nn
 from scalerl.errors import InputError, first_line
 from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.length import LengthRule
-from scalerl.rl.model import head_dim, hidden_states
+from scalerl.rl.model import compute_device, head_dim, hidden_states
 from scalerl.rl.types import Prompt, Rollout
 
 _SAMPLES, _TOKENS = 4, 3  # completions, and tokens of thinking and of answer each
@@ -70,16 +70,16 @@ def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
     Raises:
         InputError: it is larger than the memory of the device.
     """
-    parameter = next(model.parameters())
-    if parameter.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(parameter.device)[0]
+    device = compute_device()
+    if device.type == "cuda":
+        memory = torch.cuda.mem_get_info(device)[0]
     else:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for key, n_rows in rows.items():
         if (needed := cache_bytes(model, n_rows, n_positions)) > memory:
             raise InputError(
                 f"{key}: the KV cache of {n_rows} rows of {n_positions} tokens takes "
-                f"{needed / 2**30:,.0f} GiB, and {parameter.device} has {memory / 2**30:,.0f}: "
+                f"{needed / 2**30:,.0f} GiB, and {device} has {memory / 2**30:,.0f}: "
                 "fewer rows, or a shorter context"
             )
 

@@ -53,6 +53,8 @@ class Step:
     groups: tuple[Group, ...]
     batch: Batch
     stats: StepStats
+    trained_at: float
+    """When it began to train, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
     """For groups that were not generated yet."""
@@ -140,7 +142,7 @@ class Pipeline:
         return wanted > 0
 
     def _step(self) -> Step:
-        started = time.perf_counter()
+        started, at = time.perf_counter(), time.time()
         recipe, learner = self._recipe, self._learner
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         batch = make_batch(
@@ -158,7 +160,7 @@ class Pipeline:
             self._generator.update(weights, learner.version)
         waited, verified = self._waited, self._verifying
         self._waited = self._verifying = 0.0
-        return Step(learner.version, tuple(groups), batch, stats, seconds, waited, verified)
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

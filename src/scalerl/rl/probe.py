@@ -25,8 +25,7 @@ Shapes in names: N completions, T positions (prompt and completion), W wanted to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,6 @@ class Probe:
         self._completions = recipe.health.probe
         # In float32 there is no other head, and a recipe may ask for heads that differ.
         self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
-        self._trained = [p for p in learner.model.parameters() if p.requires_grad]
         self._held: list[Tensor] = []
         self.version = learner.version
         self._hold()
@@ -76,30 +74,23 @@ class Probe:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.version, self._held = state["version"], state["held"]
-        if not self._held:  # nothing was probed until now
+        if not self._held:  # nothing was probed until now, or the learner holds it elsewhere
             self._hold()
 
     def _hold(self) -> None:
         self.version = self._learner.version
         if self._completions:
-            self._held = [p.detach().to("cpu", copy=True) for p in self._trained]
+            self._held = self._learner.hold()
 
-    @torch.no_grad()
     def _score(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
         if not len(recorded_W):
             return {}
-        fp32, chosen_W = self._learner.fp32_logits, token_NT[:, 1:][wanted_NT]
+        fp32 = self._learner.fp32_logits
         heads = (fp32, not fp32) if self._two_heads else (fp32,)
-        logps, ranks, start = [], [], 0
-        with self._held_weights():
-            for logp_WV, *other in self._learner.distributions(token_NT, wanted_NT, heads):
-                chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
-                start += len(logp_WV)
-                logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())
-                ranks.append(torch.stack(_ranks(logp_WV, chosen_W1), 1).cpu())
-        gap_WH = (torch.cat(logps) - torch.from_numpy(recorded_W)[:, None]).abs()
-        rank, variance = torch.cat(ranks).mean(0).tolist()
+        logp_WH, rank_W2 = self._learner.held_scores(self._held, token_NT, wanted_NT, heads)
+        gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
+        rank, variance = rank_W2.mean(0).tolist()
         found = {
             "probe_tokens": len(recorded_W),
             "logp_gap": float(gap_WH[:, 0].mean()),
@@ -128,26 +119,3 @@ class Probe:
             wanted_NT[n, start:end] = r.sampled_T[: end - start]
         recorded = [r.logp_T[of & r.sampled_T] for r, of in zip(rollouts, own, strict=True)]
         return torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:]), np.concatenate(recorded)
-
-    @contextmanager
-    def _held_weights(self) -> Iterator[None]:
-        """The learner's model with the weights held; its own are put back as they were."""
-        own = [p.detach().to("cpu", copy=True) for p in self._trained]
-        try:
-            _install(self._held, self._trained)
-            yield
-        finally:
-            _install(own, self._trained)
-
-
-def _ranks(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks of tokens in their distributions, and the variance of each for a token that is a sample."""
-    logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
-    likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
-    tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
-    return likelier_W + tied_W / 2, (1 - (p_WV**3).sum(-1)) / 12
-
-
-def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-    for value, parameter in zip(values, parameters, strict=True):
-        parameter.detach().copy_(value)

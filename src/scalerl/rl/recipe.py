@@ -26,6 +26,7 @@ from scalerl.errors import InputError
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.checkpoint import Checkpointing
+from scalerl.rl.cluster.settings import Cluster
 from scalerl.rl.form import Form
 from scalerl.rl.health import Health
 from scalerl.rl.learner import AdamW
@@ -191,6 +192,8 @@ class Recipe:
     rows: int = 768
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
+    cluster: Cluster | None = None
+    """Where the parts of the run are on a cluster; without it they are where `placement` says."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
     health: Health = field(default_factory=Health)
@@ -201,6 +204,13 @@ class Recipe:
             raise ValueError("temperature must be between 0.01 and 100")
         _at_least(1, rows=self.rows)
         _at_least(0, seed=self.seed)
+        if self.cluster is not None and self.placement != Inline():
+            raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+
+    @property
+    def where(self) -> Inline | Local | Cluster:
+        """Where the parts of the run are."""
+        return self.cluster or self.placement
 
     def without_prompts(self) -> Self:
         """The same, without the prompts that the task keeps once it has been asked for them.
@@ -211,11 +221,14 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
-        return asdict(self)
+        values = asdict(self)
+        if self.cluster is None:
+            del values["cluster"]
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """The same where JSON is to be made of it, which has no infinity; `from_dict` takes this back too."""
-        return _with_words(asdict(self))
+        return _with_words(self.to_dict())
 
 
 def _with_words(value: Any) -> Any:

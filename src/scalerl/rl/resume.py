@@ -23,7 +23,8 @@ def is_finished(folder: Path) -> bool:
 
 
 def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The state in the newest checkpoint that is whole, and whose record is whole; None where there are none.
+    """The state in the newest checkpoint that is whole, and whose record is whole, with its `folder`; None
+    where there are none.
 
     Raises:
         InputError: the run is one of another recipe, or none of its checkpoints can be used.
@@ -35,7 +36,7 @@ def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
         if short:
             _LOG.warning("%s is shorter than at step %d: that checkpoint is passed over", short[0], step)
             continue
-        return state | {"step": step}
+        return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
     if step_folders(checkpoints):
         what = "none of its checkpoints can be used"
         raise InputError(f"{folder}: {what}; once {checkpoints} is removed it begins anew")

@@ -62,15 +62,25 @@ class Scorer:
         begin with the same `prompt_M` tokens; without these, every sequence is on its own. Only the wanted
         positions go through the head: the logits of prompts and padding are never made.
         """
+        logp_W, entropy_W = self._of_wanted(token_MT, wanted_MT, prompt_M, group_M)
+        wanted = torch.from_numpy(wanted_MT).to(self._device)
+        zero_MT = torch.zeros(wanted_MT.shape, device=self._device)
+        return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
+
+    def _of_wanted(
+        self,
+        token_MT: np.ndarray,
+        wanted_MT: np.ndarray,
+        prompt_M: np.ndarray | None,
+        group_M: np.ndarray | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of the wanted tokens, row by row; see `__call__`."""
         hidden_RD, row_W = self._hidden(token_MT, wanted_MT, prompt_M, group_M)
         logp_RV = log_probs_TV(self.model, hidden_RD, self._temperature, self._fp32_logits)
         target_W = torch.from_numpy(token_MT[:, 1:][wanted_MT]).to(self._device)
         with torch.no_grad():
             entropy_R = -(logp_RV.exp() * logp_RV).sum(-1)
-        wanted = torch.from_numpy(wanted_MT).to(self._device)
-        zero_MT = torch.zeros(wanted_MT.shape, device=self._device)
-        logp_W, entropy_W = logp_RV[row_W, target_W], entropy_R[row_W]
-        return zero_MT.masked_scatter(wanted, logp_W), zero_MT.masked_scatter(wanted, entropy_W)
+        return logp_RV[row_W, target_W], entropy_R[row_W]
 
     def distributions(
         self, token_MT: np.ndarray, wanted_MT: np.ndarray, heads: Sequence[bool]

@@ -76,17 +76,27 @@ def place_generator(
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
     """
-    n_heldout = len(recipe.task.prompts("heldout"))
-    rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
-    tokenizer = load_tokenizer(model_folder)
-    sampling = sampling_of(recipe, learner.model, tokenizer, recipe.seed)
-    check_cache(learner.model, rows, recipe.context.prompt + sampling.length.max_tokens)
+    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":
         generator = _generator(recipe, _load(recipe, model_folder), tokenizer, sampling, recipe.rows)
         generator.update(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators
     return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
+
+
+def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
+    """The tokenizer, and how completions are sampled, if `model` can be sampled from in the recipe's rows.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+    """
+    n_heldout = len(recipe.task.prompts("heldout"))
+    rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
+    tokenizer = load_tokenizer(model_folder)
+    sampling = sampling_of(recipe, model, tokenizer, recipe.seed)
+    check_cache(model, rows, recipe.context.prompt + sampling.length.max_tokens)
+    return tokenizer, sampling
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:

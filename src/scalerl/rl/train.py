@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, DivergedError, PausedError
+from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, copied_state, save_model, write_whole
+from scalerl.rl.checkpoint import Checkpoints, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
-from scalerl.rl.evaluate import EvaluationProcess, Evaluator
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
+from scalerl.rl.parts import Parts, parts_of
 from scalerl.rl.pipeline import Pipeline, Step
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
@@ -43,7 +44,7 @@ from scalerl.rl.resume import (
     free_choices,
     is_finished,
 )
-from scalerl.rl.setup import check_prompts, load_learner, load_verifier, place_generator
+from scalerl.rl.setup import check_prompts, load_learner, load_verifier
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
@@ -54,6 +55,8 @@ Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
 
 _LOG = logging.getLogger("scalerl")
+MOST_REWINDS = 5
+"""Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
 _STATEFUL = (
     "learner",
     "generator",
@@ -81,6 +84,7 @@ def train(
     stop: threading.Event | None = None,
     until: float = math.inf,
     trackers: Sequence[Tracker] = (),
+    load: Callable[[Recipe, str], Any] = load_learner,
 ) -> RunRecord:
     """Train `recipe` into the run folder `folder`, and return its record.
 
@@ -98,6 +102,8 @@ def train(
     The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
     which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
     warnings of "scalerl", and changes nothing of the run.
+
+    `load` makes the learner of a recipe and a model's folder, where it is not to be in this process alone.
 
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
@@ -118,16 +124,48 @@ def train(
     trackers = [*recipe.tracking.trackers(), *trackers]
     check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
-    with ExitStack() as closing:
-        run = _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, evaluate_aside, closing)
+
+    def attempt(resume: bool, closing: ExitStack) -> _Run:
+        make_parts = partial(parts_of, aside=evaluate_aside, load=load)
+        return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, make_parts, closing)
+
+    def go_on(run: _Run, closing: ExitStack) -> None:
+        run.follow(trackers, forecaster, closing)
         try:
-            run.follow(trackers, forecaster, closing)
             if run.train(forecaster, stop or threading.Event(), until):
                 run.save_final()
         except DivergedError as error:
             run.health.diverged(error.step)
             raise
+
+    with ExitStack() as around:
+        if recipe.cluster is not None:
+            from scalerl.rl.cluster.session import connected
+
+            around.enter_context(connected(recipe.cluster))
+        _try_until_done(attempt, go_on, resume)
     return RunRecord.read(folder)
+
+
+def _try_until_done(
+    attempt: Callable[[bool, ExitStack], _Run], go_on: Callable[[_Run, ExitStack], None], resume: bool
+) -> None:
+    """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
+    resume."""
+    rewinds, began, lost = 0, -1, ""
+    while True:
+        try:
+            with ExitStack() as closing:
+                run = attempt(resume, closing)
+                rewinds, began = (0 if run.began > began else rewinds), run.began
+                if lost and run.parts.timeline is not None:
+                    run.parts.timeline.event(lost)
+                return go_on(run, closing)
+        except LearnerLostError as error:
+            rewinds, resume, lost = rewinds + 1, True, str(error)
+            if rewinds > MOST_REWINDS:
+                raise
+            _LOG.warning("%s; the run goes on from its last checkpoint", error)
 
 
 class _Run:
@@ -141,12 +179,13 @@ class _Run:
         resume: bool,
         extra: Mapping[str, Any],
         watch: Callable[[Progress], None],
-        evaluate_aside: bool,
+        make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
         self.folder = folder
         self.recipe = recipe = check_prompts(recipe, model_folder)
-        self.tokenizer, self.learner = load_tokenizer(model_folder), load_learner(recipe, model_folder)
+        self.parts = parts = make_parts(recipe, model_folder, closing)
+        self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = load_verifier(recipe, self.tokenizer)
         closing.callback(self.verifier.close)
         task = recipe.task
@@ -155,28 +194,27 @@ class _Run:
         saved = find_checkpoint(folder, recipe) if resume else None
         if saved:
             check_same_prompts(saved, task)
-            self.learner.restore(saved["learner"])
+            self.learner.restore(saved["learner"], saved["folder"])
+        self.began = self.learner.version
+        """The version that it goes on from."""
         version = saved["generator"]["version"] if saved else 0
         # It complains of what does not fit, and nothing has been written yet.
-        self.generator = place_generator(recipe, model_folder, self.learner, version)
-        closing.callback(self.generator.close)
+        self.generator = parts.generator(self.learner, version)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
             self.writer.change_recipe(free_choices(recipe))
             drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner.model, extra))
+            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
         closing.callback(self.writer.close)
 
-        self.counters = RunCounters(recipe.placement.processes, recipe.placement.devices)
+        self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        evaluate = (EvaluationProcess if evaluate_aside else Evaluator)(recipe, model_folder)
-        closing.callback(evaluate.close)
         self.evaluations = Evaluations(
-            evaluate,
+            parts.evaluate(),
             self.writer,
             [prompt.id for prompt in task.prompts("heldout")],
             task.heldout_hash,
@@ -186,7 +224,7 @@ class _Run:
         )
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.judge)
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", recipe.checkpoint, self.learner.model, self.tokenizer
+            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer
         )
         closing.callback(self.checkpoints.close)
         if saved:
@@ -244,10 +282,8 @@ class _Run:
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
         self.checkpoints.wait()
-        model, weights = self.learner.model, copied_state(self.learner.model)
-        write_whole(
-            final_folder(self.folder), lambda aside: save_model(model, self.tokenizer, aside, weights)
-        )
+        save = self.learner.saver(self.folder, resumable=False)
+        write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
@@ -262,6 +298,8 @@ class _Run:
             self.counters.evaluate_seconds += time.perf_counter() - started
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
+        if self.parts.timeline is not None:
+            self.writer.timeline(self.parts.timeline.lines(step.index, step.trained_at, step.train_seconds))
         self.sender.step(row)
         self.health.step(row)
         for failure in self.verifier.new_failures():
@@ -331,16 +369,19 @@ class _Clock:
         self._since += time.perf_counter() - started
 
 
-def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _config(
+    recipe: Recipe, model_folder: str | Path, learner: Any, extra: Mapping[str, Any]
+) -> dict[str, Any]:
     import transformers
 
+    parameters = sum(p.numel() for p in learner.model.parameters())
     return {
         "name": recipe.name,
         "seed": recipe.seed,
         "recipe": recipe.to_json(),
-        "model": {"path": recipe.model, "parameters": sum(p.numel() for p in model.parameters())},
+        "model": {"path": recipe.model, "parameters": parameters},
         "budget": asdict(recipe.budget),
-        "placement": recipe.placement.kind,
+        "placement": "cluster" if recipe.cluster else recipe.placement.kind,
         "versions": {
             "scalerl": __version__,
             "python": platform.python_version(),
@@ -349,7 +390,7 @@ def _config(recipe: Recipe, model_folder: str | Path, model: Any, extra: Mapping
             "numpy": np.__version__,
         },
         "devices": {
-            "generate and train": str(next(model.parameters()).device),
+            "generate and train": str(learner.device),
             "machine": platform.machine(),
         },
         **extra,

@@ -158,6 +158,8 @@ class Counters:
     """Of decoding and of installing weights, over all processes."""
     restarted: int = 0
     """Groups whose completions were begun again, because a process or the run had died."""
+    alive: int = 0
+    """Processes that sample at present; 0 where they are always those of the recipe."""
     installs: int = 0
     """Versions of the weights that were installed, over all processes."""
     install_seconds: float = 0.0

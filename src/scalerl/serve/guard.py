@@ -7,6 +7,7 @@ point here (DNS rebinding) asks under that name. With a token any name will do.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
@@ -23,6 +24,7 @@ _POLICY = (
     "style-src-attr 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]+))(?::[0-9]*)?")
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -92,7 +94,6 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """A Host header without its port; empty where it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""

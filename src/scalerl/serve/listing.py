@@ -11,9 +11,10 @@ from pathlib import Path
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
-"""A folder that holds more (a home, by mistake) is listed as far as that."""
+"""A folder that holds more (a home, by mistake) is listed as far as that, and an entry says so."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
+_WANDB_LOG = re.compile(r"debug(-\w+)?\.log")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def scan(root: Path) -> dict[str, Entry]:
     """The entries of the real folder `root` by their ids, in the order of their paths.
 
     Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
-    that cannot be looked into is an entry that says so: there may be runs in it.
+    that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root` where it
+    holds too many.
     """
     entries = (_entry(root, *found) for found in _found(root))
     return {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.shown)}
@@ -44,15 +46,21 @@ def scan(root: Path) -> dict[str, Entry]:
 def _entry(root: Path, folder: Path, format: str, unread: str) -> Entry:
     shown = folder.relative_to(root).as_posix()
     name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
-    link = next((link for link in _links(folder) if not link.resolve().is_relative_to(root)), None)
+    # No `resolve`, which a link to itself makes raise.
+    links = [] if unread else _links(folder)
+    link = next((link for link in links if not _real(link).is_relative_to(root)), None)
     refused = f"{link.name} is a link that leads out of the folder" if link else unread
     return Entry(name, folder, os.fsencode(shown).decode(errors="replace"), format, refused)
 
 
-def _links(folder: Path, below: int = 2) -> Iterator[Path]:
-    """The links in a folder, and so deep below it as a reader looks, but to what none reads.
+def _real(link: Path) -> Path:
+    return Path(os.path.realpath(link))
 
-    W&B puts a link to its own log, `debug-core.log` in the user's cache, into every run.
+
+def _links(folder: Path, below: int = 3) -> Iterator[Path]:
+    """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
+
+    W&B puts a link to its own log, `debug-core.log` in the user's cache, into every run: nobody reads that.
     """
     try:
         found = list(os.scandir(folder))
@@ -60,7 +68,8 @@ def _links(folder: Path, below: int = 2) -> Iterator[Path]:
         return
     for one in found:
         if one.is_symlink():
-            if not one.name.endswith(".log"):
+            # Not `Path.is_dir`, which raises where it may not look.
+            if not _WANDB_LOG.fullmatch(one.name) or os.path.isdir(one.path):  # noqa: PTH112
                 yield Path(one.path)
         elif below and one.is_dir(follow_symlinks=False) and one.name != "checkpoints":
             yield from _links(Path(one.path), below - 1)
@@ -85,6 +94,8 @@ def _found(root: Path) -> Iterator[tuple[Path, str, str]]:
             yield folder, format, ""
         elif depth < _DEEPEST:
             waiting += [(folder / name, depth + 1) for name in below if not name.startswith(".")]
+    if waiting:
+        yield root, "", f"only {_MOST_FOLDERS:,} folders were looked into: runs in the others are not listed"
 
 
 def _format(folder: Path, names: set[str], below: list[str]) -> str:

@@ -33,6 +33,7 @@
   const whole = (value) => (known(value) ? value.toLocaleString("en") : "–");
   const spread = ([low, high]) => `[${rate(low)}, ${rate(high)}]`;
 
+  const clipped = (text) => (text.length > 70 ? `${text.slice(0, 70).replace(/\s+\S*$/, "")}…` : text);
   const many = (count, name) => `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
 
   function duration(seconds) {
@@ -57,9 +58,18 @@
     made.box.disabled = !run.evaluations;
     const shown = run.path === run.name ? "" : run.path;
     const name = node("span", { class: "name" }, run.name, node("small", {}, shown));
-    const head = node("th", { scope: "row" }, node("label", {}, made.box, name));
+    const head = node("th", { scope: "row" }, node("label", {}, made.box, name), ...notes(run, made));
     made.line.replaceChildren(head, ...cells(run));
     rows.set(run.id, made);
+  }
+
+  /* What was assumed or missed while its log was read; it stays open while the row changes. */
+  function notes(run, made) {
+    if (!run.notes || !run.notes.length) return [];
+    const found = node("details", made.open ? { open: "" } : {},
+      node("summary", {}, many(run.notes.length, "note")), ...run.notes.map((text) => node("small", {}, text)));
+    found.addEventListener("toggle", () => { made.open = found.open; });
+    return [found];
   }
 
   function cells(run) {
@@ -86,7 +96,11 @@
       made.append(`${rate(run.forecast.mean)} ${spread(run.forecast.prediction)}`,
         node("small", {}, `at ${run.end_shown}, ${run.end_known ? "the budget" : "twice its compute so far"}`));
     } else if (run.waits) made.append("…");
-    else made.append(run.evaluations < 5 ? `too early: ${many(run.evaluations, "evaluation")}` : "none");
+    else {
+      const why = run.no_forecast || "–";
+      const early = run.evaluations < 5 ? `too early: ${many(run.evaluations, "evaluation")}` : clipped(why);
+      made.append(node("span", { class: "why", title: why }, early));
+    }
     return made;
   }
 
@@ -100,7 +114,8 @@
     const open = (run.alarms || []).filter((alarm) => alarm.until === null);
     const told = [...(run.error ? [run.error] : []), ...open.map((alarm) => alarm.text)];
     const made = node("td", { "data-label": "state", class: told.length ? "wide" : "" });
-    const words = [run.ended ? "ended" : known(run.share) ? `${Math.round(100 * run.share)} %` : "not ended"];
+    const going = run.ended === false ? "not ended" : "–";  // a log of another trainer does not say
+    const words = [run.ended ? "ended" : known(run.share) ? `${Math.round(100 * run.share)} %` : going];
     const left = known(run.eta) ? run.eta - (Date.now() / 1000 - run.as_of) : 0;
     if (left > 0) words.push(`${duration(left)} to go`);
     made.append(words.join(", "));
@@ -146,9 +161,10 @@
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
     at("folder").textContent = found.folder;
     document.title = `${found.folder} · scalerl`;
-    const running = [...rows.values()].filter(({ run }) => known(run.evaluations) && !run.ended).length;
+    const running = [...rows.values()].filter(({ run }) => known(run.evaluations) && run.ended === false).length;
     const unread = [...rows.values()].filter(({ run }) => !known(run.evaluations)).length;
-    const count = `${many(rows.size - unread, "run")}, ${whole(running)} not ended` +
+    const says = [...rows.values()].some(({ run }) => known(run.ended));
+    const count = many(rows.size - unread, "run") + (says ? `, ${whole(running)} not ended` : "") +
       (unread ? `, ${whole(unread)} not read` : "");
     at("state").textContent = found.looking ? `${count}; looking for more` : count;
     at("empty").hidden = rows.size > 0 || found.looking;
@@ -259,7 +275,9 @@
     at("pairs").replaceChildren();
     try {
       const found = await ask(`api/compare?runs=${ids}${axis ? `&axis=${encodeURIComponent(axis)}` : ""}`);
-      at("pairs").replaceChildren(table(found.table), node("p", { class: "note" }, found.table.note));
+      const about = found.notes.map(({ name, notes: said }) =>
+        node("p", { class: "note" }, node("b", {}, name), ` ${said.join("; ")}.`));
+      at("pairs").replaceChildren(table(found.table), node("p", { class: "note" }, found.table.note), ...about);
       at("compared").textContent = `As of ${new Date().toLocaleTimeString()}. ${found.priors}`;
     } catch (error) {
       at("compared").textContent = `${error.message}.`;
@@ -284,10 +302,14 @@
     if (newer) { newer = false; changed(); }
   }
 
+  let lost = false;
+
   function follow() {
     const events = new EventSource("events");
+    events.onopen = () => { if (lost) changed(); lost = false; };
     events.onmessage = (event) => { if (Number(event.data) !== version) changed(); };
     events.onerror = () => {
+      lost = true;
       at("state").textContent = "The server does not answer; this is what it said last.";
       if (events.readyState === EventSource.CLOSED) setTimeout(follow, 3000);
     };

@@ -96,8 +96,12 @@ class Store:
                 self.version += 1
 
     def listed(self, since: int = 0) -> dict[str, Any]:
-        """All ids, and the rows that have changed since a version."""
+        """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
+
+        Such a version is of another server of this folder, and the clock was set back between the two.
+        """
         with self._changing:
+            since = since if since <= self.version else 0
             runs = list(self._runs.values())
             changed = [run.row for run in runs if run.version > since]
             return {
@@ -140,12 +144,11 @@ class Store:
             UnknownRunError: there is no run of this id.
             InputError: they are too many, or have no such axis in common.
         """
-        from scalerl.curve.recipes import distinct
         from scalerl.report.numbers import axis_name
         from scalerl.report.overlay import OverlayRun, overlay
 
         runs, axis, made = self._chosen(ids, axis)
-        names = distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
+        names = _names(runs)
 
         def answer() -> dict[str, Any]:
             shown = [
@@ -167,11 +170,13 @@ class Store:
         """
         from scalerl.curve import compare
         from scalerl.curve.recipes import by_recipe
+        from scalerl.ingest.load import check_devices
         from scalerl.report.overlay import OverlayRun
         from scalerl.report.runs import RunsView
         from scalerl.report.runs_tables import comparison_table
 
         runs, axis, made = self._chosen(ids, axis)
+        check_devices([(one.standing.name, one.standing.record) for one in made], axis)
         for run, one in zip(runs, made, strict=True):
             if one.standing.fit is None:
                 raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
@@ -195,6 +200,11 @@ class Store:
             shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
             table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
             told = {"table": asdict(table), "priors": result.priors(), "result": result.to_json()}
+            told["notes"] = [
+                {"name": name, "notes": run.row["notes"]}
+                for name, run in zip(_names(runs), runs, strict=True)
+                if run.row["notes"]
+            ]
             return {"axis": axis} | told
 
         return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
@@ -284,6 +294,8 @@ class Store:
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
+        from scalerl.report.facts import imported, notes
+
         now = time.time()
         found = standing.to_json(now)
         kept = {key: about[key] for key in ("id", "path", "format")}
@@ -292,6 +304,9 @@ class Store:
         told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
         # Compute in words, and whether anybody said that the run ends there.
         told |= {"end_shown": standing.unit.show(standing.end), "end_known": math.isfinite(standing.budget)}
+        if standing.record is not None:
+            told["notes"] = [self._plain(note) for note in notes(standing.record)]
+            told |= {"ended": None} if imported(standing.record) else {}  # such a log does not say it
         return kept | found | told | {"updated": updated, "as_of": now}
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
@@ -324,6 +339,13 @@ def _broken(entry: Entry, error: str) -> dict[str, Any]:
     name = os.fsencode(entry.path.name).decode(errors="replace")
     about = {"id": entry.id, "path": entry.shown, "format": entry.format, "name": name}
     return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """No two alike."""
+    from scalerl.curve.recipes import distinct
+
+    return distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
 
 
 def _common_budget(made: Sequence[Fitted]) -> float | None:

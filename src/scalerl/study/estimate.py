@@ -117,7 +117,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     if total.gpu_hours is None or total.evaluation_hours is None:
         return total
     hours = total.gpu_hours + total.evaluation_hours
-    devices = plan.arms[0].recipe.placement.devices
+    devices = plan.arms[0].recipe.where.devices
     at_once = min(max(cores // devices, 1), total.runs)
     longest = math.ceil(total.runs / at_once) * hours / total.runs / devices
     return StudyCost(total.arms, longest, hours * plan.price if plan.price else None)
@@ -219,5 +219,5 @@ def _memory(recipe: Recipe) -> int | None:
     positions = recipe.context.prompt + recipe.context.sampled
     cache = cache_bytes(model, recipe.rows + recipe.evaluation.rows, positions)
     # The generators and the evaluation have the weights in their own precision.
-    copies = recipe.placement.processes + 1
+    copies = recipe.where.processes + 1
     return weights * (_MASTER_BYTES + copies * size) + cache

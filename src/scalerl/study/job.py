@@ -34,7 +34,7 @@ class Task:
     @property
     def cores(self) -> int:
         """That it keeps busy."""
-        return self.recipe.placement.devices
+        return self.recipe.where.devices
 
 
 class Job:

@@ -82,7 +82,7 @@ var scalerlChart = (() => {
 
     function curveTraces(run, colour, bands) {
       const curve = curveOf(run);
-      const found = curve ? rows(curve.compute, curve.median, curve.low, curve.high) : [];
+      const found = curve ? rows(curve.compute, curve.line, curve.low, curve.high) : [];
       if (!found.length) return [];
       const { dash } = lookOf(run);
       const dim = dimmed(run);
@@ -148,7 +148,7 @@ var scalerlChart = (() => {
         marker: { color: colour, size: 3.5 }, hovertemplate: "%{text}<extra></extra>" };
       for (const run of runs) {
         const curve = curveOf(run);
-        for (const [x, y] of curve ? rows(curve.compute, curve.median) : []) { line.x.push(x); line.y.push(y); }
+        for (const [x, y] of curve ? rows(curve.compute, curve.line) : []) { line.x.push(x); line.y.push(y); }
         line.x.push(null);
         line.y.push(null);
         for (const row of rows(run.compute, run.pass_rate, run.noise, run.step)) {

@@ -123,6 +123,20 @@ def test_what_the_process_does_not_take_is_dropped_and_counted(short_plain, tmp_
     assert re.search(r"tracking: \d{3,} rows were not logged", "\n".join(caplog.messages))
 
 
+def test_rows_for_a_process_that_has_died_are_dropped_at_once_and_counted(short_plain, tmp_path, caplog):
+    with Sender(setup_of(tmp_path, Fails("open", "kills"), close_seconds=0.0)) as sender:
+        wait_until(lambda: not sender._process.is_alive())
+        rows = rows_of_steps(short_plain, 40)
+        for _ in range(20):
+            sender.step(next(rows))
+        wait_until(lambda: sender._dead and not sender._queue.qsize())
+        for row in rows:
+            sender.step(row)
+            assert sender._queue.qsize() == 0
+        sender.evaluation(EvalPoint(step=40, pass_rate=0.5))
+    assert "tracking: 41 rows were not logged" in caplog.messages
+
+
 def test_nothing_that_a_row_holds_ends_or_hides_what_else_is_logged(tmp_path, caplog):
     keeps = Keeps(tmp_path / "kept.jsonl")
     row = {"step": 1, "time": 1.0, "reward_mean": np.float32(0.5), "queue": {"generating": np.int64(3)}}

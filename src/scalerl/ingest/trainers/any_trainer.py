@@ -95,8 +95,12 @@ ANY = Vocabulary(
     devices=("n_gpus", "num_gpus", "n_devices", "num_devices", "world_size"),
     tokens=("tokens_per_step", "step_tokens", "n_tokens"),
     tokens_so_far=("total_tokens", "tokens_so_far", "tokens_seen", "num_tokens"),
-    samples=("samples_per_step", "n_samples", "num_samples"),
+    # Not n_samples, which is the number of completions of a held-out prompt.
+    samples=("samples_per_step",),
     samples_so_far=("total_samples", "samples_so_far", "samples_seen"),
+    n_prompts=("eval/n_prompts", "eval_n_prompts", "n_prompts"),
+    n_samples=("eval/n_samples", "eval_n_samples", "n_samples"),
+    mean_p_1mp=("eval/mean_p_1mp", "eval_mean_p_1mp", "mean_p_1mp"),
     device_sums=("n_gpus", "num_gpus", "n_devices", "num_devices", "world_size"),
 )
 """Of every kind the most particular names first."""

@@ -38,7 +38,9 @@ PIPELINE_RL = Vocabulary(
     # Prompts included: those of the first process, times the number of processes.
     tokens=("throughput/tokens_per_step",),
     tokens_so_far=("stats/tokens",),
-    samples_so_far=("stats/samples",),
+    # A version of the weights is called by the samples that were trained on for it, and an evaluation is
+    # logged beside its own: the actor's run has the compute of its tests, without a row of the trainer's.
+    samples_so_far=("stats/samples", "actor/trainer_model_version"),
     # The config has shares of the GPUs (world.actor_fraction), not their number.
 )
 """Values of the trainer are of one step. The actor logs when the model has a new version, with no step of its

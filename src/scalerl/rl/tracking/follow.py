@@ -46,7 +46,7 @@ class Sender:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._seconds = forecast_seconds(setup.close_seconds) + setup.close_seconds + _GRACE
         self._lost = self._unsent = 0
-        self._ending = False
+        self._ending = self._dead = False
         self._process: Any = None
         if not setup.trackers:
             return
@@ -89,6 +89,7 @@ class Sender:
                 _LOG.warning("tracking: its process was ended; not all may be logged")
         for thread in self._threads:
             thread.join(_GRACE)
+        self._drop()
         self._ours.close()
         if lost := self._lost + self._unsent:
             _LOG.warning("tracking: %d rows were not logged", lost)
@@ -108,7 +109,7 @@ class Sender:
     def _put(self, item: Line | EvalPoint) -> None:
         if self._process is None:
             return
-        if self._queue.qsize() >= MOST_ROWS:
+        if self._dead or self._queue.qsize() >= MOST_ROWS:
             self._lost += 1
         else:
             self._queue.put(item)
@@ -120,9 +121,18 @@ class Sender:
             try:
                 self._ours.send(item)
             except OSError:  # the process has died, which the other thread says
+                self._dead = True
+                self._unsent += isinstance(item, Line | EvalPoint)
+                self._drop()
                 return
             except Exception:  # it holds what cannot go to another process
                 self._unsent += 1
+
+    def _drop(self) -> None:
+        """Count the rows that nobody will send."""
+        with suppress(queue.Empty):
+            while True:
+                self._unsent += isinstance(self._queue.get_nowait(), Line | EvalPoint)
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):

@@ -1,0 +1,114 @@
+"""Evaluations in an actor of their own: they stall nobody, and begin again where the actor is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+import torch
+
+from scalerl.errors import WorkerError
+from scalerl.rl.cluster.members import LostError, Member, gather, remote
+from scalerl.rl.cluster.parcel import StoredWeights, store
+from scalerl.rl.cluster.session import Session, here
+from scalerl.rl.evaluate import Evaluation, Evaluator
+from scalerl.rl.types import Prompt, Weights
+
+_LOG = logging.getLogger("scalerl")
+MOST_DEATHS = 5
+"""Actors that may be lost in a row before the run ends."""
+_FIRST_PAUSE = 0.5  # seconds; it doubles
+
+
+class EvaluationActor:
+    """What `scalerl.rl.evaluate.Evaluator` does, elsewhere."""
+
+    def start(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> tuple[str, int]:
+        """Load model and verifier; node and process."""
+        torch.set_num_threads(1)
+        self._evaluator = Evaluator(recipe, model_folder, prompts)
+        return here()
+
+    @ray.method(concurrency_group="life")
+    def ping(self) -> None:
+        """A sign of life."""
+
+    def evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
+        """Sample every held-out prompt, and judge the completions."""
+        return self._evaluator.evaluate(weights.fetch(), version)
+
+
+class RayEvaluator:
+    """Evaluates in an actor, in order, while training goes on; see `EvaluationProcess`."""
+
+    def __init__(
+        self, recipe: Any, model_folder: str, session: Session, on_event: Callable[[str], None]
+    ) -> None:
+        self._cluster, self._on_event = recipe.cluster, on_event
+        put = session.room["evaluation"]
+        self._options = remote(EvaluationActor, {"life": 1}).options(
+            num_cpus=recipe.cluster.generator.cpus,
+            num_gpus=recipe.cluster.generator.gpus,
+            max_restarts=0,
+            scheduling_strategy=put(0),
+        )
+        self._arguments = recipe.without_prompts(), model_folder, recipe.task.prompts("heldout")
+        self._member: Member | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        self._closed = threading.Event()
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """Queue an evaluation of `weights`."""
+        transport, seconds = self._cluster.transport, self._cluster.patience.weights
+        stored = (
+            weights
+            if isinstance(weights, StoredWeights)
+            else store(weights.items(), transport.bucket_mib, seconds)
+        )
+        return self._thread.submit(self._evaluate, stored, version)
+
+    def close(self) -> None:
+        """End the actor at once; what it has not done by now is done when the run is resumed."""
+        self._closed.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if (member := self._member) is not None:
+            member.kill()
+        self._thread.shutdown(wait=True)
+
+    def _evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
+        pause = _FIRST_PAUSE
+        for death in range(1, MOST_DEATHS + 1):
+            try:
+                member = self._member or self._start()
+                call = member.handle.evaluate.remote(weights, version)
+                return gather({call: member}, self._cluster.patience.step, "evaluated")[0]
+            except LostError as error:
+                self._lose(error, death)
+            if self._closed.wait(pause):
+                break
+            pause *= 2
+        raise WorkerError(f"the evaluation of version {version} was given up")
+
+    def _start(self) -> Member:
+        if self._closed.is_set():
+            raise WorkerError("the run has ended")
+        silence = self._cluster.patience.silence
+        self._member = member = Member("the evaluation", self._options.remote(), silence)
+        start = member.handle.start.remote(*self._arguments)
+        member.settled(gather({start: member}, self._cluster.patience.start, "started")[0])
+        return member
+
+    def _lose(self, error: LostError, death: int) -> None:
+        if self._member is not None:
+            self._member.kill()
+            self._member = None
+        if self._closed.is_set():
+            return
+        if death >= MOST_DEATHS:
+            raise error
+        _LOG.warning("%s; it begins again", error)
+        self._on_event(str(error))

@@ -1,0 +1,366 @@
+"""The placement on a cluster: generators in Ray actors, as many as there is room for at the time.
+
+              submit                                    groups as they are complete, versions installed
+    driver -------------> GeneratorActor  0 .. n-1  -----------------------------------------------> driver
+              weights, by a transport
+
+    submit     goes to the generator with the fewest groups in flight; to none that has no weights yet
+    work       waits for a message of any of them, and not for ever
+    update     gives the weights to the transport; waits for nothing. `installed` is the version that all that
+               take part have installed
+
+Who is lost (its process or its node died, it gave no sign of life, it did not get its weights in time)
+leaves: its groups in flight keep their places and are sampled anew by others. Its room is asked for again,
+with a pause that doubles; whoever comes to it is first given the weights of the day, and takes part once it
+has installed a version as new as the one that groups have been admitted by. So no token is older than the
+schedule allows, whoever comes and goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import ray
+
+from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.admission import Admission, Asked, sum_of
+from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
+from scalerl.rl.cluster.members import LostError, Member, gather, remote, value_of
+from scalerl.rl.cluster.session import Session
+from scalerl.rl.cluster.settings import Patience
+from scalerl.rl.cluster.timeline import Timeline
+from scalerl.rl.cluster.transport import ObjectStore
+from scalerl.rl.types import Counters, Weights
+
+_LOG = logging.getLogger("scalerl")
+MOST_DEATHS = 5
+"""Generators that may be lost for each there is, with no group complete in between, before the run ends."""
+_LISTEN, _WORK = 2.0, 1.0  # seconds that an actor, and the driver, wait for something to be said
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a place is filled again
+
+
+class RayGenerator(Admission):
+    """Generators on a cluster, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
+
+    Raises:
+        InputError: there is no room on the cluster, or a generator cannot load the model.
+        WorkerError: a generator does not start; or all are lost, and none comes in their place.
+    """
+
+    def __init__(
+        self,
+        recipe: Any,
+        model_folder: str,
+        weights: Weights,
+        session: Session,
+        transport: ObjectStore,
+        version: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        super().__init__()
+        cluster = recipe.cluster
+        self._patience: Patience = cluster.patience
+        self._transport, self._timeline = transport, timeline or Timeline()
+        put = session.room["generators"]
+        actor = remote(GeneratorActor, GROUPS)
+        self._homeless: dict[int, Asked] = {}
+        """Groups that nobody is there to sample, by place."""
+        self._floor = 0
+        self._deaths = 0
+        self.lost: list[str] = []
+        """What was said of each generator that was lost."""
+
+        def start(i: int) -> tuple[Any, Any]:
+            handle = actor.options(
+                num_cpus=cluster.generator.cpus,
+                num_gpus=cluster.generator.gpus,
+                max_restarts=0,
+                scheduling_strategy=put(i),
+            ).remote()
+            return handle, handle.start.remote(recipe.without_prompts(), model_folder)
+
+        self._seats = [
+            _Seat(f"generator {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.generators)
+        ]
+        self._transport.publish(weights, version)
+        self._version = version
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start all, and wait until they have the first weights."""
+        for seat in self._seats:
+            seat.fill()
+        starts = {seat.starting: seat.member for seat in self._seats if seat.member}
+        ends = time.monotonic() + self._patience.start
+        try:
+            gather(starts, self._patience.start, "started")
+            while self.installed < self._version or any(not seat.taking_part for seat in self._seats):
+                self._listen(_WORK)
+                if time.monotonic() > ends or self.lost:
+                    what = self.lost[-1] if self.lost else "the weights have not come"
+                    raise WorkerError(f"the generators do not start: {what}")
+        except ScalerlError:
+            self.close()
+            raise
+
+    # -- the interface -------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Wait until a generator says something, but not for long; and take note."""
+        self._listen(_WORK)
+
+    def update(self, weights: Weights, version: int) -> None:
+        """Offer new weights; completions in flight go on with them and their old KV cache."""
+        self._transport.publish(weights, version)
+        self._version = version
+        seats = [seat for seat in self._seats if seat.taking_part]
+        parcels = self._transport.for_all([seat.arrival for seat in seats], version)
+        for seat, parcel in zip(seats, parcels, strict=True):
+            seat.offer(parcel, version)
+        for seat in self._seats:
+            if not seat.taking_part:
+                seat.offer(self._transport.for_one(), version)
+        self._listen(0)
+
+    @property
+    def installed(self) -> int:
+        """The version that every generator which takes part has installed."""
+        self._listen(0)
+        least = min((seat.installed for seat in self._seats if seat.taking_part), default=self._version)
+        self._floor = max(self._floor, least)
+        return self._floor
+
+    @property
+    def counters(self) -> Counters:
+        """What all generators have spent, those that were lost included."""
+        spent = [self._before, *(c for seat in self._seats for c in (seat.counters, seat.buried))]
+        return replace(sum_of(spent), alive=self.alive)
+
+    @property
+    def alive(self) -> int:
+        """Generators that take part."""
+        return sum(seat.taking_part for seat in self._seats)
+
+    def _place(self, place: int, group: Asked) -> None:
+        seats = [seat for seat in self._seats if seat.taking_part]
+        if not seats:
+            self._homeless[place] = group
+            return
+        min(seats, key=lambda seat: len(seat.in_flight)).submit({place: group})
+
+    def _under_way(self) -> Mapping[int, Asked]:
+        return self._homeless | {place: g for seat in self._seats for place, g in seat.in_flight.items()}
+
+    def _published(self) -> int:
+        return self._version
+
+    def close(self) -> None:
+        """End the actors; what is in flight is lost."""
+        for seat in self._seats:
+            if seat.member is not None:
+                seat.member.kill()
+        self._transport.close()
+
+    # -- who is there --------------------------------------------------------------------------------------
+
+    def _listen(self, timeout: float) -> None:
+        """Hear what was said within `timeout` seconds, and see to it that whoever is lost is replaced."""
+        calls = {ref: seat for seat in self._seats for ref in seat.calls()}
+        done = ray.wait(list(calls), num_returns=1, timeout=timeout)[0] if calls else []
+        if not calls and timeout:
+            time.sleep(min(timeout, _FIRST_PAUSE))  # until a place may be filled again
+        if done:
+            done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
+        for ref in done:
+            self._attempt(calls[ref], lambda seat, ref=ref: self._hear(seat, ref))
+        for seat in self._seats:
+            self._attempt(seat, _Seat.check)
+            if seat.member is None and time.monotonic() >= seat.fill_at:
+                seat.fill()
+        self._house()
+        self._give_up_alone()
+
+    def _attempt(self, seat: _Seat, do: Callable[[_Seat], None]) -> None:
+        if seat.member is None:
+            return
+        try:
+            do(seat)
+        except LostError as error:
+            self._lose(seat, str(error))
+        except ScalerlError as error:  # what it cannot load here, another node may have
+            self._lose(seat, str(seat.member.lost(str(error))))
+
+    def _hear(self, seat: _Seat, ref: Any) -> None:
+        assert seat.member is not None
+        if ref is seat.starting:
+            seat.started(value_of(ref, seat.member))
+            seat.offer(self._transport.for_one(), self._version)
+            return
+        for message in value_of(ref, seat.member):
+            self._take_note(seat, message)
+        seat.listen()
+
+    def _take_note(self, seat: _Seat, message: Message) -> None:
+        what, value, counters, at = message
+        assert seat.member is not None
+        if what == "failed":
+            raise seat.member.lost(value)
+        if what == "behind":
+            _LOG.warning("%s on %s did not get its weights (%s)", seat.name, seat.member.node, value)
+            self._transport.failed()
+            seat.offer(self._transport.for_one(), self._version)
+            return
+        self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
+        seat.spent(counters)
+        if what == "decoding":
+            return
+        if what == "installed":
+            seat.installed = value
+            if value >= self._floor and not seat.taking_part:
+                seat.taking_part = True
+                self._timeline.event(f"{seat.name} on {seat.member.node} takes part from version {value}")
+            return
+        places, sizes, packed = value
+        self._keep(places, sizes, packed)
+        for place in places:
+            del seat.in_flight[place]
+        self._deaths = seat.deaths = 0
+
+    def _lose(self, seat: _Seat, why: str) -> None:
+        self.lost.append(why)
+        self._deaths += 1
+        groups = len(seat.in_flight)
+        _LOG.warning("%s; its %d groups go to others", why, groups)
+        self._timeline.event(why)
+        self._homeless |= seat.vacate()
+        self._transport.failed()
+        if self._deaths > MOST_DEATHS * len(self._seats):
+            raise WorkerError(f"{self._deaths} generators were lost with no group complete in between: {why}")
+
+    def _house(self) -> None:
+        """Give groups that lost their generator to those that are there, the first first."""
+        if self._homeless and any(seat.taking_part for seat in self._seats):
+            homeless, self._homeless = sorted(self._homeless.items()), {}
+            for place, group in homeless:
+                self._place(place, group)
+
+    def _give_up_alone(self) -> None:
+        """Not to wait for ever where nobody is left."""
+        if any(seat.taking_part for seat in self._seats):
+            self._alone_since = time.monotonic()
+        elif time.monotonic() - self._alone_since > self._patience.start:
+            why = self.lost[-1] if self.lost else "none has started"
+            raise WorkerError(f"no generator is left, and none came within {self._patience.start:g} s: {why}")
+
+    _alone_since = float("inf")
+
+
+_ARRIVALS = count()
+
+
+@dataclass
+class _Seat:
+    """Room for a generator, and who has it."""
+
+    name: str
+    patience: Patience
+    start: Callable[[], tuple[Any, Any]]
+    member: Member | None = None
+    arrival: int = -1
+    """Which of all that have come this one is."""
+    starting: Any = None
+    listening: Any = None
+    installed: int = -1
+    offered: int = -1
+    offered_at: float = 0.0
+    taking_part: bool = False
+    in_flight: dict[int, Asked] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    buried: Counters = field(default_factory=Counters)
+    """What those before had spent."""
+    deaths: int = 0
+    fill_at: float = 0.0
+    listening_since: float = 0.0
+    moved_at: float = 0.0
+
+    def fill(self) -> None:
+        """Ask for an actor; it comes when there is room."""
+        handle, self.starting = self.start()
+        self.arrival = next(_ARRIVALS)
+        self.member = Member(self.name, handle, self.patience.silence)
+
+    def started(self, where: tuple[str, int]) -> None:
+        """It has loaded its model."""
+        assert self.member is not None
+        self.member.settled(where)
+        self.starting = None
+        self.listen()
+
+    def listen(self) -> None:
+        """Ask for what it has to say."""
+        assert self.member is not None
+        self.listening = self.member.handle.listen.remote(min(_LISTEN, self.patience.silence / 4))
+        self.listening_since = time.monotonic()
+
+    def spent(self, counters: Counters) -> None:
+        """Take note of what it has spent, and whether it gets on."""
+        if counters.ticks != self.counters.ticks or not self.in_flight:
+            self.moved_at = time.monotonic()
+        self.counters = counters
+
+    def calls(self) -> list[Any]:
+        """What is waited for."""
+        return [ref for ref in (self.starting, self.listening) if ref is not None]
+
+    def offer(self, parcel: Any, version: int) -> None:
+        """Tell it of weights, once it has started."""
+        if self.member is not None and self.starting is None:
+            self.member.handle.offer.remote(parcel, version)
+            if self.offered == self.installed:
+                self.offered_at = time.monotonic()
+            self.offered = version
+
+    def submit(self, groups: Mapping[int, Asked]) -> None:
+        """Give it groups to sample, by place."""
+        assert self.member is not None
+        if not self.in_flight:
+            self.moved_at = time.monotonic()
+        self.in_flight |= groups
+        self.member.handle.submit.remote(list(groups.items()))
+
+    def check(self) -> None:
+        """Whether it lives, and keeps up. One that waits for room is let be.
+
+        Raises:
+            LostError: it does not.
+        """
+        assert self.member is not None
+        if self.starting is not None:
+            return
+        now, patience = time.monotonic(), self.patience
+        if now - self.listening_since > patience.silence:  # what was said before that has been heard
+            raise self.member.lost(f"no sign of life for {patience.silence:g} s (pid {self.member.pid})")
+        if self.in_flight and now - self.moved_at > patience.decode:
+            raise self.member.lost(f"it has decoded nothing for {patience.decode:g} s")
+        if self.installed < self.offered and time.monotonic() - self.offered_at > self.patience.weights:
+            version, seconds = self.offered, self.patience.weights
+            raise self.member.lost(f"version {version} of the weights was not installed in {seconds:g} s")
+
+    def vacate(self) -> dict[int, Asked]:
+        """End whoever has it, and keep it free for a while; the groups that were in flight."""
+        assert self.member is not None
+        self.member.kill()
+        groups, self.in_flight = self.in_flight, {}
+        self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
+        self.buried.restarted += len(groups)
+        self.member = self.starting = self.listening = None
+        self.installed = self.offered = -1
+        self.taking_part = False
+        self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.deaths)
+        self.deaths += 1
+        return groups

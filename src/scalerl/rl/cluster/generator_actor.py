@@ -1,0 +1,95 @@
+"""A generator in an actor of its own: the loop of `scalerl.rl.decoding`, between queues that Ray serves."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+
+from scalerl.errors import brief_error
+from scalerl.rl.admission import Asked
+from scalerl.rl.cluster.session import here
+from scalerl.rl.decoding import decode
+from scalerl.rl.types import Counters, Weights
+
+Message = tuple[str, Any, Counters, float]
+"""What is said, its value, what has been spent until then, and when (Unix seconds)."""
+GROUPS = {"life": 1, "listen": 1, "tell": 1, "weights": 1}
+"""Threads of the actor: none of these waits for another, nor for the decoding."""
+
+
+class GeneratorActor:
+    """Samples what it is told to, by the newest weights that have reached it."""
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+        self._heard, self._said = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
+        self._newest: tuple[Weights, int] | None = None
+
+    def start(self, recipe: Any, model_folder: str) -> tuple[str, int]:
+        """Load the model, and begin to listen; node and process.
+
+        Raises:
+            InputError: the model cannot be loaded here.
+        """
+        from scalerl.rl.setup import load_generator
+
+        torch.set_num_threads(1)
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        self._counters = generator.counters
+
+        def run() -> None:
+            try:
+                decode(generator, self._heard, self._say, self._newer)
+            except Exception as error:
+                self._say(("failed", brief_error(error), Counters()))
+
+        threading.Thread(target=run, daemon=True).start()
+        return here()
+
+    @ray.method(concurrency_group="life")
+    def ping(self) -> None:
+        """A sign of life, while the model is loaded; afterwards `listen` is one."""
+
+    @ray.method(concurrency_group="tell")
+    def submit(self, groups: Sequence[tuple[int, Asked]]) -> None:
+        """Admit groups, each at its place."""
+        for place, group in groups:
+            self._heard.put((place, *group))
+
+    @ray.method(concurrency_group="weights")
+    def offer(self, parcel: Any, version: int) -> None:
+        """Fetch weights, which are installed between two decode steps."""
+        try:
+            self._newest = parcel.fetch(), version
+        except Exception as error:
+            self._say(("behind", brief_error(error), Counters()))
+            return
+        self._heard.put(None)
+
+    @ray.method(concurrency_group="listen")
+    def listen(self, seconds: float) -> list[Message]:
+        """What has been said since the last call; after so long with nothing, what has been spent."""
+        try:
+            messages = [self._said.get(timeout=seconds)]
+        except queue.Empty:
+            return [("decoding", None, replace(self._counters), time.time())]
+        while not self._said.empty():
+            messages.append(self._said.get())
+        return messages
+
+    def _say(self, message: tuple[str, Any, Counters]) -> None:
+        self._said.put((*message, time.time()))
+
+    def _newer(self, version: int) -> tuple[Weights, int] | None:
+        newest = self._newest
+        if newest is None or newest[1] == version:
+            return None
+        self._newest = None  # the copy is given back once it is installed
+        return newest

@@ -1,0 +1,129 @@
+"""The learner of a run whose ranks are Ray actors: what the driver has in its place.
+
+    step       the batch goes into the object store once; all ranks fetch it from there, and return the same
+    weights    every rank puts its share of the buckets into the object store; references come here
+    saver      the ranks write, into a folder that all of them and the driver see
+
+The driver holds the model's shape, and never its weights. Where a rank is lost, the others cannot go on: all
+are ended, and the run goes back to its last checkpoint (`LearnerLostError`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from scalerl.errors import LearnerLostError
+from scalerl.rl.cluster.broadcast import Group
+from scalerl.rl.cluster.members import LostError, Member, gather, remote
+from scalerl.rl.cluster.parcel import StoredWeights
+from scalerl.rl.cluster.session import Session
+from scalerl.rl.cluster.settings import Cluster
+from scalerl.rl.cluster.trainer_actor import GROUPS, TrainerActor
+from scalerl.rl.fsdp.group import LearnerGroup
+
+_AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
+
+
+class RayRanks:
+    """The ranks as actors: see `scalerl.rl.fsdp.group.Ranks`.
+
+    Raises:
+        LearnerLostError: (by any method) one of them was lost; none is left.
+    """
+
+    def __init__(self, cluster: Cluster, session: Session) -> None:
+        self._patience = cluster.patience
+        put, share = session.room["trainers"], cluster.trainer
+        actor = remote(TrainerActor, GROUPS)
+        self.members: list[Member] = []
+        for rank in range(cluster.trainers):
+            handle = actor.options(
+                num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=put(rank)
+            ).remote()
+            self.members.append(Member(f"trainer {rank}", handle, cluster.patience.silence))
+        self._meet(cluster)
+
+    def _meet(self, cluster: Cluster) -> None:
+        for member, where in zip(self.members, self.call("where", "started"), strict=True):
+            member.settled(where)
+        first, world = self.members[0], cluster.trainers
+        (meeting,) = self._on({first: ()}, "meeting", "found a place to meet")
+        seconds = getattr(cluster.learner, "timeout", cluster.patience.start)
+        arguments = {m: (rank, world, meeting, seconds) for rank, m in enumerate(self.members)}
+        self._on(arguments, "meet", "met the others")
+
+    def all(self, name: str, *args: Any) -> Any:
+        """A method on every rank; what the first returns."""
+        return self.call("all", f"done what it was asked ({name})", name, ray.put(args))[0]
+
+    def first(self, name: str, *args: Any) -> Any:
+        """A method on the first rank alone."""
+        arguments = {self.members[0]: (name, args)}
+        return self._on(arguments, "first", f"done what it was asked ({name})")[0]
+
+    def call(self, method: str, what: str, *args: Any) -> list[Any]:
+        """A method of the actors on every rank; what each returns."""
+        return self._on(dict.fromkeys(self.members, args), method, what)
+
+    def close(self) -> None:
+        """End the ranks."""
+        for member in self.members:
+            member.kill()
+
+    def _on(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> list[Any]:
+        calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
+        try:
+            return gather(calls, self._patience.step, what)
+        except LostError as error:
+            cause = self._dead_first() or error
+            self.close()
+            raise LearnerLostError(str(cause)) from error
+
+    def _dead_first(self) -> LostError | None:
+        """Who died, where somebody did: the others complain of their connection to it."""
+        ends = time.monotonic() + _AFTERMATH
+        pings = {member.handle.ping.remote(): member for member in self.members}
+        while pings and time.monotonic() < ends:
+            for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
+                member = pings.pop(ref)
+                try:
+                    ray.get(ref, timeout=_AFTERMATH)
+                except RayActorError as error:
+                    return member.lost(error)
+        return None
+
+
+class RayLearner(LearnerGroup):
+    """The learner over actors; its weights stay in the object store until somebody wants them.
+
+    Raises:
+        InputError: the model cannot be loaded or sharded.
+        LearnerLostError: (by any method) a rank was lost.
+    """
+
+    def __init__(self, recipe: Any, model_folder: str, session: Session) -> None:
+        cluster: Cluster = recipe.cluster
+        self._actors = RayRanks(cluster, session)
+        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights
+        self.address = self._actors.members[0].node.split()[1]
+        """Where the first rank can be reached."""
+        super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+
+    def weights(self) -> StoredWeights:
+        """The current weights, in the object store."""
+        found = self._actors.call("stored_weights", "given its weights", self._bucket_mib)
+        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
+        return StoredWeights((bucket for _, bucket in buckets), self._seconds)
+
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Have the first rank broadcast weights to the generators; waits for nothing."""
+        self._actors.members[0].handle.send.remote(group, weights, version)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._actors.close()

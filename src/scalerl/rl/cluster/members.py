@@ -1,0 +1,127 @@
+"""Actors of a run as the driver sees them: calls have a time limit, and who is lost is named with the cause.
+
+An actor whose call fails, or that gives no sign of life, is lost: it is killed, and its place may be taken by
+another. Nothing here waits for longer than it was told to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+
+from scalerl.errors import ScalerlError, WorkerError, brief_error
+
+_LOOK = 1.0  # seconds between two looks at who still lives
+
+
+class LostError(WorkerError):
+    """An actor died, does not answer, or cannot go on; the text names actor, node and cause."""
+
+
+@dataclass(eq=False)
+class Member:
+    """An actor, and what it was told to be."""
+
+    name: str
+    handle: Any
+    silence: float
+    """Seconds without a sign of life after which it is given up."""
+    node: str = "no node yet"
+    pid: int = 0
+    _ping: Any = None
+    _pinged: float = field(default_factory=time.monotonic)
+
+    def lost(self, cause: BaseException | str) -> LostError:
+        """The error that says so."""
+        text = cause if isinstance(cause, str) else _cause(cause)
+        return LostError(f"{self.name} on {self.node} is lost: {text}")
+
+    def settled(self, where: tuple[str, int]) -> None:
+        """It has said where it runs."""
+        self.node, self.pid = where
+
+    def check_life(self) -> None:
+        """Ask for a sign of life, and look for the answer to the last question; waits for nothing.
+
+        Nothing is asked of one that has not said where it runs: it is starting, for which there is another
+        limit.
+
+        Raises:
+            LostError: there was none for too long, or it has died.
+        """
+        if not self.pid:
+            return
+        if self._ping is None:
+            self._ping, self._pinged = self.handle.ping.remote(), time.monotonic()
+            return
+        if ray.wait([self._ping], timeout=0)[0]:
+            ping, self._ping = self._ping, None
+            try:
+                ray.get(ping, timeout=self.silence)
+            except RayError as error:
+                raise self.lost(error) from error
+        elif time.monotonic() - self._pinged > self.silence:
+            raise self.lost(f"no sign of life for {self.silence:g} s (pid {self.pid})")
+
+    def kill(self) -> None:
+        """End it now, whatever it does. Ray kills the process where that does not end by itself."""
+        with suppress(RayError, ValueError):  # it is dead, or Ray is
+            ray.kill(self.handle, no_restart=True)
+
+
+def remote(cls: type, groups: Mapping[str, int]) -> Any:
+    """A class as an actor, with so many threads for each group of calls."""
+    make: Any = ray.remote
+    return make(concurrency_groups=dict(groups))(cls)
+
+
+def gather(calls: Mapping[Any, Member], limit: float, what: str) -> list[Any]:
+    """What calls return, in order, once all have; each by the actor that is asked.
+
+    Raises:
+        LostError: an actor has died, or gave no sign of life, or has not done `what` within `limit` seconds.
+        ScalerlError: what an actor raised.
+    """
+    ends, pending = time.monotonic() + limit, list(calls)
+    while pending:
+        left = ends - time.monotonic()
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=max(0.0, min(_LOOK, left)))
+        for ref in done:
+            value_of(ref, calls[ref])  # one that has failed is heard of at once, whoever waits for it
+        for member in {id(m): m for m in (calls[ref] for ref in pending)}.values():
+            if left <= 0:
+                raise member.lost(f"it has not {what} within {limit:g} s")
+            member.check_life()
+    return [value_of(ref, member) for ref, member in calls.items()]
+
+
+def value_of(ref: Any, member: Member) -> Any:
+    """What a call that is over has returned.
+
+    Raises:
+        LostError: the actor has died, or raised an error of its own.
+        ScalerlError: what the actor raised, where it is meant for the user.
+    """
+    try:
+        return ray.get(ref, timeout=member.silence)
+    except RayTaskError as error:
+        if isinstance(error.cause, ScalerlError):
+            raise error.cause from None
+        raise member.lost(brief_error(error.cause)) from error
+    except RayError as error:
+        raise member.lost(error) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What Ray says of a death, on one line: the reason, which stands in the middle of many lines."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    wanted = ("The actor died because", "The actor is dead because", "the actor's node was", "OOM", "exit ")
+    telling = [line for line in lines if line.startswith(wanted)] or lines[:1]
+    kind = {ActorDiedError: "it died", ActorUnavailableError: "it cannot be reached"}.get(type(error))
+    return f"{kind or type(error).__name__} ({'; '.join(telling)})"

@@ -1,0 +1,80 @@
+"""Weights in Ray's object store: buckets of tensors, fetched by whoever needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import ray
+
+Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
+"""Names and shapes of some tensors, and the reference to a mapping of them."""
+
+
+class StoredWeights(Mapping[str, np.ndarray]):
+    """A model's parameters by name, which are not here until they are asked for.
+
+    They are kept for as long as anybody has these references, and the process that put them lives.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
+        """A fetch may take so many `seconds`."""
+        self._buckets, self._seconds = list(buckets), seconds
+        self._at = {name: ref for tensors, ref in self._buckets for name, _ in tensors}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.array(self._get(self._at[name])[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def layout(self) -> list[tuple[tuple[str, tuple[int, ...]], ...]]:
+        """Names and shapes of the tensors of each bucket."""
+        return [tensors for tensors, _ in self._buckets]
+
+    def mappings(self) -> Iterator[dict[str, np.ndarray]]:
+        """The buckets one after another, not to be written to.
+
+        Raises:
+            ray.exceptions.RayError: one did not come in time, or is gone with the process that put it.
+        """
+        for _, ref in self._buckets:
+            yield self._get(ref)
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """All of them, as copies of this process's own; raises what `mappings` does."""
+        return {name: np.array(weight) for bucket in self.mappings() for name, weight in bucket.items()}
+
+    def _get(self, ref: Any) -> dict[str, np.ndarray]:
+        return ray.get(ref, timeout=self._seconds)
+
+
+def in_buckets(
+    weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float
+) -> Iterator[dict[str, np.ndarray]]:
+    """Tensors as they come, in mappings of so many MiB; a larger one is alone."""
+    bucket: dict[str, np.ndarray] = {}
+    size = 0
+    for name, weight in weights:
+        if bucket and size + weight.nbytes > bucket_mib * 2**20:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = weight
+        size += weight.nbytes
+    if bucket:
+        yield bucket
+
+
+def put(bucket: dict[str, np.ndarray]) -> Bucket:
+    """A bucket in the object store."""
+    return tuple((name, weight.shape) for name, weight in bucket.items()), ray.put(bucket)
+
+
+def store(weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float, seconds: float) -> StoredWeights:
+    """Put weights into the object store, bucket by bucket."""
+    return StoredWeights(map(put, in_buckets(weights, bucket_mib)), seconds)

@@ -1,0 +1,57 @@
+"""The parts of a run that are on a cluster, in place of those of `scalerl.rl.parts`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from scalerl.rl.cluster.evaluation import RayEvaluator
+from scalerl.rl.cluster.generator import RayGenerator
+from scalerl.rl.cluster.learner import RayLearner
+from scalerl.rl.cluster.session import Session
+from scalerl.rl.cluster.timeline import Timeline
+from scalerl.rl.cluster.transport import transport_of
+from scalerl.rl.learner import Learner
+from scalerl.rl.setup import check_sampler, load_learner
+from scalerl.rl.types import Generator
+
+
+class RayParts:
+    """Parts as Ray actors; `closing` ends them, and gives their room back."""
+
+    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack) -> None:
+        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._session = Session(recipe.cluster)
+        self.timeline = Timeline()
+        closing.callback(self._session.close)
+
+    def learner(self) -> Learner | RayLearner:
+        """The learner: in the driver, or over actors."""
+        if self._recipe.cluster.learner.kind == "one":
+            return load_learner(self._recipe, self._model_folder)
+        learner = RayLearner(self._recipe, self._model_folder, self._session)
+        self._closing.callback(learner.close)
+        return learner
+
+    def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
+        """Generators with the weights of `learner` as `version`."""
+        recipe, folder, weights = self._recipe, self._model_folder, learner.weights()
+        tokenizer, sampling = check_sampler(recipe, folder, learner.model)
+        if recipe.cluster.engine.kind == "vllm":
+            from scalerl.rl.vllm.generator import VllmGenerator
+
+            settings, how = recipe.cluster.engine, {"rows": recipe.rows, "precision": recipe.precision}
+            generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, version, **how)
+        else:
+            transport = transport_of(recipe.cluster, learner)
+            generator = RayGenerator(
+                recipe, folder, weights, self._session, transport, version, self.timeline
+            )
+        self._closing.callback(generator.close)
+        return generator
+
+    def evaluate(self) -> RayEvaluator:
+        """What evaluates."""
+        evaluator = RayEvaluator(self._recipe, self._model_folder, self._session, self.timeline.event)
+        self._closing.callback(evaluator.close)
+        return evaluator

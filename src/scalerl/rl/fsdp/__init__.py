@@ -1,0 +1,1 @@
+"""The learner on several processes: PyTorch FSDP2."""

@@ -1,0 +1,57 @@
+"""Ranks that fail together: what one cannot do, all say, instead of waiting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from scalerl.errors import InputError, ScalerlError, WorkerError, WriteError, first_line
+
+T = TypeVar("T")
+_LONGEST = 1000  # bytes of a complaint
+_KINDS: tuple[type[ScalerlError], ...] = (InputError, WriteError)
+
+
+def on_all_ranks(do: Callable[[], T]) -> T:
+    """What `do` returns on this rank, once it has returned on all; collective.
+
+    Raises:
+        InputError: on every rank, with the words of the first on which `do` raised one; WriteError alike.
+    """
+    result, words = None, b""
+    try:
+        result = do()
+    except _KINDS as error:
+        kind = next(i for i, kind in enumerate(_KINDS) if isinstance(error, kind))
+        words = bytes([kind + 1]) + str(error).encode()[: _LONGEST - 1]
+    told = torch.zeros(dist.get_world_size(), _LONGEST, dtype=torch.uint8)
+    if words:
+        told[dist.get_rank(), : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
+    dist.all_reduce(told)
+    for row in told:
+        if row[0]:
+            text = bytes(row[1:].tolist()).rstrip(b"\0").decode(errors="replace")
+            raise _KINDS[int(row[0]) - 1](text)
+    return result  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def losses(seconds: float) -> Iterator[None]:
+    """What the backends of PyTorch say of a rank that has died, or is silent, as an error of ours.
+
+    Raises:
+        WorkerError: it is gone, or has not answered for so many `seconds`.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:  # gloo raises either; all NCCL's are DistError
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise WorkerError(
+                f"learner: another of its processes has ended, or was silent for {seconds:g} s "
+                f"({first_line(error)})"
+            ) from error
+        raise

@@ -1,0 +1,74 @@
+"""The parts of a run that may be elsewhere: learner, generator, evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
+from scalerl.rl.recipe import Recipe
+from scalerl.rl.setup import place_generator
+from scalerl.rl.types import Generator
+
+Load = Callable[[Recipe, str], Any]
+"""Makes the learner of a recipe and a model's folder."""
+
+
+class Parts(Protocol):
+    """Makes the parts of a run where its recipe wants them; they end with the run."""
+
+    timeline: Any
+    """Who did what when, where that is recorded: see `scalerl.rl.cluster.timeline`."""
+
+    def learner(self) -> Any:
+        """The learner, at version 0: a `Learner`, or what has its methods."""
+        ...
+
+    def generator(self, learner: Any, version: int) -> Generator:
+        """The generator, with the weights of `learner` as `version`."""
+        ...
+
+    def evaluate(self) -> Evaluate:
+        """What evaluates."""
+        ...
+
+
+class PartsHere:
+    """Parts in this process and in processes beside it, by the recipe's `placement`."""
+
+    timeline = None
+
+    def __init__(
+        self, recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load
+    ) -> None:
+        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._aside, self._load = aside, load
+
+    def learner(self) -> Any:
+        """See `Parts`."""
+        return self._load(self._recipe, self._model_folder)
+
+    def generator(self, learner: Any, version: int) -> Generator:
+        """See `Parts`."""
+        generator = place_generator(self._recipe, self._model_folder, learner, version)
+        self._closing.callback(generator.close)
+        return generator
+
+    def evaluate(self) -> Evaluate:
+        """In a process of its own, where `aside` is true."""
+        evaluate = (EvaluationProcess if self._aside else Evaluator)(self._recipe, self._model_folder)
+        self._closing.callback(evaluate.close)
+        return evaluate
+
+
+def parts_of(recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load) -> Parts:
+    """The parts of `recipe`: on the cluster that is connected to, where it has one.
+
+    Elsewhere `load` makes the learner, and evaluations have a process of their own if `aside` is true.
+    """
+    if recipe.cluster is None:
+        return PartsHere(recipe, model_folder, closing, aside, load)
+    from scalerl.rl.cluster.parts import RayParts
+
+    return RayParts(recipe, model_folder, closing)

@@ -1,0 +1,1 @@
+"""Generation by vLLM: docs/vllm.md."""

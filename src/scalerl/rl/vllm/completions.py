@@ -1,0 +1,91 @@
+"""Completions asked of vLLM: as they are sent, as they come back, and what else a fleet of servers tells of.
+
+Shapes in names: T tokens of a completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import ScalerlError, WorkerError, brief
+
+
+@dataclass(frozen=True, order=True)
+class Request:
+    """A completion to sample."""
+
+    place: int
+    sample: int
+    prompt: tuple[int, ...] = field(compare=False)
+    seed: int = field(compare=False)
+    interrupt_at: int = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A completion as it came back."""
+
+    request: Request
+    token_T: np.ndarray
+    logp_T: np.ndarray
+    marks: list[tuple[int, int]]
+    """From which token on which version sampled; the first version read the prompt."""
+    cached: int
+    """Tokens of the prompt that were found in the prefix cache."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A server has these weights."""
+
+    server: int
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A server died, and groups of these places with it."""
+
+    server: int
+    places: set[int]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Nothing goes on."""
+
+    error: ScalerlError
+
+
+Event = Completed | Installed | Restarted | Failed
+
+
+@dataclass
+class Flight:
+    """A request on its way to a server, or there."""
+
+    request: Request
+    name: str
+    marks: list[tuple[int, int]]
+    task: asyncio.Task[None] | None = None
+
+
+def parsed(name: str, answer: Any, flight: Flight) -> Completed | None:
+    """The completion; None where it was called back."""
+    try:
+        (choice,) = answer["choices"]
+        if choice["finish_reason"] == "abort":
+            return None
+        token_T = np.array(choice["token_ids"], dtype=np.int64)
+        logp_T = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
+        cached = (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise WorkerError(f"{name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
+    if token_T.shape != logp_T.shape or token_T.ndim != 1 or not np.isfinite(logp_T).all():
+        raise WorkerError(f"{name}: its answer has not one finite log-probability for each token")
+    return Completed(flight.request, token_T, logp_T, flight.marks, cached)

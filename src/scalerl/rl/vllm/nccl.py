@@ -1,0 +1,93 @@
+"""Weights from the trainer's GPU to those of vLLM, by vLLM's transfer over NCCL.
+
+By its documented API (vLLM 0.32, `vllm/distributed/weight_transfer/nccl_engine.py`), and never run: no
+machine with vLLM and GPUs was at hand. Each server is a group of its own, in which the trainer is rank 0: it
+makes the group's id, sends it to `/init_weight_transfer_engine`, and takes part in the one sum that vLLM
+begins with; then every update is `/start_weight_update`, `/update_weights` beside one broadcast for each
+tensor, and `/finish_weight_update`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.cuda import nccl
+
+from scalerl.errors import InputError
+from scalerl.rl.types import Weights
+from scalerl.rl.vllm.client import Client
+
+
+class NcclTransport:
+    """See `scalerl.rl.vllm.weights.Transport`.
+
+    Raises:
+        InputError: there is no GPU here.
+    """
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        if not torch.cuda.is_available():
+            raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
+        self._groups: dict[Client, Any] = {}
+        self.offer(weights, version)
+
+    def offer(self, weights: Weights, version: int) -> None:
+        """See `Transport`."""
+        self._weights, self.version = weights, version
+
+    @asynccontextmanager
+    async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
+        """See `Transport`."""
+        yield self.version, self._weights
+
+    async def load(self, client: Client, source: Weights, seconds: float) -> Any:
+        """See `Transport`."""
+        if client not in self._groups:
+            self._groups[client] = await self._join(client, seconds)
+        names = {
+            "names": list(source),
+            "dtype_names": ["float32"] * len(source),
+            "shapes": [list(weight.shape) for weight in source.values()],
+        }
+        await client.ask("/start_weight_update", {}, seconds=seconds)
+        await asyncio.gather(
+            client.ask("/update_weights", {"update_info": names}, seconds=seconds),
+            asyncio.wait_for(asyncio.to_thread(_broadcast, source, self._groups[client]), seconds),
+        )
+        await client.ask("/finish_weight_update", {}, seconds=seconds)
+        return await client.ask("/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds)
+
+    def forget(self, client: Client) -> None:
+        """See `Transport`."""
+        self._groups.pop(client, None)
+
+    async def _join(self, client: Client, seconds: float) -> Any:
+        world = (await client.ask("/get_world_size", seconds=seconds))["world_size"] + 1
+        name = nccl.unique_id()
+        info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
+        _, group = await asyncio.gather(
+            client.ask(
+                "/init_weight_transfer_engine", {"init_info": info | {"packed": False}}, seconds=seconds
+            ),
+            asyncio.wait_for(asyncio.to_thread(_first, world, name), seconds),
+        )
+        return group
+
+
+def _first(world: int, name: bytes) -> Any:
+    group = nccl.init_rank(world, name, 0)
+    nccl.all_reduce([torch.zeros(1, device="cuda")], comms=[group])
+    torch.cuda.synchronize()
+    return group
+
+
+def _broadcast(weights: Weights, group: Any) -> None:
+    for weight in weights.values():
+        nccl.broadcast([torch.from_numpy(np.asarray(weight)).cuda()], root=0, comms=[group])
+        torch.cuda.synchronize()  # before the tensor's memory is used again

@@ -1,0 +1,52 @@
+"""The settings of generation by vLLM, as a recipe's `[cluster]` table names them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that others have started, as docs/vllm.md says: http://, https://, or unix:// and a socket."""
+    servers: int = 1
+    """Servers to start on this machine, where there are no `urls`."""
+    python: str = ""
+    """The Python of the environment that has vLLM; else $SCALERL_VLLM_PYTHON, else .vllm-venv (make vllm)."""
+    api_key_env: str = "SCALERL_VLLM_API_KEY"
+    """The environment variable with the key of the servers at `urls`; our own have a random one."""
+    tensor_parallel: int = 1
+    """GPUs of each server that is started here."""
+    gpu_memory: float = 0.85
+    """The share of a GPU's memory that a server started here takes."""
+    cpu_cache_gib: int = 1
+    """Of KV cache, where a server started here computes on CPUs."""
+    arguments: tuple[str, ...] = ()
+    """More arguments for the servers that are started here."""
+    transport: Literal["file", "nccl"] = "file"
+    """How weights get there: a safetensors file in memory that server and trainer both see, or NCCL."""
+    weights_folder: str = "/dev/shm"
+    """Where that file and the servers' sockets are; for servers at `urls`, a folder that they can read."""
+    start_seconds: float = 600.0
+    """How long a server may take to start, or one at `urls` to come back."""
+    request_seconds: float = 3600.0
+    """How long one completion may take."""
+    answer_seconds: float = 120.0
+    """How long anything else may take that a server is asked for."""
+    kind: Literal["vllm"] = "vllm"
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "tensor_parallel", "cpu_cache_gib"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("start_seconds", "request_seconds", "answer_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite")
+        if not 0 < self.gpu_memory <= 1:
+            raise ValueError("gpu_memory must be a share between 0 and 1")
+        if bad := [url for url in self.urls if not url.startswith(("http://", "https://", "unix:///"))]:
+            raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")

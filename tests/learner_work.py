@@ -1,0 +1,91 @@
+"""What ranks of a learner do in tests; functions of a module, as processes import them."""
+
+import os
+import signal
+import time
+
+import torch
+
+from scalerl.rl.fsdp.learner import load_sharded_learner
+from scalerl.rl.fsdp.together import losses
+
+
+def log_probs(learner, batch):
+    """Of every token that was sampled, by the learner as it is."""
+    token_NT = torch.from_numpy(batch.token_NT)
+    with torch.no_grad():
+        return learner.log_probs(token_NT, torch.from_numpy(batch.sampled_NT[:, 1:]))[0]
+
+
+def train(rank, recipe, batches, settings=None):
+    """Stats and log-probabilities of every step, and the weights at the beginning."""
+    learner = load_sharded_learner(recipe, recipe.model, settings)
+    weights = learner.weights()
+    return [(learner.step(batch), log_probs(learner, batch)) for batch in batches], weights
+
+
+def train_and_save(rank, recipe, batches, folder):
+    """Train, save, and train once more while the save is under way."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    for batch in batches[:-1]:
+        learner.step(batch)
+    saving = learner.save(folder)
+    last = learner.step(batches[-1])
+    saving.wait()
+    return last, log_probs(learner, batches[-1])
+
+
+def load_and_train(rank, recipe, batch, folder):
+    """Go on from what was saved."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.load(folder)
+    return learner.step(batch), log_probs(learner, batch), learner.version
+
+
+def save_hf(rank, recipe, batches, folder):
+    """Train, and save in Hugging Face format."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    for batch in batches:
+        learner.step(batch)
+    learner.save_pretrained(folder)
+    return learner.weights()
+
+
+def steps(rank, recipe, batches):
+    """Stats of every step."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    return [learner.step(batch) for batch in batches]
+
+
+def restore_and_train(rank, recipe, batch, state):
+    """Go on from the state of the learner of one process."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.restore(state)
+    return learner.step(batch), log_probs(learner, batch)
+
+
+def held_scores(learner, batches):
+    """Of the last batch by the weights before the first, with a step after each."""
+    held = learner.hold()
+    token_NT, wanted_NT = torch.from_numpy(batches[-1].token_NT), torch.from_numpy(batches[-1].sampled_NT)
+    learner.step(batches[0])
+    scores = learner.held_scores(held, token_NT, wanted_NT[:, 1:], (True,))
+    learner.step(batches[-1])
+    return [*scores, log_probs(learner, batches[-1])]
+
+
+def hold_and_train(rank, recipe, batches):
+    """`held_scores` of a sharded learner."""
+    return held_scores(load_sharded_learner(recipe, recipe.model), batches)
+
+
+def lose_one(rank, recipe, batch, how):
+    """Rank 1 is killed after a step, or says nothing any more; rank 0 goes on."""
+    learner = load_sharded_learner(recipe, recipe.model)
+    learner.step(batch)
+    if rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(12)
+    with losses(4.0):
+        learner.step(batch)

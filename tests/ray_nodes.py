@@ -1,0 +1,76 @@
+"""A Ray cluster of simulated nodes on this machine."""
+
+import logging
+import os
+import time
+from contextlib import contextmanager
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+from ray.cluster_utils import Cluster
+
+from scalerl.rl.cluster.parts import RayParts
+from scalerl.rl.model import load_tokenizer
+from scalerl.rl.pipeline import Pipeline
+from scalerl.rl.pool import PromptPool
+from scalerl.rl.setup import load_verifier
+
+
+class Nodes:
+    """Nodes of one Ray cluster; the head has no room."""
+
+    def __init__(self, cpus):
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        self.address = self._cluster.address
+        self.nodes = [self._cluster.add_node(num_cpus=n) for n in cpus]
+        ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+
+    def add(self, cpus):
+        self.nodes.append(self._cluster.add_node(num_cpus=cpus))
+
+    def kill_node_of(self, words):
+        """Kill the node that a message calls so: "node ADDRESS (ID)"."""
+        (node,) = [node for node in self.nodes if node.node_id[:8] in words]
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self):
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@contextmanager
+def simulated(*cpus):
+    nodes = Nodes(cpus)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def until(condition, seconds=180.0, what="it"):
+    """Poll for `condition`, which is returned once it holds."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not happen within {seconds:g} s")
+
+
+class Run:
+    """The loop of a recipe over parts on a cluster."""
+
+    def __init__(self, recipe, model, closing):
+        parts = RayParts(recipe, str(model), closing)
+        self.timeline = parts.timeline
+        self.learner: Any = parts.learner()
+        self.generator: Any = parts.generator(self.learner, 0)
+        self.pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
+        judge = load_verifier(recipe, load_tokenizer(model)).judge
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, judge)

@@ -1,0 +1,219 @@
+"""Whoever is lost of a run on a cluster, it goes on, and its record adds up; nothing hangs."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from ray_nodes import Run, simulated, until
+from scalerl.record import RunRecord
+from scalerl.rl.cluster.settings import Patience
+from scalerl.rl.fsdp.settings import Fsdp2
+from scalerl.rl.pool import PromptPool, Uniform
+from scalerl.rl.train import train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def endless(recipe):
+    return replace(recipe, curriculum=Uniform())
+
+
+@pytest.fixture(scope="module")
+def sharded(recipe):
+    cluster = replace(recipe.cluster, generators=1, trainers=2, learner=Fsdp2())
+    return replace(recipe, cluster=cluster)
+
+
+@contextmanager
+def running(recipe, model, *cpus):
+    with simulated(*cpus) as nodes, ExitStack() as closing:
+        yield nodes, Run(recipe, model, closing)
+
+
+def take_steps(loop, steps, condition, seconds=180):
+    ends = time.monotonic() + seconds
+    while not condition():
+        steps.append(next(loop))
+        assert time.monotonic() < ends, "it did not happen"
+
+
+def check(recipe, run, steps):
+    """Every group in its order and once, the ledger balanced, and no token too old."""
+    P = recipe.batch.prompts
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    expected = [pool.draw() for _ in range(len(steps) * P)]
+    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
+    assert found == expected
+    fates = {"consumed": len(steps) * P}
+    ledger = run.pipeline.ledger(fates)
+    assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
+    for step in steps:
+        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert ages.min() >= 0
+        assert ages.max() <= recipe.schedule.max_age
+
+
+def check_record(folder, n_steps):
+    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
+    record = RunRecord.read(folder)
+    assert not record.warnings
+    rows = record.steps()
+    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
+    for row in rows:
+        ledger = row["ledger"]
+        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
+        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
+    for before, after in pairwise(rows):
+        for role, seconds in before["device_seconds"].items():
+            if role != "idle":
+                assert after["device_seconds"][role] >= seconds
+    assert (folder / "checkpoints" / "final").is_dir()
+    return record
+
+
+def processes_of(actor):
+    """Processes of an actor below this one."""
+    return [p for p in psutil.Process().children(recursive=True) if f"ray::{actor}" in p.name() + _title(p)]
+
+
+def _title(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def when_step(folder, n, do):
+    """Do something in a thread once the record of a run has so many steps."""
+
+    def wait():
+        file = folder / "steps.jsonl"
+        until(lambda: file.exists() and len(file.read_text().splitlines()) >= n, 240)
+        do()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base):
+    with running(endless, small_base, 1, 1, 1) as (nodes, run):
+        loop, seat, steps = run.pipeline.steps(), run.generator._seats[0], []
+        take_steps(loop, steps, lambda: len(steps) == 6)
+        node = seat.member.node
+        nodes.kill_node_of(node)
+        take_steps(loop, steps, lambda: run.generator.lost)
+        assert node in run.generator.lost[0]
+        assert "generator 0" in run.generator.lost[0]
+        took_part, n = run.generator.alive, len(steps)
+        take_steps(loop, steps, lambda: len(steps) == n + 5)
+        assert took_part == run.generator.alive == 1
+        nodes.add(1)
+        take_steps(loop, steps, lambda: run.generator.alive == 2)
+        assert seat.member.node != node
+        take_steps(loop, steps, lambda: seat.counters.tokens > 0)  # it gets work
+        check(endless, run, steps)
+        print(f"\n{len(steps)} steps; lost: {run.generator.lost}")
+
+
+def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, small_base):
+    hasty = replace(endless.cluster, patience=Patience(start=240, silence=15))
+    recipe = replace(endless, cluster=hasty)
+    with running(recipe, small_base, 3) as (_, run):
+        generator, seat = run.generator, run.generator._seats[1]
+        pid = seat.member.pid
+        os.kill(pid, signal.SIGSTOP)
+        asked = list(filter(None, (run.pool.draw() for _ in range(4))))
+        for prompt, draw in asked:
+            generator.submit(prompt, draw, 8)
+        assert len(seat.in_flight) == 2
+        until(lambda: generator.work() or generator.ready == 4)
+        assert f"no sign of life for 15 s (pid {pid})" in generator.lost[0]
+        found = [(group[0].prompt, group[0].draw) for group in generator.take(4)]
+        assert found == asked
+        assert generator.counters.restarted == 2
+        until(lambda: generator.work() or generator.alive == 2)  # another has come in its place
+        assert seat.member.pid != pid
+        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
+    sharded, small_base, tmp_path, caplog, number
+):
+    hasty = replace(sharded.cluster, patience=Patience(start=240, silence=20))
+    recipe = replace(sharded, cluster=hasty)
+    folder, killed = tmp_path / "run", []
+
+    def lose_one():
+        killed.append(processes_of("TrainerActor")[-1].pid)
+        os.kill(killed[0], number)
+
+    with simulated(2, 2), caplog.at_level(logging.WARNING, logger="scalerl"):
+        killer = when_step(folder, 7, lose_one)
+        train(recipe, folder, small_base)
+        killer.join()
+    record = check_record(folder, 20)
+    (said,) = [r.getMessage() for r in caplog.records if "from its last checkpoint" in r.getMessage()]
+    cause = "no sign of life for 20 s" if number == signal.SIGSTOP else "died"
+    assert said.startswith("trainer ")
+    assert cause in said
+    assert "on node " in said
+    lost = [json.loads(line) for line in (folder / "lost.jsonl").read_text().splitlines()]
+    assert lost[0]["lost"]["steps"] >= 2
+    print(f"\n{said}; lost {lost[0]['lost']['steps']} steps, {len(record.evals)} evaluations")
+
+
+def test_the_driver_is_killed_and_a_resume_goes_on(recipe, small_base, tmp_path):
+    folder = tmp_path / "run"
+    code = (
+        "import json, sys; from scalerl.rl.recipe import from_dict; from scalerl.rl.train import train\n"
+        "if __name__ == '__main__':\n"
+        "    train(from_dict(json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])"
+    )
+    with simulated(3, 1) as nodes:
+        free = ray.available_resources()["CPU"]
+        there = replace(recipe, cluster=replace(recipe.cluster, address=nodes.address))
+        script = tmp_path / "driver.py"
+        script.write_text(code)
+        values = json.dumps(there.to_json())
+        command = [sys.executable, str(script), values, str(folder), str(small_base)]
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        when_step(folder, 7, driver.kill).join()
+        driver.wait()
+        assert len((folder / "steps.jsonl").read_text().splitlines()) < 20
+        until(lambda: ray.available_resources().get("CPU") == free)  # nothing of it is left behind
+        train(there, folder, small_base, resume=True)
+    check_record(folder, 20)
+    assert (folder / "lost.jsonl").exists()
+
+
+def test_an_evaluation_that_is_lost_is_made_again(recipe, small_base, tmp_path, caplog):
+    folder = tmp_path / "run"
+
+    def lose_it():
+        for process in until(lambda: processes_of("EvaluationActor")):
+            process.kill()
+
+    with simulated(3), caplog.at_level(logging.WARNING, logger="scalerl"):
+        killer = when_step(folder, 4, lose_it)
+        train(recipe, folder, small_base)
+        killer.join()
+    record = check_record(folder, 20)
+    assert [point.step for point in record.evals] == [0, 5, 10, 15, 20]
+    said = [r.getMessage() for r in caplog.records]
+    assert any(text.startswith("the evaluation on ") and "it begins again" in text for text in said)

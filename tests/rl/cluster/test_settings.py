@@ -1,0 +1,70 @@
+"""The table [cluster], and the options that set it."""
+
+import pytest
+
+from scalerl.cli import main
+from scalerl.errors import InputError
+from scalerl.rl.cluster.session import connected
+from scalerl.rl.cluster.settings import Cluster
+from scalerl.rl.fsdp.settings import Fsdp2
+from scalerl.rl.local import LocalGenerator
+from scalerl.rl.recipe import Inline, from_dict, load_recipe
+from scalerl.rl.setup import load_generator
+
+
+def test_a_recipe_without_a_cluster_says_nothing_of_one():
+    recipe = load_recipe("demo")
+    assert recipe.cluster is None
+    assert recipe.where == Inline()
+    assert "cluster" not in recipe.to_dict()
+
+
+def test_a_table_of_a_recipe_and_back():
+    recipe = load_recipe("demo", ["cluster.trainers=4", "cluster.learner.kind=fsdp2", "cluster.generators=8"])
+    assert recipe.cluster == Cluster(generators=8, trainers=4, learner=Fsdp2())
+    assert (recipe.where.processes, recipe.where.devices) == (8, 12)
+    assert from_dict(recipe.to_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("cluster.generators=0", "at least 1"),
+        ("cluster.trainers=2", 'learner.kind "one" is one trainer'),
+        ("cluster.transport.kind=pigeon", "found 'pigeon'"),
+        ("cluster.patience.silence=0", "must be positive"),
+        ("cluster.generatos=3", "did you mean 'cluster.generators'"),
+        ("cluster.generator.cpus=0", "one of them positive"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(override, complaint):
+    with pytest.raises(InputError, match=complaint):
+        load_recipe("demo", [override])
+
+
+def test_a_cluster_and_another_placement_contradict_each_other():
+    with pytest.raises(InputError, match="leave placement out"):
+        load_recipe("demo", ["cluster.generators=2", "placement.kind=local"])
+
+
+@pytest.mark.parametrize("options", [["--generators", "3"], ["--trainers", "2"]])
+def test_options_of_a_cluster_need_one(options, capsys):
+    assert main(["train", "demo", *options]) == 2
+    assert "add --cluster ray" in capsys.readouterr().err
+
+
+def test_no_cluster_there_is_a_line():
+    cluster = Cluster(address="127.0.0.1:1")
+    complaint = r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"
+    with pytest.raises(InputError, match=complaint), connected(cluster):
+        pass
+
+
+def test_a_run_of_one_process_does_not_go_on_elsewhere_nor_the_other_way(tiny_recipe):
+    generator = load_generator(tiny_recipe, tiny_recipe.model, 0, 4)
+    with pytest.raises(InputError, match=r"in other processes \(\[cluster\]\)"):
+        generator.restore({"taken": 0})
+    local = LocalGenerator(tiny_recipe, tiny_recipe.model, {})
+    with pytest.raises(InputError, match="placement inline"):
+        local.restore(generator.state())
+    local.close()

@@ -1,0 +1,91 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from scalerl.errors import InputError
+from scalerl.rl.fsdp.rows import passes, passes_of_rank, share_rows
+from scalerl.rl.fsdp.score import can_pack
+from scalerl.rl.fsdp.settings import Fsdp2
+from scalerl.rl.fsdp.vocabulary import chunked_log_probs
+from scalerl.rl.model import load_model
+from scalerl.rl.setup import load_learner
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 7, 100])
+@pytest.mark.parametrize("biased", [False, True])
+def test_chunked_log_probs_and_their_gradients_are_those_of_the_whole_softmax(chunk, biased):
+    torch.manual_seed(0)
+    hidden_WD, weight_VD = torch.randn(14, 6, dtype=torch.float32), torch.randn(30, 6)
+    bias_V = torch.randn(30) if biased else None
+    target_W, grad_W = torch.randint(30, (14,)), torch.randn(14)
+    inputs = [t.requires_grad_() for t in (hidden_WD, weight_VD, bias_V) if t is not None]
+    logp_WV = torch.log_softmax(linear(hidden_WD, weight_VD, bias_V) / 0.7, -1)
+    expected_W = logp_WV.gather(-1, target_W[:, None])[:, 0]
+    expected = torch.autograd.grad(expected_W, inputs, grad_W)
+    logp_W, entropy_W = chunked_log_probs(hidden_WD, weight_VD, bias_V, target_W, 0.7, chunk)
+    torch.testing.assert_close(logp_W, expected_W)
+    torch.testing.assert_close(entropy_W, -(logp_WV.exp() * logp_WV).sum(-1))
+    for found, other in zip(torch.autograd.grad(logp_W, inputs, grad_W), expected, strict=True):
+        torch.testing.assert_close(found, other)
+
+
+def test_what_a_chunk_adds_is_not_lost_in_bfloat16():
+    """1000 chunks that add 1/1000 each to a gradient of about 1, which bfloat16 would round away."""
+    hidden_WD = torch.ones(1000, 1, dtype=torch.bfloat16)
+    weight_VD = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    logp_W, _ = chunked_log_probs(hidden_WD, weight_VD, None, torch.zeros(1000, dtype=torch.long), 1.0, 1)
+    logp_W.sum().backward()
+    assert weight_VD.grad.flatten().tolist() == [500, -500]  # half of each token
+
+
+def test_rows_are_shared_by_tokens_and_every_row_is_somebodys():
+    length_N = np.array([3, 50, 2, 49, 30, 31])
+    shares = share_rows(length_N, 2)
+    assert sorted(np.concatenate(shares)) == list(range(6))
+    assert sorted(int(length_N[rows].sum()) for rows in shares) == [82, 83]
+    assert [len(rows) for rows in share_rows(length_N[:1], 3)] == [1, 0, 0]
+
+
+def test_all_ranks_join_as_many_passes():
+    length_N = np.array([60, 9, 9, 9, 9, 9, 9])
+    each = [passes_of_rank(length_N, rank, 3, 2, 0) for rank in range(3)]
+    assert {len(rows) for rows in each} == {2}
+    assert sorted(np.concatenate([row for rows in each for row in rows])) == list(range(7))
+    assert [len(rows) for rows in each[0]] == [1, 0]
+
+
+def test_passes_by_tokens_hold_no_more_than_that_with_padding():
+    length_N = np.array([10, 4, 5, 30, 6])
+    found = passes(length_N, np.arange(5), 99, 18)
+    assert [rows.tolist() for rows in found] == [[1, 2, 4], [0], [3]]  # 3 x 6; 10; 30, which is more alone
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [({"chunk": 0}, "chunk"), ({"timeout": 0.0}, "timeout"), ({"micro_tokens": -1}, "micro_tokens")],
+)
+def test_settings_that_make_no_sense(values, what):
+    with pytest.raises(ValueError, match=what):
+        Fsdp2(**values)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gpt_neox", "qwen3_moe"])
+def test_a_model_is_packed_only_where_that_changes_nothing(save_model, architecture):
+    model: Any = load_model(save_model(architecture))
+    assert can_pack(model)
+    seen = model.base_model.forward
+    model.base_model.forward = lambda **inputs: seen(**{**inputs, "position_ids": None})
+    assert not can_pack(model)  # it reads one completion as going on from the other
+
+
+def test_a_model_that_counts_its_positions_itself_is_padded(save_model):
+    assert not can_pack(load_model(save_model("opt")))
+
+
+def test_what_many_processes_saved_is_refused_by_one_in_a_line(tiny_recipe, tmp_path):
+    learner = load_learner(tiny_recipe, tiny_recipe.model)
+    with pytest.raises(InputError, match="saved by a learner on several processes: resume it by torchrun"):
+        learner.restore({"version": 3}, tmp_path)
