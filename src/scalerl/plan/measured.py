@@ -20,7 +20,7 @@ LEAST_STEPS = 5
 """Of which rates are made."""
 _WARM_UP = 0.25
 """Share of the steps that are left out: the first ones fill the pipeline, and caches."""
-_CLEAR = 4.0
+_CLEAR = 2.0
 """Standard errors by which a step must take longer per token before its time is split."""
 
 
