@@ -18,13 +18,11 @@ from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate, check_level
-from scalerl.curve.sample import Sample, make_sample
+from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record import RunRecord
 
-MIN_TO_FIT = 6
-"""Evaluations at distinct compute that a fit needs."""
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
+from scalerl.curve.misfit import MIN_POINTS
 from scalerl.curve.nodes import LOG_B, PRIOR_REACH
 from scalerl.curve.posterior import Posterior
 from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
@@ -17,7 +18,7 @@ MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
 """A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
 MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
 """... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
-MIN_EVALUATIONS = 8
+MIN_EVALUATIONS = MIN_POINTS
 """... of this many evaluations at least: with fewer neither the noise is known, nor a misfit told."""
 MAX_AT_BOUND = 0.05
 """More of the posterior than this against the bound of a parameter means that the data do not fix it."""

@@ -33,7 +33,7 @@ from scalerl.curve.evidence import (
 )
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points
-from scalerl.curve.sample import Sample, make_sample
+from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""
@@ -42,7 +42,6 @@ THRESHOLD, THRESHOLD_SHORT, SHORT = 3.0, 5.0, 25
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
 _ROWS = ("log_c_N", "y_N", "weight_N", "gap_N")
 _SURE = 2.0  # a decline is this many times its error
-_FITTABLE = 6  # evaluations that a fit needs
 
 Kind = Literal["peaked", "jump", "regime", "residuals"]
 
@@ -110,7 +109,7 @@ def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
     parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
     """
     n, compute_N = len(sample.y_N), np.exp(sample.log_c_N)
-    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= _FITTABLE]
+    ends = [n * share // 100 for share in _STARTS if n * share // 100 >= MIN_TO_FIT]
     parts = [replace(sample, **{k: getattr(sample, k)[:end] for k in _ROWS}) for end in ends]
     tries = []
     for end, found in zip(ends, least_squares_many(parts, null.curve.family), strict=True):
@@ -142,7 +141,7 @@ def _describe(
     peak, decline, error = _decline(null, estimate)
     if decline > _SURE * error:
         at = float(compute_N[peak])
-        keep = (float(compute_N[0]), at) if peak + 1 >= _FITTABLE else None
+        keep = (float(compute_N[0]), at) if peak + 1 >= MIN_TO_FIT else None
         said = "what came before can be fitted" if keep else "too little came before to be fitted"
         why = f"the run has peaked: from {axis} {at:.4g} on it falls by {decline:.3f} +- {error:.3f}; {said}"
         return Misfit("peaked", at, decline, bayes_factor, why, keep)
@@ -192,6 +191,6 @@ def _part_that_holds(compute_N: np.ndarray, first: int) -> tuple[tuple[float, fl
             float(compute_N[first]),
             float(compute_N[-1]),
         ), "what follows is the run as it is now: fit that"
-    if first >= _FITTABLE:
+    if first >= MIN_TO_FIT:
         return (float(compute_N[0]), float(compute_N[first - 1])), "too little follows: fit what came before"
     return None, "neither part is long enough to be fitted"

@@ -10,6 +10,8 @@ import numpy as np
 from scalerl.curve.families import log_compute
 from scalerl.curve.points import Points
 
+MIN_TO_FIT = 6
+"""Evaluations at distinct compute that a fit needs."""
 MAX_ROWS = 400
 """Rows above this many are averaged in runs of consecutive evaluations, so that time stays linear."""
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-import torch
-from transformers import DynamicCache
 
+from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
 from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import AdamW
@@ -40,7 +39,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make vllm"),
 ]
-ROWS, POSITIONS, TEMPERATURE = 16, 384, 0.9
+ROWS, POSITIONS = 16, 384
 STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
 RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
 # What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
@@ -52,11 +51,6 @@ SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
 
 def prompt_of(n, name="p"):
     return Prompt(f"{name}/{n}/0", " ".join((SYMBOLS * 4)[-n:]), "0")
-
-
-def perturbed(weights, seed, scale=0.1):
-    rng = np.random.default_rng(seed)
-    return {n: w + rng.normal(0, scale, w.shape).astype(np.float32) for n, w in weights.items()}
 
 
 @pytest.fixture(scope="module")
@@ -112,45 +106,6 @@ def collect(generator, n):
     while generator.ready < n:
         generator.work()
     return [rollout for group in generator.take(n) for rollout in group]
-
-
-@torch.no_grad()
-def replay(models, rollout, version_T):
-    """Log-probability of every token with one cache: the prompt by the first version, then token by token."""
-    cache = DynamicCache()
-    if len(rollout.prompt_T) > 1:
-        prompt_1T = torch.from_numpy(rollout.prompt_T[None, :-1])
-        models[rollout.first_version](input_ids=prompt_1T, past_key_values=cache, use_cache=True)
-    previous, found = int(rollout.prompt_T[-1]), []
-    for token, version in zip(rollout.token_T.tolist(), version_T.tolist(), strict=True):
-        out = models[version](input_ids=torch.tensor([[previous]]), past_key_values=cache, use_cache=True)
-        found.append(torch.log_softmax(out.logits[0, -1] / TEMPERATURE, -1)[token].item())
-        previous = token
-    return np.array(found)
-
-
-@torch.no_grad()
-def replay_afresh(models, rollout):
-    """The same, but the cache of everything before is recomputed with the version that samples."""
-    tokens_1T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))[None]
-    found = []
-    for t, (token, version) in enumerate(zip(rollout.token_T, rollout.version_T, strict=True)):
-        logits_V = models[version](input_ids=tokens_1T[:, : len(rollout.prompt_T) + t]).logits[0, -1]
-        found.append(torch.log_softmax(logits_V / TEMPERATURE, -1)[token].item())
-    return np.array(found)
-
-
-def difference(rollout, logp_T):
-    return np.abs(logp_T - rollout.logp_T)[rollout.sampled_T].max()
-
-
-def models_of(folder, versions):
-    models = []
-    for weights in versions:
-        model = load_model(folder).eval()
-        model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()}, strict=False)
-        models.append(model)
-    return models
 
 
 def longest_under_way(server):

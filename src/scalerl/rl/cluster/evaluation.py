@@ -63,12 +63,8 @@ class RayEvaluator:
 
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Queue an evaluation of `weights`."""
-        transport, seconds = self._cluster.transport, self._cluster.patience.weights
-        stored = (
-            weights
-            if isinstance(weights, StoredWeights)
-            else store(weights.items(), transport.bucket_mib, seconds)
-        )
+        seconds = self._cluster.patience.weights
+        stored = store(weights, self._cluster.transport.bucket_mib, seconds)
         return self._thread.submit(self._evaluate, stored, version)
 
     def close(self) -> None:

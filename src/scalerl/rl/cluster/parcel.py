@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import ray
 
+from scalerl.rl.types import Weights
+
 Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
 """Names and shapes of some tensors, and the reference to a mapping of them."""
 
@@ -75,6 +77,8 @@ def put(bucket: dict[str, np.ndarray]) -> Bucket:
     return tuple((name, weight.shape) for name, weight in bucket.items()), ray.put(bucket)
 
 
-def store(weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float, seconds: float) -> StoredWeights:
-    """Put weights into the object store, bucket by bucket."""
-    return StoredWeights(map(put, in_buckets(weights, bucket_mib)), seconds)
+def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
+    """Weights in the object store: put there bucket by bucket, unless they are there already."""
+    if isinstance(weights, StoredWeights):
+        return weights
+    return StoredWeights(map(put, in_buckets(weights.items(), bucket_mib)), seconds)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-from datetime import timedelta
 from typing import Any
 
 import ray
@@ -18,6 +17,7 @@ from scalerl.rl.cluster.broadcast import Group, send
 from scalerl.rl.cluster.parcel import Bucket, StoredWeights, in_buckets, put
 from scalerl.rl.cluster.session import here
 from scalerl.rl.fsdp.group import LearnerRank
+from scalerl.rl.fsdp.together import meet
 
 GROUPS = {"life": 1, "first": 1, "send": 1}
 """Threads beside the one that trains: for signs of life, for the disk, and for a broadcast."""
@@ -42,13 +42,7 @@ class TrainerActor:
         torch.set_num_threads(1)
         if meeting.startswith("tcp://127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            init_method=meeting,
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=seconds),
-        )
+        meet(seconds, init_method=meeting, rank=rank, world_size=world)
         self._rank = LearnerRank()
 
     @ray.method(concurrency_group="life")

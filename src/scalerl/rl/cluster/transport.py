@@ -32,11 +32,7 @@ class ObjectStore:
 
     def publish(self, weights: Weights, version: int) -> None:
         """These are the weights of the day."""
-        self.current = (
-            weights
-            if isinstance(weights, StoredWeights)
-            else store(weights.items(), self._bucket_mib, self._seconds)
-        )
+        self.current = store(weights, self._bucket_mib, self._seconds)
 
     def for_one(self) -> Any:
         """What a generator is sent that fetches for itself."""

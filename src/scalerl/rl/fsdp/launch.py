@@ -24,7 +24,7 @@ from scalerl.errors import InputError, ScalerlError, WorkerError
 from scalerl.rl.checkpoint import with_arrays, without_arrays
 from scalerl.rl.fsdp.group import LearnerGroup, LearnerRank
 from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.fsdp.together import losses
+from scalerl.rl.fsdp.together import losses, meet
 
 _IDLE = timedelta(days=30)
 """For which ranks wait for the next command: rank 0 may generate or evaluate for long. One that has died is
@@ -68,9 +68,8 @@ def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]]
 def _init(settings: Fsdp2) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with losses(settings.timeout):
-        dist.init_process_group(backend, timeout=timedelta(seconds=settings.timeout))
+        meet(settings.timeout)
 
 
 class _Leader:

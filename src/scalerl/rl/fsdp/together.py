@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,15 @@ from scalerl.errors import InputError, ScalerlError, WorkerError, WriteError, fi
 T = TypeVar("T")
 _LONGEST = 1000  # bytes of a complaint
 _KINDS: tuple[type[ScalerlError], ...] = (InputError, WriteError)
+
+
+def meet(seconds: float, **where: Any) -> None:
+    """Make the process group of the ranks, with NCCL where there are GPUs; `where` goes to PyTorch.
+
+    None waits for another for more than so many `seconds`, now or later.
+    """
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:

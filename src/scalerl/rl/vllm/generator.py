@@ -14,9 +14,9 @@ import resource
 import secrets
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,11 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError, ScalerlError
+from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.generator import PROMPTS_KEPT, Sampling
-from scalerl.rl.local import sum_of
 from scalerl.rl.model import FlopCount, dtype_of, empty_model, load_tokenizer
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.random import stream_keys, uniform
-from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.setup import sampling_of
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 from scalerl.rl.vllm.client import Client, Wanted
@@ -52,7 +51,7 @@ class _Group:
     rollouts: list[Rollout | None]
 
 
-class VllmGenerator:
+class VllmGenerator(Admission):
     """Completions by vLLM, `rows` at once on each server; see `scalerl.rl.types.Generator`.
 
     Raises:
@@ -75,15 +74,14 @@ class VllmGenerator:
         purpose: str = "train",
     ) -> None:
         """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart."""
+        super().__init__()
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
         self._groups: dict[int, _Group] = {}
-        self._complete: dict[int, tuple[Rollout, ...]] = {}
-        self._admitted = self._taken = 0
         self._version = version
-        self._counters, self._before = Counters(), Counters()
+        self._counters = Counters()
         self._installed = [-1] * (len(settings.urls) or settings.servers)
         self.install_seconds: list[float] = []
         """Of the updates, from the pause to the end of it, in the order in which servers had them."""
@@ -162,14 +160,7 @@ class VllmGenerator:
 
     # -- the interface ---------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
-        """Admit a group; see `scalerl.rl.types.Generator`."""
-        place = self._admitted
-        self._admitted += 1
-        self._place(place, (prompt, draw, n_samples))
-        return place
-
-    def _place(self, place: int, group: tuple[Prompt, int, int]) -> None:
+    def _place(self, place: int, group: Asked) -> None:
         prompt, draw, n_samples = group
         prompt_T = self._tokens(prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
@@ -184,23 +175,9 @@ class VllmGenerator:
         own = zip(range(n_samples), seed_G, interrupt_G.tolist(), strict=True)
         self._fleet.submit([Request(place, sample, tokens, seed, at) for sample, seed, at in own])
 
-    @property
-    def ready(self) -> int:
-        """Groups that can be taken."""
-        n = self._taken
-        while n in self._complete:
-            n += 1
-        return n - self._taken
-
     def work(self) -> None:
         """Wait until something happens, and take note."""
         self._listen(block=True)
-
-    def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """The next `n_groups` groups in order of admission, which are complete."""
-        places = range(self._taken, self._taken + n_groups)
-        self._taken = places.stop
-        return [self._complete.pop(place) for place in places]
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
@@ -220,42 +197,15 @@ class VllmGenerator:
         return sum_of([self._before, now])
 
     @property
-    def in_flight(self) -> int:
-        """Groups that are admitted and not taken."""
-        return self._admitted - self._taken
-
-    @property
     def pids(self) -> list[int | None]:
         """Of the servers that were started here; None of one that is dead."""
         return self._fleet.pids
 
-    def state(self) -> dict[str, Any]:
-        """Which groups were in flight, and those that are complete: see `restore`."""
-        complete = sorted(self._complete.items())
-        return {
-            "version": self._version,  # of the weights that it is resumed with
-            "admitted": self._admitted,
-            "taken": self._taken,
-            "counters": asdict(self.counters),
-            "in_flight": [
-                [place, dict(vars(g.prompt)), g.draw, len(g.rollouts)]
-                for place, g in sorted(self._groups.items())
-            ],
-            "places": [place for place, _ in complete],
-            "sizes": [len(rollouts) for _, rollouts in complete],
-            "complete": pack_rollouts([rollout for _, rollouts in complete for rollout in rollouts]),
-        }
+    def _under_way(self) -> Mapping[int, Asked]:
+        return {place: (g.prompt, g.draw, len(g.rollouts)) for place, g in self._groups.items()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; completions that were in flight begin again, and are counted."""
-        self._admitted, self._taken = state["admitted"], state["taken"]
-        rollouts = iter(unpack_rollouts(state["complete"]))
-        for place, size in zip(state["places"], state["sizes"], strict=True):
-            self._complete[place] = tuple(islice(rollouts, size))
-        for place, prompt, draw, n_samples in state["in_flight"]:
-            self._place(place, (Prompt.from_json(prompt), draw, n_samples))
-        self._before = Counters(**state["counters"])
-        self._before.restarted += len(state["in_flight"])
+    def _published(self) -> int:
+        return self._version
 
     def close(self) -> None:
         """End the servers that were started here; what is in flight is lost."""

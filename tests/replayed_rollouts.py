@@ -1,0 +1,58 @@
+"""Rollouts sampled again by what is on record: the weights of every token's version, and one KV cache."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from scalerl.rl.model import load_model
+
+TEMPERATURE = 0.9
+
+
+def perturbed(weights, seed, scale=0.1):
+    """Other weights, by noise large enough to see in the log-probabilities."""
+    rng = np.random.default_rng(seed)
+    return {n: w + rng.normal(0, scale, w.shape).astype(np.float32) for n, w in weights.items()}
+
+
+@torch.no_grad()
+def replay(models, rollout, version_T):
+    """Log-probability of every token with one cache: the prompt by the first version, then token by token."""
+    cache = DynamicCache()
+    if len(rollout.prompt_T) > 1:
+        prompt_1T = torch.from_numpy(rollout.prompt_T[None, :-1])
+        models[rollout.first_version](input_ids=prompt_1T, past_key_values=cache, use_cache=True)
+    previous, found = int(rollout.prompt_T[-1]), []
+    for token, version in zip(rollout.token_T.tolist(), version_T.tolist(), strict=True):
+        out = models[version](input_ids=torch.tensor([[previous]]), past_key_values=cache, use_cache=True)
+        found.append(torch.log_softmax(out.logits[0, -1] / TEMPERATURE, -1)[token].item())
+        previous = token
+    return np.array(found)
+
+
+@torch.no_grad()
+def replay_afresh(models, rollout):
+    """The same, but the cache of everything before is recomputed with the version that samples."""
+    tokens_1T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))[None]
+    found = []
+    for t, (token, version) in enumerate(zip(rollout.token_T, rollout.version_T, strict=True)):
+        logits_V = models[version](input_ids=tokens_1T[:, : len(rollout.prompt_T) + t]).logits[0, -1]
+        found.append(torch.log_softmax(logits_V / TEMPERATURE, -1)[token].item())
+    return np.array(found)
+
+
+def difference(rollout, logp_T):
+    """Largest difference over the sampled tokens."""
+    return np.abs(logp_T - rollout.logp_T)[rollout.sampled_T].max()
+
+
+def models_of(folder, versions):
+    """A model for each version of the weights."""
+    models: list[Any] = []
+    for weights in versions:
+        model: Any = load_model(folder).eval()
+        model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()}, strict=False)
+        models.append(model)
+    return models
