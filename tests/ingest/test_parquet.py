@@ -65,6 +65,24 @@ def test_dots_in_names_and_small_floats(tmp_path):
     assert log.metrics["h"].value_N.tolist() == [0.5, 1.5]
 
 
+def test_text_within_a_struct_is_not_read(tmp_path):
+    halves = arrow.array([0.5] * 99, arrow.float16())
+    fields = {"said": ["x" * 2**20] * 99, "n": list(range(99)), "half": halves, "list": [[1, 2]] * 99}
+    struct = arrow.StructArray.from_arrays([arrow.array(values) for values in fields.values()], list(fields))
+    path = write(tmp_path / "x.parquet", {"step": list(range(99)), "data": struct})
+    assert path.stat().st_size < 2**21  # a dictionary holds the text once
+    before = arrow.default_memory_pool()
+    pool = arrow.proxy_memory_pool(before)
+    arrow.set_memory_pool(pool)
+    try:
+        (log,) = FORMAT.read(path, everything)
+    finally:
+        arrow.set_memory_pool(before)
+    assert set(log.names) == {"data/n", "data/half"}
+    assert log.metrics["data/n"].value_N.tolist() == list(range(99))
+    assert 0 < pool.max_memory() < 2**21
+
+
 def test_several_runs(tmp_path):
     table = {"step": [0, 0, 1, 1], "run_name": ["a", "b"] * 2, "r": [1, 2, 3, 4]}
     logs = FORMAT.read(write(tmp_path / "x.parquet", table), everything)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from scalerl.ingest.log import Log, listed
 from scalerl.ingest.rows import RUNS, STEPS, TIMES, RowReader
 
 _MAGIC = b"PAR1"
+_NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
+"""Types of columns in which every value is as large as the other."""
 _ROWS = 4096
 """Rows that are in memory as Python objects at a time."""
 
@@ -60,14 +63,26 @@ def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow:
     numbers = [
         field.name for field in fields if types.is_integer(field.type) or types.is_floating(field.type)
     ]
-    nested = [field.name for field in fields if types.is_struct(field.type)]
-    kept = [name for name in names if name in keys or name in nested or (name in numbers and wanted(name))]
+    kept = [name for name in names if name in keys or (name in numbers and wanted(name))]
+    kept += _numbers_within([field.name for field in fields if types.is_struct(field.type)], file)
     # A column that is not wanted is not read, but its name may be asked for: a number in one row gives it.
     others = {name: 0.0 for name in numbers if name not in kept}
     for batch in file.iter_batches(_ROWS, columns=kept):
         for row in _plain(batch, arrow).to_pylist():
             reader.add({**others, **row})
             others = {} if reader.has_steps else others
+
+
+def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:
+    """The columns of numbers in structs, by their paths: text in one would be read whole, of any size."""
+    columns = [file.schema.column(i) for i in range(len(file.schema.names))]
+    return [
+        column.path
+        for column in columns
+        if column.path.split(".")[0] in structs
+        and (column.physical_type in _NUMBERS or column.logical_type.type == "FLOAT16")
+        and not column.max_repetition_level
+    ]
 
 
 def _plain(batch: Any, arrow: Any) -> Any:
