@@ -12,8 +12,9 @@ from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.learner import Learner
-from scalerl.rl.setup import check_sampler, load_learner
+from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
+from scalerl.rl.verify import Verification
 
 
 class RayParts:
@@ -49,6 +50,12 @@ class RayParts:
             )
         self._closing.callback(generator.close)
         return generator
+
+    def verifier(self, tokenizer: Any) -> Verification:
+        """What judges: in processes beside the driver, or over actors."""
+        verifier = load_verifier(self._recipe, tokenizer)
+        self._closing.callback(verifier.close)
+        return verifier
 
     def evaluate(self) -> RayEvaluator:
         """What evaluates."""
