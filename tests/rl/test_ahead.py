@@ -214,6 +214,7 @@ def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(s
     verifier, free = held_back
     run = start(recipe, verifier.begin)
     free.touch()
+    run.wait_for_the_next()
     take(run, 1)
     free.unlink()
     run.learner.ready = lambda: run.pipeline._judging is not None
@@ -245,6 +246,7 @@ def test_a_checkpoint_waits_for_the_groups_that_are_being_verified(start, recipe
     verifier, free = held_back
     run = start(recipe, verifier.begin)
     free.touch()
+    run.wait_for_the_next()
     take(run, 1)
     free.unlink()
     run.learner.ready = lambda: run.pipeline._judging is not None

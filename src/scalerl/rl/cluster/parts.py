@@ -11,6 +11,7 @@ from scalerl.rl.cluster.learner import RayLearner
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
+from scalerl.rl.cluster.verifier import RayVerifier
 from scalerl.rl.learner import Learner
 from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
@@ -52,8 +53,11 @@ class RayParts:
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
-        """What judges: in processes beside the driver, or over actors."""
-        verifier = load_verifier(self._recipe, tokenizer)
+        """What judges: in processes beside the driver, or in actors."""
+        if self._recipe.cluster.verifiers:
+            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline.event)
+        else:
+            verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
         return verifier
 
