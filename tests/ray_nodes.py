@@ -16,7 +16,6 @@ from scalerl.rl.cluster.parts import RayParts
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
-from scalerl.rl.setup import load_verifier
 
 
 class Nodes:
@@ -72,5 +71,5 @@ class Run:
         self.learner: Any = parts.learner()
         self.generator: Any = parts.generator(self.learner, 0)
         self.pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
-        judge = load_verifier(recipe, load_tokenizer(model)).judge
-        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, judge)
+        self.verifier = parts.verifier(load_tokenizer(model))
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)

@@ -16,6 +16,7 @@ from scalerl.record import RunRecord
 from scalerl.rl import parts
 from scalerl.rl import train as training
 from scalerl.rl.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
+from scalerl.rl.pending import Done
 from scalerl.rl.recipe import load_recipe
 from scalerl.rl.setup import load_generator
 from scalerl.rl.train import train
@@ -126,7 +127,7 @@ def test_budgets_that_are_too_short_are_an_alarm(recipe, model, tmp_path):
 
 
 def test_rewards_that_collapse_are_an_alarm(recipe, model, tmp_path, monkeypatch):
-    load, judged = training.load_verifier, []
+    load, judged = parts.load_verifier, []
 
     def breaking(recipe, tokenizer):
         verifier = load(recipe, tokenizer)
@@ -134,13 +135,13 @@ def test_rewards_that_collapse_are_an_alarm(recipe, model, tmp_path, monkeypatch
         def judge(groups):
             judged.append(1)
             if len(judged) > 12:
-                return [[Reward(-1.0, False) for _ in group] for group in groups]
-            return [[Reward(1.0 if i else -1.0, bool(i)) for i, _ in enumerate(group)] for group in groups]
+                return Done([[Reward(-1.0, False) for _ in group] for group in groups])
+            return Done([[Reward(1.0 if i else -1.0, bool(i)) for i, _ in enumerate(g)] for g in groups])
 
-        verifier.judge = judge
+        verifier.begin = judge
         return verifier
 
-    monkeypatch.setattr(training, "load_verifier", breaking)
+    monkeypatch.setattr(parts, "load_verifier", breaking)
     health = Health(reward_drop=RewardDrop(window=4), zero_variance=ZeroVariance(window=4))
     record, _, _ = run(replace(recipe, health=health), model, tmp_path / "run")
     assert alarms_of(record) >= {"reward_drop", "zero_variance"}

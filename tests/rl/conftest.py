@@ -28,6 +28,7 @@ from scalerl.rl.generator import Sampling, TorchGenerator
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, LengthRule, Marker
 from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.pending import Done
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
@@ -119,7 +120,7 @@ def _parity(rollout):
 
 
 def _one_by_one(verify):
-    return lambda groups: [[verify(rollout) for rollout in group] for group in groups]
+    return lambda groups: Done([[verify(rollout) for rollout in group] for group in groups])
 
 
 @pytest.fixture(scope="session")

@@ -277,7 +277,8 @@ from scalerl.rl.types import Limits, Prompt
 from scalerl.rl.workers import Workers
 workers = Workers(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
 print(*[worker.process.pid for worker in workers._workers], flush=True)
-workers.run([json.dumps([asdict(Prompt(name, "", "")), ""]).encode() for name in ("regex", "hides")])
+jobs = [json.dumps([asdict(Prompt(name, "", "")), ""]).encode() for name in ("regex", "hides")]
+workers.begin(jobs).wait(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

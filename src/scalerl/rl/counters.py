@@ -33,6 +33,9 @@ class RunCounters:
     waited_seconds: float = 0.0
     """Of the trainer, for groups that were not generated yet."""
     verified_seconds: float = 0.0
+    """Of the trainer, for groups that were not verified yet."""
+    hidden_seconds: float = 0.0
+    """In which groups were verified while the trainer did something else."""
     installs: int = 0
     install_seconds: float = 0.0
     decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
@@ -71,6 +74,7 @@ class RunCounters:
         self.train_seconds += step.train_seconds * self._trainers
         self.waited_seconds += step.waited_seconds * self._trainers
         self.verified_seconds += step.verified_seconds
+        self.hidden_seconds += step.hidden_seconds
         self.installs, self.install_seconds = generator.installs, generator.install_seconds
         self.decode_FF = generator.decode_FF
         self.train_flops += step.stats.flops
@@ -103,6 +107,7 @@ class RunCounters:
         """How fast the parts are, for `scalerl plan`; cumulative."""
         return {
             "verify_seconds": self.verified_seconds,
+            "verify_hidden_seconds": self.hidden_seconds,
             "installs": self.installs,
             "install_seconds": self.install_seconds,
             "decode": self.decode_FF[np.triu_indices(5)],

@@ -22,6 +22,7 @@ from scalerl.rl.held import copies, scores_of_held
 from scalerl.rl.lora import merged_parameters
 from scalerl.rl.loss import Kl, Loss
 from scalerl.rl.model import FlopCount, copy_weights
+from scalerl.rl.pending import Done, Pending
 from scalerl.rl.score import Scorer
 from scalerl.rl.types import Weights
 
@@ -191,6 +192,10 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """See `scalerl.rl.held.scores_of_held`; `held` is what `hold` returned."""
         return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
+
+    def begin(self, batch: Batch) -> Pending[StepStats]:
+        """The same as `step`, for a learner that may be elsewhere: here it is done at once."""
+        return Done(self.step(batch))
 
     def step(self, batch: Batch) -> StepStats:
         """One update from `batch`; an empty batch changes nothing but the version."""

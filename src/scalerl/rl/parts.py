@@ -1,4 +1,4 @@
-"""The parts of a run that may be elsewhere: learner, generator, evaluation."""
+"""The parts of a run that may be elsewhere: learner, generator, verifier, evaluation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
 from scalerl.rl.recipe import Recipe
-from scalerl.rl.setup import place_generator
+from scalerl.rl.setup import load_verifier, place_generator
 from scalerl.rl.types import Generator
+from scalerl.rl.verify import Verification
 
 Load = Callable[[Recipe, str], Any]
 """Makes the learner of a recipe and a model's folder."""
@@ -27,6 +28,10 @@ class Parts(Protocol):
 
     def generator(self, learner: Any, version: int) -> Generator:
         """The generator, with the weights of `learner` as `version`."""
+        ...
+
+    def verifier(self, tokenizer: Any) -> Verification:
+        """What judges completions."""
         ...
 
     def evaluate(self) -> Evaluate:
@@ -54,6 +59,12 @@ class PartsHere:
         generator = place_generator(self._recipe, self._model_folder, learner, version)
         self._closing.callback(generator.close)
         return generator
+
+    def verifier(self, tokenizer: Any) -> Verification:
+        """See `Parts`."""
+        verifier = load_verifier(self._recipe, tokenizer)
+        self._closing.callback(verifier.close)
+        return verifier
 
     def evaluate(self) -> Evaluate:
         """In a process of its own, where `aside` is true."""

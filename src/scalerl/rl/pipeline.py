@@ -4,7 +4,7 @@
     PromptPool ----------> Generator ------------------------------------> verify -> make_batch
         ^                      ^                                               |          |
         | pass rates           | weights, version          rewards ------------+          v
-        +----------------------+--------------------------------------------------- Learner.step
+        +----------------------+--------------------------------------------------- Learner.begin
 
     admit    consumes tickets; waits for nothing; a ticket comes back when every generator has installed the
              weights of the step that consumed it
@@ -12,6 +12,10 @@
              `OffPolicy`, the next k batches), and admits meanwhile
     step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
              the k-th of a phase)
+
+While a learner that is elsewhere steps, this process goes on: it takes messages, admits, verifies the groups
+that are wanted next, and makes their batch; never more than those of one more wait, so that what is held is
+bounded. A learner in this process is done as soon as it has begun, and nothing is done meanwhile.
 
 `PipelineRL(k)` has (k + 1) batches of tickets and no other limit, so no trained token is older than k
 versions: with P groups a step, group g is admitted once version g // P - k is installed, so that it is
@@ -28,10 +32,12 @@ message of theirs, and weights are installed in the middle of whatever is in fli
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -39,10 +45,14 @@ import numpy as np
 from scalerl.rl.batch import Batch, make_batch
 from scalerl.rl.learner import Learner, StepStats
 from scalerl.rl.length import AnyLength
+from scalerl.rl.pending import Pending
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.saved_rollouts import pack_groups, unpack_groups
 from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
+
+_MOMENT = 0.02
+"""Seconds for which the end of a step, or of a verification, is waited for before messages are taken."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,20 @@ class Step:
     """When it began to train, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
-    """For groups that were not generated yet."""
+    """Of the trainer, for groups that were not generated yet."""
     verified_seconds: float = 0.0
-    """In which the groups collected since the last step were verified."""
+    """Of the trainer, for groups that were not verified yet."""
+    hidden_seconds: float = 0.0
+    """In which groups were verified while the trainer did something else."""
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """Groups that are being verified."""
+
+    sampled: Sequence[tuple[Rollout, ...]]
+    rewards: Pending[list[list[Reward]]]
+    since: float
 
 
 class Pipeline:
@@ -73,8 +94,13 @@ class Pipeline:
         self.admitted = 0
         """Groups submitted to the generator so far."""
         self._collected = 0
+        self._judging: _Judging | None = None
         self._verified = deque[Group]()
-        self._waited = self._verifying = 0.0  # seconds since the last step
+        self._batch: Batch | None = None
+        """Of the groups verified that are next, where it is made already."""
+        self._waited = self._verifying = self._hidden = 0.0  # seconds since the last step
+        self._idle_since = math.inf
+        """When the trainer began to wait."""
 
     @property
     def pool_left(self) -> int:
@@ -85,20 +111,27 @@ class Pipeline:
         """Groups by where they are: being generated, generated and next in order, verified."""
         generated = self._generator.ready
         generating = self._generator.in_flight - generated
-        return {"generating": generating, "generated": generated, "verified": len(self._verified)}
+        return {
+            "generating": generating,
+            "generated": generated + self._n_judging,
+            "verified": len(self._verified),
+        }
 
     def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
         """Groups admitted, what became of those consumed (`fates`), and those in flight, counted apart."""
-        in_flight = self._generator.in_flight + len(self._verified)
+        in_flight = self._generator.in_flight + self._n_judging + len(self._verified)
         return {"admitted": self.admitted, **fates, "in_flight": in_flight}
 
     def steps(self) -> Iterator[Step]:
         """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
-        while self._verified or self._collect():
+        while self._collect():
             yield self._step()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """What `restore` needs. Groups that are being verified are waited for; the pool then knows them."""
+        if self._judging is not None:
+            self._judging.rewards.wait(math.inf)
+            self._keep_judged()
         return {
             "admitted": self.admitted,
             "collected": self._collected,
@@ -118,49 +151,83 @@ class Pipeline:
             self._generator.submit(*draw, self._recipe.batch.samples)
             self.admitted += 1
 
-    def _collect(self) -> bool:
-        """Wait for as many groups as the schedule wants at once, and verify them; False when none is left."""
-        n_prompts, generator = self._recipe.batch.prompts, self._generator
+    @property
+    def _n_judging(self) -> int:
+        return len(self._judging.sampled) if self._judging else 0
+
+    def _wanted(self) -> int:
+        """Groups that the schedule waits for at once; 0 where none are left."""
+        n_prompts = self._recipe.batch.prompts
         wanted = self._recipe.schedule.at_once(n_prompts)
-        self._admit()
-        while generator.ready < wanted:
-            if self.admitted < self._collected + wanted and not self._pool.left:
-                wanted = (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
+        if self.admitted < self._collected + wanted and not self._pool.left:
+            return (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
+        return wanted
+
+    def _collect(self) -> bool:
+        """Wait until the groups of a step are verified; False when there are none left."""
+        self._idle_since = time.perf_counter()
+        while not self._verified:
+            self._go_on()
+            if self._verified or self._judging:
                 continue
+            if not self._wanted():
+                return False
             started = time.perf_counter()
-            generator.work()
+            self._generator.work()
             self._waited += time.perf_counter() - started
-            self._admit()
-        sampled = generator.take(wanted)
-        started = time.perf_counter()
-        judged = self._judge(sampled)
-        self._verifying += time.perf_counter() - started
-        for rollouts, rewards in zip(sampled, judged, strict=True):
+        self._idle_since = math.inf
+        return True
+
+    def _go_on(self) -> None:
+        """Admit what may be admitted, and verify what is wanted next; waits for little."""
+        self._admit()
+        if not self._verified and not self._judging and 0 < (n := self._wanted()) <= self._generator.ready:
+            sampled, since = self._generator.take(n), time.perf_counter()
+            self._collected += n
+            self._judging = _Judging(sampled, self._judge(sampled), since)
+        if self._judging and self._judging.rewards.wait(_MOMENT):
+            self._keep_judged()
+
+    def _keep_judged(self) -> None:
+        assert self._judging is not None
+        judging, self._judging = self._judging, None
+        for rollouts, rewards in zip(judging.sampled, judging.rewards.result(), strict=True):
             self._verified.append(make_group(rollouts, rewards, self._recipe.length))
             self._pool.record(self._verified[-1])
-        self._collected += wanted
-        return wanted > 0
+        now = time.perf_counter()
+        waited = max(now - max(judging.since, self._idle_since), 0.0)
+        self._verifying += waited
+        self._hidden += now - judging.since - waited
 
-    def _step(self) -> Step:
-        started, at = time.perf_counter(), time.time()
-        recipe, learner = self._recipe, self._learner
-        groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
-        batch = make_batch(
-            groups,
+    def _make_batch(self) -> Batch:
+        recipe = self._recipe
+        return make_batch(
+            list(islice(self._verified, recipe.batch.prompts)),
             recipe.advantage,
             recipe.averaging,
             recipe.context.sampled,
             keep_zero_variance=recipe.zero_variance == "keep",
             keep_truncated=recipe.truncated == "keep",
         )
-        stats = learner.step(batch)
+
+    def _step(self) -> Step:
+        started, at = time.perf_counter(), time.time()
+        recipe, learner = self._recipe, self._learner
+        batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
+        groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
+        pending = learner.begin(batch)
+        while not pending.wait(0.0 if self._judging else _MOMENT):
+            self._go_on()
+            if self._verified and self._batch is None:
+                self._batch = self._make_batch()
+        stats = pending.result()
         weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
         if weights is not None:
             self._generator.update(weights, learner.version)
-        waited, verified = self._waited, self._verifying
-        self._waited = self._verifying = 0.0
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified)
+        waited, verified, hidden = self._waited, self._verifying, self._hidden
+        self._waited = self._verifying = self._hidden = 0.0
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, hidden)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

@@ -44,7 +44,7 @@ from scalerl.rl.resume import (
     free_choices,
     is_finished,
 )
-from scalerl.rl.setup import check_prompts, load_learner, load_verifier
+from scalerl.rl.setup import check_prompts, load_learner
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
@@ -60,15 +60,16 @@ MOST_REWINDS = 5
 _STATEFUL = (
     "learner",
     "generator",
-    "pool",
     "pipeline",
+    "pool",
     "counters",
     "evaluations",
     "agenda",
     "health",
     "probe",
 )
-"""Parts of a run that a checkpoint keeps the state of."""
+"""Parts of a run that a checkpoint keeps the state of, in this order: the pipeline waits for groups that are
+being verified, and tells the pool."""
 
 
 def train(
@@ -186,8 +187,7 @@ class _Run:
         self.recipe = recipe = check_prompts(recipe, model_folder)
         self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
-        self.verifier = load_verifier(recipe, self.tokenizer)
-        closing.callback(self.verifier.close)
+        self.verifier = parts.verifier(self.tokenizer)
         task = recipe.task
         self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
 
@@ -222,7 +222,7 @@ class _Run:
             self.counters,
             self._on_point,
         )
-        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.judge)
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)
         self.checkpoints = Checkpoints(
             folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer
         )

@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
+from scalerl.rl.pending import Pending
+
 Split = Literal["train", "heldout"]
 Weights = Mapping[str, np.ndarray]
 """A model's parameters by name, as copies that nobody writes to."""
@@ -127,8 +129,8 @@ class Group:
         return self.rollouts[0].prompt
 
 
-Judge = Callable[[Sequence[Sequence[Rollout]]], list[list[Reward]]]
-"""Gives every completion of some groups its reward."""
+Judge = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
+"""Begins to give every completion of some groups its reward."""
 
 
 class Task(Protocol):

@@ -1,6 +1,6 @@
 """Worker processes that judge completions; `scalerl.rl.worker` is what runs inside.
 
-    run: waiting jobs -> idle workers -> answers, or the time limit -> outcomes, in order
+    waiting jobs -> idle workers -> answers, or the time limit -> outcomes, in order
 
 They are started afresh (nothing is forked, and the script that is running is not imported again) and talk
 over a socket of their own in lines of JSON, so that nothing a verifier prints is taken for a verdict. A
@@ -65,37 +65,39 @@ class Workers:
             self.close()
             raise
 
-    def run(self, jobs: Sequence[bytes]) -> list[Outcome]:
-        """The outcome of each job (a line of JSON for `scalerl.rl.worker`), in order.
+    def begin(self, jobs: Sequence[bytes]) -> Jobs:
+        """Judge some jobs (lines of JSON for `scalerl.rl.worker`), one call at a time."""
+        if any(worker.job is not None for worker in self._workers):
+            self.close()  # nobody waits for those any more
+        self._bury()
+        return Jobs(self, jobs)
+
+    def advance(self, waiting: deque[int], jobs: Sequence[bytes], seconds: float) -> dict[int, Outcome]:
+        """Give jobs to whoever is idle, and wait `seconds` for outcomes, which may be none.
 
         Raises:
             WorkerError: no process starts any more.
         """
-        waiting = deque(range(len(jobs)))
-        outcomes: dict[int, Outcome] = {}
-        self._bury()
         try:
-            while len(outcomes) < len(jobs):
-                for worker in self._workers:
-                    if worker.idle and waiting:
-                        job = waiting.popleft()
-                        worker.give(job, jobs[job], self._limits.seconds)
-                outcomes |= self._advance()
+            for worker in self._workers:
+                if worker.idle and waiting:
+                    job = waiting.popleft()
+                    worker.give(job, jobs[job], self._limits.seconds)
+            return self._advance(seconds)
         except BaseException:
             self.close()  # the next call must not get the answers to these jobs
             raise
-        return [outcomes[job] for job in range(len(jobs))]
 
     def close(self) -> None:
         """End the processes at once."""
         while self._workers:
             self._workers.pop().kill()
 
-    def _advance(self) -> dict[int, Outcome]:
+    def _advance(self, seconds: float = math.inf) -> dict[int, Outcome]:
         """Wait until a worker has something to say, or no time left; the outcomes of their jobs."""
         while len(self._workers) < self._limits.workers:
             self._workers.append(_Worker(self._greeting, self._limits))
-        soonest = min(worker.deadline for worker in self._workers)
+        soonest = min(time.monotonic() + seconds, *(worker.deadline for worker in self._workers))
         timeout = None if soonest == math.inf else max(soonest - time.monotonic(), 0.0)
         speaking = wait([worker.channel for worker in self._workers], timeout)
         outcomes: dict[int, Outcome] = {}
@@ -132,6 +134,29 @@ class Workers:
         if self._failed_starts >= MAX_FAILED_STARTS:
             limit = f"task.limits.memory_gib is {self._limits.memory_gib:g}"
             raise WorkerError(f"the processes that verify do not start ({said['detail']}; {limit})")
+
+
+class Jobs:
+    """Jobs under way; see `scalerl.rl.pending.Pending`. The workers get on while somebody waits."""
+
+    def __init__(self, workers: Workers, jobs: Sequence[bytes]) -> None:
+        self._workers, self._jobs = workers, jobs
+        self._waiting = deque(range(len(jobs)))
+        self._outcomes: dict[int, Outcome] = {}
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all are done."""
+        until = time.monotonic() + seconds
+        while len(self._outcomes) < len(self._jobs):
+            left = until - time.monotonic()
+            self._outcomes |= self._workers.advance(self._waiting, self._jobs, max(left, 0.0))
+            if left <= 0:
+                break
+        return len(self._outcomes) == len(self._jobs)
+
+    def result(self) -> list[Outcome]:
+        """The outcome of each job, in order."""
+        return [self._outcomes[job] for job in range(len(self._jobs))]
 
 
 class _Worker:

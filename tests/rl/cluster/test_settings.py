@@ -5,7 +5,7 @@ import pytest
 from scalerl.cli import main
 from scalerl.errors import InputError
 from scalerl.rl.cluster.session import connected
-from scalerl.rl.cluster.settings import Cluster
+from scalerl.rl.cluster.settings import Cluster, Share
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.local import LocalGenerator
 from scalerl.rl.recipe import Inline, from_dict, load_recipe
@@ -20,8 +20,10 @@ def test_a_recipe_without_a_cluster_says_nothing_of_one():
 
 
 def test_a_table_of_a_recipe_and_back():
-    recipe = load_recipe("demo", ["cluster.trainers=4", "cluster.learner.kind=fsdp2", "cluster.generators=8"])
-    assert recipe.cluster == Cluster(generators=8, trainers=4, learner=Fsdp2())
+    values = ["cluster.trainers=4", "cluster.learner.kind=fsdp2", "cluster.generators=8"]
+    recipe = load_recipe("demo", [*values, "cluster.verifiers=2", "cluster.verifier.cpus=4"])
+    given = Cluster(generators=8, trainers=4, learner=Fsdp2(), verifiers=2, verifier=Share(cpus=4))
+    assert recipe.cluster == given
     assert (recipe.where.processes, recipe.where.devices) == (8, 12)
     assert from_dict(recipe.to_json()) == recipe
 
@@ -35,6 +37,7 @@ def test_a_table_of_a_recipe_and_back():
         ("cluster.patience.silence=0", "must be positive"),
         ("cluster.generatos=3", "did you mean 'cluster.generators'"),
         ("cluster.generator.cpus=0", "one of them positive"),
+        ("cluster.verifiers=-1", "must not be negative"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(override, complaint):

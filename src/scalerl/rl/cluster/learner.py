@@ -1,6 +1,7 @@
 """The learner of a run whose ranks are Ray actors: what the driver has in its place.
 
-    step       the batch goes into the object store once; all ranks fetch it from there, and return the same
+    begin      the batch goes into the object store once; all ranks fetch it from there, and return the same;
+               the driver works meanwhile
     weights    every rank puts its share of the buckets into the object store; references come here
     saver      the ranks write, into a folder that all of them and the driver see
 
@@ -10,8 +11,11 @@ are ended, and the run goes back to its last checkpoint (`LearnerLostError`).
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -19,12 +23,13 @@ from ray.exceptions import RayActorError
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.cluster.broadcast import Group
-from scalerl.rl.cluster.members import LostError, Member, gather, remote
+from scalerl.rl.cluster.members import Calls, LostError, Member, remote
 from scalerl.rl.cluster.parcel import StoredWeights
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Cluster
 from scalerl.rl.cluster.trainer_actor import GROUPS, TrainerActor
 from scalerl.rl.fsdp.group import LearnerGroup
+from scalerl.rl.pending import Pending
 
 _AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
 
@@ -59,7 +64,14 @@ class RayRanks:
 
     def all(self, name: str, *args: Any) -> Any:
         """A method on every rank; what the first returns."""
-        return self.call("all", f"done what it was asked ({name})", name, ray.put(args))[0]
+        begun = self.begin(name, *args)
+        begun.wait(math.inf)
+        return begun.result()
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """The same, under way."""
+        asked = dict.fromkeys(self.members, (name, ray.put(args)))
+        return _OfFirst(self._begin(asked, "all", f"done what it was asked ({name})"), self._losses)
 
     def first(self, name: str, *args: Any) -> Any:
         """A method on the first rank alone."""
@@ -76,9 +88,20 @@ class RayRanks:
             member.kill()
 
     def _on(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> list[Any]:
+        calls = self._begin(arguments, method, what)
+        with self._losses():
+            calls.wait(math.inf)
+            return calls.result()
+
+    def _begin(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> Calls:
         calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
+        return Calls(calls, self._patience.step, what)
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Without one of them the others cannot go on."""
         try:
-            return gather(calls, self._patience.step, what)
+            yield
         except LostError as error:
             cause = self._dead_first() or error
             self.close()
@@ -96,6 +119,22 @@ class RayRanks:
                 except RayActorError as error:
                     return member.lost(error)
         return None
+
+
+@dataclass
+class _OfFirst:
+    """What the first of all ranks returns; see `scalerl.rl.pending.Pending`."""
+
+    calls: Calls
+    losses: Callable[[], AbstractContextManager[None]]
+
+    def wait(self, seconds: float) -> bool:
+        with self.losses():
+            return self.calls.wait(seconds)
+
+    def result(self) -> Any:
+        with self.losses():
+            return self.calls.result()[0]
 
 
 class RayLearner(LearnerGroup):

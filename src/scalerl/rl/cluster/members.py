@@ -6,6 +6,7 @@ another. Nothing here waits for longer than it was told to.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -81,24 +82,53 @@ def remote(cls: type, groups: Mapping[str, int]) -> Any:
     return make(concurrency_groups=dict(groups))(cls)
 
 
-def gather(calls: Mapping[Any, Member], limit: float, what: str) -> list[Any]:
-    """What calls return, in order, once all have; each by the actor that is asked.
+class Calls:
+    """Calls under way, each by the actor that is asked; see `scalerl.rl.pending.Pending`.
 
-    Raises:
+    Raises (by any method):
         LostError: an actor has died, or gave no sign of life, or has not done `what` within `limit` seconds.
         ScalerlError: what an actor raised.
     """
-    ends, pending = time.monotonic() + limit, list(calls)
-    while pending:
-        left = ends - time.monotonic()
-        done, pending = ray.wait(pending, num_returns=len(pending), timeout=max(0.0, min(_LOOK, left)))
+
+    def __init__(self, calls: Mapping[Any, Member], limit: float, what: str) -> None:
+        self._calls, self._pending = calls, list(calls)
+        self._limit, self._what = limit, what
+        self._ends = time.monotonic() + limit
+        self._looked = -math.inf
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all have returned; waits for no longer than `seconds`."""
+        until = time.monotonic() + seconds
+        while self._pending:
+            now = time.monotonic()
+            self._take_note(max(0.0, min(_LOOK, until - now, self._ends - now)))
+            if now >= until:
+                break
+        return not self._pending
+
+    def result(self) -> list[Any]:
+        """What they return, in order."""
+        return [value_of(ref, member) for ref, member in self._calls.items()]
+
+    def _take_note(self, timeout: float) -> None:
+        done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=timeout)
         for ref in done:
-            value_of(ref, calls[ref])  # one that has failed is heard of at once, whoever waits for it
-        for member in {id(m): m for m in (calls[ref] for ref in pending)}.values():
-            if left <= 0:
-                raise member.lost(f"it has not {what} within {limit:g} s")
+            value_of(ref, self._calls[ref])  # one that has failed is heard of at once, whoever waits for it
+        now = time.monotonic()
+        if now - self._looked < _LOOK and now < self._ends:
+            return
+        self._looked = now
+        for member in {id(m): m for m in (self._calls[ref] for ref in self._pending)}.values():
+            if now >= self._ends:
+                raise member.lost(f"it has not {self._what} within {self._limit:g} s")
             member.check_life()
-    return [value_of(ref, member) for ref, member in calls.items()]
+
+
+def gather(calls: Mapping[Any, Member], limit: float, what: str) -> list[Any]:
+    """What calls return, in order, once all have; raises what `Calls` does."""
+    under_way = Calls(calls, limit, what)
+    under_way.wait(math.inf)
+    return under_way.result()
 
 
 def value_of(ref: Any, member: Member) -> Any:

@@ -11,9 +11,11 @@ from scalerl.rl.cluster.learner import RayLearner
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
+from scalerl.rl.cluster.verifier import RayVerifier
 from scalerl.rl.learner import Learner
-from scalerl.rl.setup import check_sampler, load_learner
+from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
+from scalerl.rl.verify import Verification
 
 
 class RayParts:
@@ -49,6 +51,15 @@ class RayParts:
             )
         self._closing.callback(generator.close)
         return generator
+
+    def verifier(self, tokenizer: Any) -> Verification:
+        """What judges: in processes beside the driver, or in actors."""
+        if self._recipe.cluster.verifiers:
+            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline.event)
+        else:
+            verifier = load_verifier(self._recipe, tokenizer)
+        self._closing.callback(verifier.close)
+        return verifier
 
     def evaluate(self) -> RayEvaluator:
         """What evaluates."""

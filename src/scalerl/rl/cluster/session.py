@@ -88,9 +88,11 @@ def _wanted(cluster: Cluster) -> list[tuple[str, int, Share, str]]:
     """What a run has on a cluster: who, how many, what each is given, and how they are spread over nodes."""
     trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
     generators = [("generators", cluster.generators, cluster.generator, "SPREAD")]
+    verifiers = [("verifiers", cluster.verifiers, cluster.verifier, "SPREAD")]
     return [
         *trainers * (cluster.learner.kind != "one"),
         *generators * (cluster.engine.kind == "torch"),
+        *verifiers * (cluster.verifiers > 0),
         ("evaluation", 1, cluster.generator, "PACK"),
     ]
 

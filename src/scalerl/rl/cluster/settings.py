@@ -68,7 +68,7 @@ class Patience:
     weights: float = 300.0
     """For weights on their way."""
     step: float = 3600.0
-    """For a step of the learner, or an evaluation."""
+    """For a step of the learner, an evaluation, or a verifier's share of the completions."""
 
     def __post_init__(self) -> None:
         _positive(**vars(self))
@@ -80,6 +80,8 @@ class Cluster:
 
     generators: int = 1
     trainers: int = 1
+    verifiers: int = 0
+    """Actors that verify, each with the processes of `task.limits`; 0: those processes beside the driver."""
     address: str = "auto"
     """`auto` joins the cluster that runs here, `local` starts one on this machine; or HOST:PORT."""
     engine: Annotated[Torch | Vllm, Discriminator("kind")] = field(default_factory=Torch)
@@ -90,11 +92,15 @@ class Cluster:
     """Of every generator, and of the evaluations, which have a process of their own."""
     trainer: Share = field(default_factory=Share)
     """Of every process of a learner that is sharded."""
+    verifier: Share = field(default_factory=Share)
+    """Of every verifier, its processes included."""
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         if self.generators < 1 or self.trainers < 1:
             raise ValueError("generators and trainers must be at least 1")
+        if self.verifiers < 0:
+            raise ValueError("verifiers must not be negative")
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from scalerl.rl.fsdp.learner import ShardedLearner, load_sharded_learner
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.learner import StepStats
 from scalerl.rl.model import dtype_of, empty_model
+from scalerl.rl.pending import Pending
 from scalerl.rl.recipe import Recipe, from_dict
 from scalerl.rl.types import Weights
 
@@ -40,6 +41,10 @@ class Ranks(Protocol):
         Raises:
             ScalerlError: what all ranks raised; WorkerError where one of them is gone.
         """
+        ...
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """The same, which the driver need not wait for where it is no rank itself."""
         ...
 
     def first(self, name: str, *args: Any) -> Any:
@@ -115,12 +120,10 @@ class LearnerGroup:
         self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
         self.version = 0
 
-    def step(self, batch: Batch) -> StepStats:
-        """See `Learner.step`."""
+    def begin(self, batch: Batch) -> Pending[StepStats]:
+        """Begin a step; `version` is the next one as soon as its result is asked for."""
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        stats = StepStats(**self._ranks.all("step", values))
-        self.version += 1
-        return stats
+        return _Step(self, self._ranks.begin("step", values))
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
@@ -168,3 +171,19 @@ class LearnerGroup:
         """See `Learner.held_scores`."""
         logp_WH, rank_W2 = self._ranks.all("held_scores", token_NT, wanted_NT, list(heads))
         return logp_WH, rank_W2
+
+
+@dataclass
+class _Step:
+    """A step that the ranks make; see `scalerl.rl.pending.Pending`."""
+
+    learner: LearnerGroup
+    stats: Pending[dict[str, Any]]
+
+    def wait(self, seconds: float) -> bool:
+        return self.stats.wait(seconds)
+
+    def result(self) -> StepStats:
+        stats = StepStats(**self.stats.result())
+        self.learner.version += 1
+        return stats

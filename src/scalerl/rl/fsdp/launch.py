@@ -25,6 +25,7 @@ from scalerl.rl.checkpoint import with_arrays, without_arrays
 from scalerl.rl.fsdp.group import LearnerGroup, LearnerRank
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.together import losses, meet
+from scalerl.rl.pending import Done, Pending
 
 _IDLE = timedelta(days=30)
 """For which ranks wait for the next command: rank 0 may generate or evaluate for long. One that has died is
@@ -83,6 +84,10 @@ class _Leader:
         with losses(self._seconds):
             _send([name, *args], self._commands)
             return getattr(self._rank, name)(*args)
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """See `Ranks`: this process is one of them, and has then done it."""
+        return Done(self.all(name, *args))
 
     def first(self, name: str, *args: Any) -> Any:
         """See `Ranks`."""
