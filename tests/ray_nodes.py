@@ -39,6 +39,14 @@ class Nodes:
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def kill_head(self, *kinds):
+        """Kill processes of the head ("gcs_server", "raylet"), after leaving the cluster; when that was."""
+        ray.shutdown()  # it would end this process too
+        for kind in kinds:
+            for info in self._cluster.head_node.all_processes[kind]:
+                info.process.kill()
+        return time.monotonic()
+
     def close(self):
         ray.shutdown()
         self._cluster.shutdown()

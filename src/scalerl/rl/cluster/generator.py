@@ -29,6 +29,7 @@ import ray
 
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.admission import Admission, Asked, sum_of
+from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
 from scalerl.rl.cluster.members import LostError, Member, gather, remote, value_of
 from scalerl.rl.cluster.session import Session
@@ -116,6 +117,7 @@ class RayGenerator(Admission):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
+        check()
         self._transport.publish(weights, version)
         self._version = version
         seats = [seat for seat in self._seats if seat.taking_part]
@@ -170,6 +172,7 @@ class RayGenerator(Admission):
 
     def _listen(self, timeout: float) -> None:
         """Hear what was said within `timeout` seconds, and see to it that whoever is lost is replaced."""
+        check()
         calls = {ref: seat for seat in self._seats for ref in seat.calls()}
         done = ray.wait(list(calls), num_returns=1, timeout=timeout)[0] if calls else []
         if not calls and timeout:

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
+from scalerl.rl.cluster.contact import check
 
 _LOOK = 1.0  # seconds between two looks at who still lives
 
@@ -86,10 +87,12 @@ def gather(calls: Mapping[Any, Member], limit: float, what: str) -> list[Any]:
 
     Raises:
         LostError: an actor has died, or gave no sign of life, or has not done `what` within `limit` seconds.
+        ClusterLostError: nobody can be asked any more.
         ScalerlError: what an actor raised.
     """
     ends, pending = time.monotonic() + limit, list(calls)
     while pending:
+        check()
         left = ends - time.monotonic()
         done, pending = ray.wait(pending, num_returns=len(pending), timeout=max(0.0, min(_LOOK, left)))
         for ref in done:

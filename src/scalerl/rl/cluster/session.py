@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from scalerl.errors import InputError, first_line
+from scalerl.rl.cluster import contact
 from scalerl.rl.cluster.settings import Cluster, Share
 
 _LOG = logging.getLogger("scalerl")
@@ -41,11 +42,14 @@ def connected(cluster: Cluster) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it is the default to be, and warns
+    patience = round(cluster.patience.silence + 3 * contact.GRACE)  # Ray ends a driver then; see `contact`
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(patience))
     if cluster.address == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all sockets on the loopback
     ray = _ray()
     if ray.is_initialized():
-        yield
+        with _watched(ray, cluster):
+            yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -53,9 +57,15 @@ def connected(cluster: Cluster) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
-        yield
+        with _watched(ray, cluster):
+            yield
     finally:
         ray.shutdown()
+
+
+def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
+    head, own = ray.get_runtime_context().gcs_address, ray._private.worker._global_node.raylet_socket_name
+    return contact.watched(head, own, cluster.patience.silence)
 
 
 def _init(ray: Any, cluster: Cluster) -> None:
@@ -106,6 +116,7 @@ class Session:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        contact.check()
         self._groups = []
         self.room: dict[str, Callable[[int], Any]] = {}
         """By whom it is for: where the actor of each is to be put."""
@@ -120,6 +131,7 @@ class Session:
         begun, told = time.monotonic(), False
         for group in self._groups:
             while not group.wait(_LOOK):
+                contact.check()
                 if not told:
                     _LOG.warning("waiting for room: %s", _lack(cluster, before))
                     told = True
@@ -132,7 +144,7 @@ class Session:
         """Give back what was reserved."""
         from ray.util.placement_group import remove_placement_group
 
-        while self._groups:
+        while self._groups and not contact.gone():
             remove_placement_group(self._groups.pop())
 
 
