@@ -120,7 +120,7 @@ def processes(driver: Driver) -> dict[str, list[psutil.Process]]:
 
 @dataclass
 class Memory:
-    """Resident memory of processes over time, in MiB."""
+    """Resident memory of processes over time, in MiB, without what they share (Ray's object store)."""
 
     looks: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
     """By role: when, in seconds, which process, and how much."""
@@ -132,27 +132,26 @@ class Memory:
         for role, members in processes(driver).items():
             for process in members:
                 try:
-                    size = process.memory_info().rss / 2**20
+                    info = process.memory_info()
                 except psutil.Error:
                     continue
+                size = (info.rss - info.shared) / 2**20
                 self._born.setdefault(process.pid, second)
                 self.looks.setdefault(role, []).append((second, process.pid, size))
                 largest[role] = max(largest.get(role, 0.0), size)
         return largest
 
     def slopes(self, role: str) -> tuple[float, float]:
-        """MiB a minute, by least squares: of the largest of a role after the first quarter of the run,
-        whoever it was; and within processes, from when they are no longer young. NaN where there is too
-        little."""
-        looks = self.looks.get(role, [])
-        end = max((second for second, _, _ in looks), default=0.0)
+        """MiB a minute, by least squares, of processes that are no longer young: of the largest of a role
+        after the first quarter of the run, whoever it was; and within processes. NaN for too few."""
+        old = [look for look in self.looks.get(role, []) if look[0] >= self._born[look[1]] + YOUNG]
+        end = max((second for second, _, _ in self.looks.get(role, [])), default=0.0)
         largest: dict[float, float] = {}
         by_pid: dict[int, list[tuple[float, float]]] = {}
-        for second, pid, size in looks:
+        for second, pid, size in old:
+            by_pid.setdefault(pid, []).append((second, size))
             if second >= end / 4:
                 largest[second] = max(largest.get(second, 0.0), size)
-            if second >= self._born[pid] + YOUNG:
-                by_pid.setdefault(pid, []).append((second, size))
         return _slope([list(largest.items())]), _slope(list(by_pid.values()))
 
 
@@ -318,7 +317,9 @@ def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
     print(f"groups begun again since the last rewind {record.steps()[-1]['restarted']}")
     print(f"ledgers that do not add up: {wrong} of {n_steps}, and {outcome.unbalanced} seen on the way")
     print(f"largest age {oldest} (k = {record.config['recipe']['schedule']['k']})")
-    print("memory, MiB a minute: of the largest after the first quarter, and within processes after a minute")
+    print(
+        f"MiB a minute, {YOUNG:g} s after starts: the largest after the first quarter, and within processes"
+    )
     for role in ROLES[:-1]:
         if role in outcome.memory.looks:
             sizes = [size for _, _, size in outcome.memory.looks[role]]

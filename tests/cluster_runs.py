@@ -18,7 +18,7 @@ SMALL = [
 def command(folder, *changes, resume=False):
     """`scalerl train` with these changes of the demonstration, or with them on with a run; a process."""
     words = [str(folder), "--resume"] if resume else ["demo", "-o", str(folder)]
-    words += [word for change in changes for word in ("--set", change)]
+    words += ["--json"] + [word for change in changes for word in ("--set", change)]
     start = [sys.executable, "-m", "scalerl.cli", "train", *words]
     return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

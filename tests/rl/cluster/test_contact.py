@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -104,3 +106,15 @@ def test_a_run_that_does_not_end_by_itself_is_ended(there, monkeypatch):
     there.end("own")
     until(lambda: ended, 30)
     assert ended == [stuck.lost]
+
+
+@pytest.mark.parametrize("by", ["itself", "Ray"])
+def test_a_process_that_is_ended_has_last_words(by):
+    how = {"itself": "pass", "Ray": "os._exit(1)"}[by]
+    code = f"import os\nfrom scalerl.rl.cluster.contact import last_words\nwith last_words():\n    {how}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    said = (
+        "scalerl: [cluster]: this process was ended by Ray, or from outside; the run folder is whole up to "
+    )
+    assert done.stderr.startswith(said) == (by == "Ray")
+    assert done.stderr.count("\n") == (by == "Ray")

@@ -27,7 +27,7 @@ def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kind
         f"model={small_base}",
         *SMALL,
         *limits,
-        "budget.amount=200",
+        "budget.amount=250",
         "batch.samples=32",
         "tracking.to=tensorboard",
     ]
@@ -56,10 +56,17 @@ def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kind
     (line,) = [line for line in said.splitlines() if line.startswith("scalerl: [cluster]: ")]
     assert "--resume goes on" in line
     assert took < SILENCE + contact.GRACE + 30
+    before = steps_of(folder)
     with simulated(3, 1) as others:
         driver = command(folder, f"cluster.address={others.address}", resume=True)
-        _, said = driver.communicate(timeout=PATIENCE)
+        try:
+            until(lambda: steps_of(folder) > before, PATIENCE)
+            next(p for p in actors_below() if "Generator" in p.name()).kill()
+            out, said = driver.communicate(timeout=PATIENCE)
+        finally:
+            driver.kill()
     assert driver.returncode == 0, said
-    check_record(folder, 200)
+    assert json.loads(out)["status"] == "finished"  # and Ray has said nothing there
+    check_record(folder, 250)
     (lost,) = [json.loads(row) for row in (folder / "lost.jsonl").read_text().splitlines() if "lost" in row]
     assert lost["lost"]["steps"] >= 1

@@ -131,6 +131,24 @@ def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, sma
         until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
+def test_one_that_hangs_while_it_loads_is_replaced(endless, small_base):
+    """It has come to its place, and says nothing any more before it takes part."""
+    hasty = replace(endless.cluster, patience=Patience(start=240, silence=15))
+    recipe = replace(endless, cluster=hasty)
+    with running(recipe, small_base, 3) as (_, run):
+        generator, seat = run.generator, run.generator._seats[1]
+        os.kill(seat.member.pid, signal.SIGKILL)
+        until(lambda: generator.work() or (len(generator.lost) == 1 and seat.member and seat.member.pid))
+        assert seat.starting is not None
+        node, pid = seat.member.node, seat.member.pid
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: generator.work() or len(generator.lost) == 2)
+        said = f"generator 1 on {node} is lost: no sign of life for 15 s (pid {pid})"
+        assert generator.lost[1] == said
+        until(lambda: generator.work() or generator.alive == 2)
+        assert seat.member.pid != pid
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
     sharded, small_base, tmp_path, caplog, number

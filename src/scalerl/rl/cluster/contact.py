@@ -2,7 +2,8 @@
 
 Ray ends a driver whose node's part has died at its next use, without a word, and one whose head is gone a
 minute later. So both are looked at by a thread, and the driver asks (`check`) before it uses Ray: the run
-then ends with a line and a status. Where it cannot ask in time, as it waits within Ray, the thread ends it.
+then ends with a line and a status. Where it cannot ask in time, as it waits within Ray, the thread ends it;
+and where Ray was faster, a process that waits for the end of this one has the line (`LastWords`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import logging
 import os
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from scalerl.errors import WorkerError, first_line
 
@@ -24,6 +26,7 @@ GRACE = 30.0
 """Seconds in which a run has to end once its cluster is lost; then it is ended."""
 _RESUME = "the run folder is whole up to its newest checkpoint, and --resume goes on, on a new cluster"
 _watched: Contact | None = None
+_words: LastWords | None = None
 
 
 class ClusterLostError(WorkerError):
@@ -70,6 +73,33 @@ def watched(head: str, own: str, silence: float) -> Iterator[None]:
         _watched = None
 
 
+class LastWords:
+    """A line on standard error once this process has ended without `keep`, by Ray or by a kill: it is said
+    by a process that waits for that."""
+
+    def __init__(self, line: str) -> None:
+        script = 'read -r end || printf "%s\\n" "$0" >&2'
+        command = ["/bin/sh", "-c", script, line]
+        self._other = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def keep(self) -> None:
+        """This process ends by itself."""
+        with suppress(OSError):
+            self._other.communicate(b"end\n")
+
+
+@contextmanager
+def last_words() -> Iterator[None]:
+    """Whoever ends this process meanwhile, it is told that and how the run can go on."""
+    global _words
+    _words = LastWords(f"scalerl: [cluster]: this process was ended by Ray, or from outside; {_RESUME}")
+    try:
+        yield
+    finally:
+        _words.keep()
+        _words = None
+
+
 class Contact:
     """A thread that looks whether head and node answer; `lost` says what does not, and what to do."""
 
@@ -87,8 +117,11 @@ class Contact:
         """The run has ended by itself."""
         self._closed.set()
 
-    def look(self, silence: float) -> str:
-        """What is lost, if anything: the head, where it has not answered for so many seconds."""
+    def look(self, silence: float, held: bool = False) -> str:
+        """What is lost, if anything: the head, where it has not answered for so many seconds.
+
+        Ray on this node is there if a connection to it is `held`; to ask it anew is a line in its log.
+        """
         head = f"its head at {self._head}"
         complaint = _complaint(self._head)
         if not complaint:
@@ -96,7 +129,7 @@ class Contact:
         away = time.monotonic() - self._answered
         if complaint and away >= silence:
             return f"[cluster]: {head} is gone: no answer for {away:.0f} s ({complaint}); {_RESUME}"
-        if _has_ended(self._own):
+        if not held and _has_ended(self._own):
             also = f", and {head} does not answer" if complaint else ""
             return f"[cluster]: Ray has ended on this node{also}; {_RESUME}"
         if complaint and not self._told:
@@ -116,7 +149,7 @@ class Contact:
                     self._closed.wait(_LOOK)
                 elif select.select([connection], [], [], _LOOK)[0]:  # it has ended, which is seen at once
                     held = False
-                self.lost = self.look(self._silence)
+                self.lost = self.look(self._silence, held)
         if self.lost and not self._closed.wait(GRACE):
             self._end(self.lost)
 
@@ -146,5 +179,7 @@ def _has_ended(path: str) -> bool:
 
 def _end(why: str) -> None:
     """End this process, as Ray would; its own processes follow it."""
+    if _words is not None:
+        _words.keep()
     os.write(2, f"scalerl: {why}\n".encode())
     os._exit(1)

@@ -52,15 +52,16 @@ def connected(cluster: Cluster) -> Iterator[None]:
             yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        _init(ray, cluster)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
-        with _watched(ray, cluster):
-            yield
-    finally:
-        ray.shutdown()
+    with contact.last_words():
+        try:
+            _init(ray, cluster)
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
+            with _watched(ray, cluster):
+                yield
+        finally:
+            ray.shutdown()
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
@@ -70,6 +71,7 @@ def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
 
 def _init(ray: Any, cluster: Cluster) -> None:
     address = cluster.address
+    ray._private.worker.print_to_stdstream = _keep  # it is of the driver's process alone
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":  # as many processes as are asked for, however few cores they share
         cpus = sum(n * share.cpus for _, n, share, _ in _wanted(cluster))
@@ -82,6 +84,12 @@ def _init(ray: Any, cluster: Cluster) -> None:
         where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
         raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
+
+
+def _keep(said: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """What Ray would print on standard output, which has what --json asks for: pages about each process that
+    died, of which the run tells by itself."""
+    _LOG.debug("%s", said["lines"])
 
 
 def _answering(ray: Any, address: str) -> str:
