@@ -9,6 +9,7 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -46,6 +47,15 @@ class Nodes:
             for info in self._cluster.head_node.all_processes[kind]:
                 info.process.kill()
         return time.monotonic()
+
+    def ended(self, processes):
+        """Whether all of these have; and see to it that nodes which have ended are no zombies, which their
+        actors take for alive."""
+        for node in (self._cluster.head_node, *self.nodes):
+            for infos in node.all_processes.values():
+                for info in infos:
+                    info.process.poll()
+        return not psutil.wait_procs(processes, timeout=0)[1]
 
     def close(self):
         ray.shutdown()

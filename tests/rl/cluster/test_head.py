@@ -44,8 +44,7 @@ def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kind
         took = time.monotonic() - began
         _, left = psutil.wait_procs(own, timeout=10)
         assert not left
-        _, left = psutil.wait_procs(actors, timeout=180)  # Ray ends other nodes after a minute
-        assert not left
+        until(lambda: nodes.ended(actors), 150)  # Ray ends what is on other nodes after a minute
     finally:
         driver.kill()
         nodes.close()
