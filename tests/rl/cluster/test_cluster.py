@@ -6,9 +6,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
+import ray
 
 from lockstep import first_difference
-from ray_nodes import simulated
+from ray_nodes import simulated, until
 from scalerl.errors import InputError
 from scalerl.rl.cluster.settings import Cluster, Patience, Transport
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -19,9 +20,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def nodes():
+def three_nodes():
     with simulated(2, 2, 2) as three:
         yield three
+
+
+@pytest.fixture
+def nodes(three_nodes):
+    """With all of their room: what a test gave back is free a little later."""
+    until(lambda: ray.available_resources().get("CPU") == 6)
+    return three_nodes
 
 
 @pytest.fixture
