@@ -2,10 +2,14 @@
 
     python benchmarks/cluster_soak.py --minutes 30 --every 30
 
-On a Ray cluster of simulated nodes on this machine: every so often one process of the run is killed:
-a generator, a rank of the learner, the evaluation, the driver (which is started again with --resume),
-or a whole node (which comes back). Printed: what was killed, memory over time, whether the ledger of every
-step adds up, and the pass rate against that of the undisturbed run of the same seed at the same step.
+On a Ray cluster of simulated nodes on this machine: every so often one process of the run is killed, of each
+role in turn, in rounds that are shuffled: a generator, a rank of the learner, the evaluation, a verifier
+where there are some in actors, the driver (which is started again with --resume), or a whole node (which
+comes back). Then the same run is made undisturbed up to the same step, and so is one of another seed.
+
+Each kill is a line; at the end stand the kills by role, whether the ledger of every step adds up, steps lost
+by going back to checkpoints, how memory grows, and the pass rate against the undisturbed run, in standard
+errors and in the spread of the two seeds. It takes at most twice the minutes, and a few.
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -30,16 +37,17 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 from scalerl.record import RunRecord
 
-ROLES = ("GeneratorActor", "TrainerActor", "EvaluationActor", "driver", "node")
+ACTORS = ("GeneratorActor", "TrainerActor", "EvaluationActor", "VerifierActor")
+ROLES = (*ACTORS, "driver", "node")
 SETTINGS = (
-    *("budget.kind=steps", "budget.amount=4000", "evaluation.count=160", "checkpoint.steps=20"),
+    *("budget.kind=steps", "budget.amount=4000", "evaluation.count=400", "checkpoint.steps=5"),
     *("cluster.trainers=2", "cluster.learner.kind=fsdp2", "cluster.generators=2", "schedule.k=8"),
     "cluster.patience.silence=60",
 )
-
-
-Outcome = tuple[Counter[str], list[Any], int]
-"""The kills by role, memory over time, and how often the driver was started."""
+LOOK, YOUNG = 5.0, 60.0
+"""Seconds between two looks at memory, and in which a process still grows into its work."""
+STOP = 120.0
+"""Seconds that a driver has to end with a checkpoint."""
 
 
 class Nodes:
@@ -85,9 +93,13 @@ class Driver:
             self.process = subprocess.Popen([*self._command, *resume], stdout=log, stderr=log)
 
     def stop(self) -> None:
-        """Let it make a checkpoint."""
+        """Let it make a checkpoint, if it can."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=300)
+        try:
+            self.process.wait(timeout=STOP)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 def processes(driver: Driver) -> dict[str, list[psutil.Process]]:
@@ -98,75 +110,180 @@ def processes(driver: Driver) -> dict[str, list[psutil.Process]]:
             title = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        for role in ROLES[:3]:
+        for role in ACTORS:
             if f"ray::{role}" in title:
                 found[role].append(process)
-        if process.pid == driver.process.pid:
+        if process.pid == driver.process.pid and driver.process.poll() is None:
             found["driver"].append(process)
     return found
 
 
-def memory(driver: Driver) -> dict[str, float]:
-    """The largest resident memory of each role, in MiB."""
-    sizes: dict[str, float] = {}
-    for role, members in processes(driver).items():
-        for process in members:
-            try:
-                sizes[role] = max(sizes.get(role, 0.0), process.memory_info().rss / 2**20)
-            except psutil.Error:
-                continue
-    return sizes
+@dataclass
+class Memory:
+    """Resident memory of processes over time, in MiB, without what they share (Ray's object store)."""
+
+    looks: dict[str, list[tuple[float, int, float]]] = field(default_factory=dict)
+    """By role: when, in seconds, which process, and how much."""
+    _born: dict[int, float] = field(default_factory=dict)
+
+    def look(self, second: float, driver: Driver) -> dict[str, float]:
+        """The largest of each role now."""
+        largest: dict[str, float] = {}
+        for role, members in processes(driver).items():
+            for process in members:
+                try:
+                    info = process.memory_info()
+                except psutil.Error:
+                    continue
+                size = (info.rss - info.shared) / 2**20
+                self._born.setdefault(process.pid, second)
+                self.looks.setdefault(role, []).append((second, process.pid, size))
+                largest[role] = max(largest.get(role, 0.0), size)
+        return largest
+
+    def slopes(self, role: str) -> tuple[float, float]:
+        """MiB a minute, by least squares, of processes that are no longer young: of the largest of a role
+        after the first quarter of the run, whoever it was; and within processes. NaN for too few."""
+        old = [look for look in self.looks.get(role, []) if look[0] >= self._born[look[1]] + YOUNG]
+        end = max((second for second, _, _ in self.looks.get(role, [])), default=0.0)
+        largest: dict[float, float] = {}
+        by_pid: dict[int, list[tuple[float, float]]] = {}
+        for second, pid, size in old:
+            by_pid.setdefault(pid, []).append((second, size))
+            if second >= end / 4:
+                largest[second] = max(largest.get(second, 0.0), size)
+        return _slope([list(largest.items())]), _slope(list(by_pid.values()))
 
 
-def kill(role: str, driver: Driver, nodes: Nodes, draw: random.Random) -> bool:
-    """Kill one process of a role, if there is one."""
-    if role == "node":
-        nodes.kill_one(draw)
-        return True
-    members = processes(driver)[role]
-    if members:
-        draw.choice(members).kill()
-    return bool(members)
+def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
+    """The common slope of lines that each have their own height, per minute."""
+    parts = [np.array(group) - np.mean(group, axis=0) for group in groups if len(group) > 2]
+    moved = np.concatenate(parts) if parts else np.zeros((0, 2))
+    across = float((moved[:, 0] ** 2).sum())
+    return 60 * float((moved[:, 0] * moved[:, 1]).sum()) / across if across else float("nan")
+
+
+class Turns:
+    """Roles in rounds, each of them shuffled; one that nobody has waits for its turn within the round."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self._round: list[str] = []
+
+    def next(self, there: Mapping[str, Sequence[Any]]) -> str:
+        """The first in this round that somebody has now; a new round where there is none in it."""
+        for role in self._round:
+            if role == "node" or there[role]:
+                self._round.remove(role)
+                return role
+        self._round = self._draw.sample(ROLES, len(ROLES))
+        return self.next(there)
+
+
+@dataclass
+class Outcome:
+    """What was done to a run."""
+
+    kills: Counter[str]
+    memory: Memory
+    starts: int
+    unbalanced: int
+    """Looks at which the ledger of the newest step did not add up, those of steps that were lost included."""
 
 
 def disturbed(folder: Path, nodes: Nodes, options: argparse.Namespace) -> Outcome:
     """Run for so many minutes with a kill every so often."""
-    draw, kills, sizes = random.Random(options.seed), Counter[str](), []
+    draw = random.Random(options.seed)
+    turns, kills, memory, unbalanced = Turns(draw), Counter[str](), Memory(), 0
     driver = Driver(folder, nodes.address, options.seed)
     began = time.monotonic()
-    next_kill = began + options.every
-    while time.monotonic() - began < 60 * options.minutes:
+    next_look, next_kill, sizes = 0.0, options.every, {}
+    while (second := time.monotonic() - began) < 60 * options.minutes:
         time.sleep(1)
         if driver.process.poll() is not None:
             if driver.process.returncode == 0:
                 break
             driver.start()
-        if time.monotonic() >= next_kill:
-            sizes.append((time.monotonic() - began, steps_of(folder), memory(driver)))
-            role = draw.choice(ROLES)
-            kills[role] += kill(role, driver, nodes, draw)
+        if second >= next_look:
+            sizes, next_look = memory.look(second, driver), second + LOOK
+            unbalanced += not balanced(folder)
+        if second >= next_kill:
+            there = processes(driver)
+            role = turns.next(there)
+            kill(role, there, nodes, draw)
+            kills[role] += 1
             next_kill += options.every
-            print(
-                f"{sizes[-1][0]:6.0f} s  step {sizes[-1][1]:5d}  killed: {role}", file=sys.stderr, flush=True
-            )
+            tell(second, steps_of(folder), role, sizes, driver.starts)
     if driver.process.poll() is None:
         driver.stop()
-    return kills, sizes, driver.starts
+    return Outcome(kills, memory, driver.starts, unbalanced)
+
+
+def kill(role: str, there: Mapping[str, Sequence[psutil.Process]], nodes: Nodes, draw: random.Random) -> None:
+    """Kill one process of a role, or a node."""
+    if role == "node":
+        nodes.kill_one(draw)
+    else:
+        draw.choice(there[role]).kill()
+
+
+def tell(second: float, step: int, role: str, sizes: Mapping[str, float], starts: int) -> None:
+    """A line for a kill."""
+    memory = ", ".join(f"{who} {size:.0f}" for who, size in sizes.items())
+    print(
+        f"{second:6.0f} s  step {step:4d}  kills: {role:<15}  drivers {starts}  MiB: {memory}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def rows_of(folder: Path) -> list[str]:
+    """Whole lines of the record's steps."""
+    file = folder / "steps.jsonl"
+    return file.read_text().split("\n")[:-1] if file.exists() else []
 
 
 def steps_of(folder: Path) -> int:
     """Steps on record."""
-    file = folder / "steps.jsonl"
-    return len(file.read_text().splitlines()) if file.exists() else 0
+    return len(rows_of(folder))
+
+
+def adds_up(row: Mapping[str, Any]) -> bool:
+    """Whether every group that was admitted by a step is accounted for."""
+    ledger = row["ledger"]
+    return ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
+
+
+def balanced(folder: Path) -> bool:
+    """Whether the ledger of the newest step adds up."""
+    rows = rows_of(folder)
+    return not rows or adds_up(json.loads(rows[-1]))
 
 
 def check(record: RunRecord) -> tuple[int, int, int]:
     """Steps, those whose ledger does not add up, and the largest age of a token."""
     rows = record.steps()
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "steps are missing, or there twice"
-    ledgers = [row["ledger"] for row in rows]
-    wrong = sum(x["admitted"] != sum(n for fate, n in x.items() if fate != "admitted") for x in ledgers)
-    return len(rows), wrong, max(row.get("age_max", 0) for row in rows)
+    return len(rows), sum(not adds_up(row) for row in rows), max(row.get("age_max", 0) for row in rows)
+
+
+def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float) -> dict[int, Any]:
+    """The evaluations by step of a run that is left alone, up to a step or for so many minutes."""
+    driver = Driver(folder, nodes.address, seed, "--until", str(step))
+    try:
+        driver.process.wait(timeout=60 * minutes)
+    except subprocess.TimeoutExpired:
+        driver.stop()
+    return {point.step: point for point in RunRecord.read(folder).evals}
+
+
+def rewinds_of(folder: Path) -> Iterator[int]:
+    """Steps lost, each time that the run went back to a checkpoint."""
+    file = folder / "lost.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        row = json.loads(line)
+        if "lost" in row:
+            yield row["lost"]["steps"]
 
 
 def main() -> None:
@@ -174,40 +291,69 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for the runs; else they are removed")
     options = parser.parse_args()
     nodes = Nodes()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as aside:
+        folder = options.keep or Path(aside)
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            report(Path(folder), nodes, options)
+            report(folder, nodes, options)
         finally:
             nodes.close()
 
 
 def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
-    kills, sizes, starts = disturbed(folder / "disturbed", nodes, options)
+    """Make the runs, and print what became of them."""
+    outcome = disturbed(folder / "disturbed", nodes, options)
     record = RunRecord.read(folder / "disturbed")
     n_steps, wrong, oldest = check(record)
-    last = record.evals[-1]
-    alone = Driver(folder / "alone", nodes.address, options.seed, "--until", str(max(last.step, 1)))
-    alone.process.wait()
-    like = {point.step: point for point in RunRecord.read(folder / "alone").evals}[last.step]
-    lost_file = folder / "disturbed" / "lost.jsonl"
-    lost = [json.loads(line) for line in lost_file.read_text().splitlines()] if lost_file.exists() else []
-    rewinds = [row["lost"]["steps"] for row in lost if "lost" in row]
-    print(f"{n_steps} steps in {options.minutes:g} minutes, {sum(kills.values())} kills: {dict(kills)}")
+    rewinds = list(rewinds_of(folder / "disturbed"))
+    kills = ", ".join(f"{role} {outcome.kills[role]}" for role in ROLES)
+    print(f"{n_steps} steps in {options.minutes:g} minutes, {sum(outcome.kills.values())} kills: {kills}")
     print(
-        f"driver started {starts} times; {len(rewinds)} times back to a checkpoint, {sum(rewinds)} steps lost"
+        f"driver started {outcome.starts} times; {len(rewinds)} times back, {sum(rewinds)} steps lost by it"
     )
-    print(f"groups begun again {record.steps()[-1]['restarted']}; ledgers that do not add up {wrong}")
+    print(f"groups begun again since the last rewind {record.steps()[-1]['restarted']}")
+    print(f"ledgers that do not add up: {wrong} of {n_steps}, and {outcome.unbalanced} seen on the way")
     print(f"largest age {oldest} (k = {record.config['recipe']['schedule']['k']})")
-    spread = (last.pass_rate * (1 - last.pass_rate) / (last.n_prompts * last.n_samples)) ** 0.5
-    print(f"pass rate at step {last.step}: {last.pass_rate:.3f} (se {spread:.3f})")
-    print(f"undisturbed: {like.pass_rate:.3f}")
     print(
-        f"{'second':>7} {'step':>6} " + " ".join(f"{role:>16}" for role in ROLES[:4]) + "   MiB, the largest"
+        f"MiB a minute, {YOUNG:g} s after starts: the largest after the first quarter, and within processes"
     )
-    for second, step, of in sizes:
-        print(f"{second:7.0f} {step:6d} " + " ".join(f"{of.get(role, 0):16.0f}" for role in ROLES[:4]))
+    for role in ROLES[:-1]:
+        if role in outcome.memory.looks:
+            sizes = [size for _, _, size in outcome.memory.looks[role]]
+            print(
+                "  {:<16}{:+8.2f}{:+8.2f}   largest ever {:.0f}".format(
+                    role, *outcome.memory.slopes(role), max(sizes)
+                )
+            )
+    last, minutes = max(record.evals[-1].step, 1), options.minutes / 2
+    seeds = [options.seed, options.seed + 1]
+    alone = [undisturbed(folder / f"alone-{seed}", nodes, seed, last, minutes) for seed in seeds]
+    compare({point.step: point for point in record.evals}, *alone)
+
+
+def compare(found: Mapping[int, Any], like: Mapping[int, Any], other: Mapping[int, Any]) -> None:
+    """Pass rates at the steps that all have, and how far apart the first two are at the last of these."""
+    steps = sorted(found.keys() & like.keys() & other.keys() - {0})
+    if not steps:
+        print("no evaluation after step 0 that all runs have")
+        return
+    print(f"{'step':>6}{'disturbed':>11}{'alone':>8}{'of another seed':>17}")
+    rates = np.array([[of[step].pass_rate for of in (found, like, other)] for step in steps])
+    for step, row in zip(steps, rates, strict=True):
+        print(f"{step:6d}{row[0]:11.3f}{row[1]:8.3f}{row[2]:17.3f}")
+    last = found[steps[-1]]
+    error = (2 * last.pass_rate * (1 - last.pass_rate) / (last.n_prompts * last.n_samples)) ** 0.5
+    spread = float(
+        np.sqrt(np.mean((rates[:, 1] - rates[:, 2]) ** 2) / 2)
+    )  # of two: half the squared difference
+    apart, mean = rates[-1, 0] - rates[-1, 1], float(np.mean(rates[:, 0] - rates[:, 1]))
+    print(f"disturbed less alone: {apart:+.4f} at step {last.step}, {mean:+.4f} on average")
+    print(f"in standard errors of completions ({error:.4f}): {apart / error:+.1f} at that step")
+    units = apart / max(spread, 1e-9), mean / max(spread, 1e-9)
+    print(f"in standard deviations between seeds ({spread:.4f}): {units[0]:+.1f}, {units[1]:+.1f} on average")
 
 
 if __name__ == "__main__":

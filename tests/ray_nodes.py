@@ -9,6 +9,7 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import psutil
 import ray
 from ray.cluster_utils import Cluster
 
@@ -37,6 +38,23 @@ class Nodes:
         (node,) = [node for node in self.nodes if node.node_id[:8] in words]
         self.nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self, *kinds):
+        """Kill processes of the head ("gcs_server", "raylet"), after leaving the cluster; when that was."""
+        ray.shutdown()  # it would end this process too
+        for kind in kinds:
+            for info in self._cluster.head_node.all_processes[kind]:
+                info.process.kill()
+        return time.monotonic()
+
+    def ended(self, processes):
+        """Whether all of these have; and see to it that nodes which have ended are no zombies, which their
+        actors take for alive."""
+        for node in (self._cluster.head_node, *self.nodes):
+            for infos in node.all_processes.values():
+                for info in infos:
+                    info.process.poll()
+        return not psutil.wait_procs(processes, timeout=0)[1]
 
     def close(self):
         ray.shutdown()

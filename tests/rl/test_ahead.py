@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,8 @@ class Run:
         learner = load_learner(recipe, recipe.model)
         if state:
             learner.restore(state["learner"])
-        self.recipe, self.learner = recipe, Elsewhere(learner)
+        elsewhere: Any = Elsewhere(learner)
+        self.recipe, self.learner = recipe, elsewhere
         self.generator = LocalGenerator(recipe, recipe.model, learner.weights(), 1, learner.version)
         self.pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, judge)

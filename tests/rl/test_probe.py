@@ -11,6 +11,7 @@ from scalerl.rl.health import Head, Health, LogpGap, Sampling
 from scalerl.rl.held import ranks_of
 from scalerl.rl.learner import AdamW
 from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.pending import Done
 from scalerl.rl.pipeline import Pipeline
 from scalerl.rl.pool import PromptPool
 from scalerl.rl.probe import Probe
@@ -37,7 +38,7 @@ def judge(groups):
         right = bool(rollout.token_T[rollout.sampled_T].sum() % 2)
         return Reward(1.0 if right else -1.0, right)
 
-    return [[by_parity(rollout) for rollout in group] for group in groups]
+    return Done([[by_parity(rollout) for rollout in group] for group in groups])
 
 
 def run(recipe, generator=None, n_steps=16, change=lambda rollout, learner: rollout):

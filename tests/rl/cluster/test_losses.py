@@ -10,15 +10,14 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import psutil
 import pytest
 import ray
 
+from cluster_runs import check_record, steps_of
 from ray_nodes import Run, simulated, until
-from scalerl.record import RunRecord
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.pool import PromptPool, Uniform
@@ -67,24 +66,6 @@ def check(recipe, run, steps):
         assert ages.max() <= recipe.schedule.max_age
 
 
-def check_record(folder, n_steps):
-    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
-    record = RunRecord.read(folder)
-    assert not record.warnings
-    rows = record.steps()
-    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
-    for row in rows:
-        ledger = row["ledger"]
-        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
-        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
-    for before, after in pairwise(rows):
-        for role, seconds in before["device_seconds"].items():
-            if role != "idle":
-                assert after["device_seconds"][role] >= seconds
-    assert (folder / "checkpoints" / "final").is_dir()
-    return record
-
-
 def processes_of(actor):
     """Processes of an actor below this one."""
     return [p for p in psutil.Process().children(recursive=True) if f"ray::{actor}" in p.name() + _title(p)]
@@ -101,8 +82,7 @@ def when_step(folder, n, do):
     """Do something in a thread once the record of a run has so many steps."""
 
     def wait():
-        file = folder / "steps.jsonl"
-        until(lambda: file.exists() and len(file.read_text().splitlines()) >= n, 240)
+        until(lambda: steps_of(folder) >= n, 240)
         do()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -151,6 +131,24 @@ def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, sma
         until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
+def test_one_that_hangs_while_it_loads_is_replaced(endless, small_base):
+    """It has come to its place, and says nothing any more before it takes part."""
+    hasty = replace(endless.cluster, patience=Patience(start=240, silence=15))
+    recipe = replace(endless, cluster=hasty)
+    with running(recipe, small_base, 3) as (_, run):
+        generator, seat = run.generator, run.generator._seats[1]
+        os.kill(seat.member.pid, signal.SIGKILL)
+        until(lambda: generator.work() or (len(generator.lost) == 1 and seat.member and seat.member.pid))
+        assert seat.starting is not None
+        node, pid = seat.member.node, seat.member.pid
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: generator.work() or len(generator.lost) == 2)
+        said = f"generator 1 on {node} is lost: no sign of life for 15 s (pid {pid})"
+        assert generator.lost[1] == said
+        until(lambda: generator.work() or generator.alive == 2)
+        assert seat.member.pid != pid
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
     sharded, small_base, tmp_path, caplog, number
@@ -195,7 +193,7 @@ def test_the_driver_is_killed_and_a_resume_goes_on(recipe, small_base, tmp_path)
         driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         when_step(folder, 7, driver.kill).join()
         driver.wait()
-        assert len((folder / "steps.jsonl").read_text().splitlines()) < 20
+        assert steps_of(folder) < 20
         until(lambda: ray.available_resources().get("CPU") == free)  # nothing of it is left behind
         train(there, folder, small_base, resume=True)
     check_record(folder, 20)

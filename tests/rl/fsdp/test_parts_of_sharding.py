@@ -1,11 +1,14 @@
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn.functional import linear
 
 from scalerl.errors import InputError
+from scalerl.rl.fsdp.checkpoint import load
 from scalerl.rl.fsdp.rows import passes, passes_of_rank, share_rows
 from scalerl.rl.fsdp.score import can_pack
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -89,3 +92,38 @@ def test_what_many_processes_saved_is_refused_by_one_in_a_line(tiny_recipe, tmp_
     learner = load_learner(tiny_recipe, tiny_recipe.model)
     with pytest.raises(InputError, match="saved by a learner on several processes: resume it by torchrun"):
         learner.restore({"version": 3}, tmp_path)
+
+
+NOBODY: Any = None
+"""The ranks to load with, where it does not come to that."""
+
+
+class Touches:
+    """A file that is made by whoever unpickles this."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return open, (str(self._path), "w")
+
+
+def test_the_index_of_a_checkpoint_has_nothing_done(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Touches(tmp_path / "touched")))
+    with pytest.raises(InputError, match=r"\.metadata: .*open has no place in a checkpoint of tensors"):
+        load({}, tmp_path, NOBODY)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_checkpoint_names_tensors_alone(tmp_path):
+    """What is no tensor would be unpickled by PyTorch, whatever it is."""
+    index = Metadata({"version": BytesStorageMetadata()})
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(InputError, match="BytesStorageMetadata has no place"):
+        load({}, tmp_path, NOBODY)
+
+
+def test_half_an_index_is_a_line(tmp_path):
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}))[:-20])
+    with pytest.raises(InputError, match=r"\.metadata: "):
+        load({}, tmp_path, NOBODY)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from scalerl.errors import brief_error
 from scalerl.rl.cluster.parcel import StoredWeights
+from scalerl.rl.fsdp.together import store_at
 
 _LOG = logging.getLogger("scalerl")
 Layout = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
@@ -61,9 +62,7 @@ class Joined:
     def __init__(self, group: Group, rank: int) -> None:
         limit = timedelta(seconds=group.seconds)
         c10d: Any = torch.distributed  # its stubs lack some of this
-        self._store = c10d.TCPStore(
-            group.address, group.port, group.size, rank == 0, timeout=limit, wait_for_workers=False
-        )
+        self._store = store_at(group.address, group.port, group.size, rank == 0, group.seconds)
         self.device = torch.device("cuda" if group.kind == "nccl" else "cpu")
         self._limit = limit
         if group.kind == "nccl":

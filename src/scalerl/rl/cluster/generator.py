@@ -29,6 +29,7 @@ import ray
 
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.admission import Admission, Asked, sum_of
+from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
 from scalerl.rl.cluster.members import LostError, Member, gather, remote, value_of
 from scalerl.rl.cluster.session import Session
@@ -96,9 +97,12 @@ class RayGenerator(Admission):
         for seat in self._seats:
             seat.fill()
         starts = {seat.starting: seat.member for seat in self._seats if seat.member}
-        ends = time.monotonic() + self._patience.start
+        places = {seat.placing: seat.member for seat in self._seats if seat.member}
         try:
+            for seat, where in zip(self._seats, gather(places, self._patience.start, "come"), strict=True):
+                seat.placed(where)
             gather(starts, self._patience.start, "started")
+            ends = time.monotonic() + self._patience.start
             while self.installed < self._version or any(not seat.taking_part for seat in self._seats):
                 self._listen(_WORK)
                 if time.monotonic() > ends or self.lost:
@@ -116,6 +120,7 @@ class RayGenerator(Admission):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
+        check()
         self._transport.publish(weights, version)
         self._version = version
         seats = [seat for seat in self._seats if seat.taking_part]
@@ -170,6 +175,7 @@ class RayGenerator(Admission):
 
     def _listen(self, timeout: float) -> None:
         """Hear what was said within `timeout` seconds, and see to it that whoever is lost is replaced."""
+        check()
         calls = {ref: seat for seat in self._seats for ref in seat.calls()}
         done = ray.wait(list(calls), num_returns=1, timeout=timeout)[0] if calls else []
         if not calls and timeout:
@@ -197,8 +203,12 @@ class RayGenerator(Admission):
 
     def _hear(self, seat: _Seat, ref: Any) -> None:
         assert seat.member is not None
+        if ref is seat.placing:
+            seat.placed(value_of(ref, seat.member))
+            return
         if ref is seat.starting:
-            seat.started(value_of(ref, seat.member))
+            value_of(ref, seat.member)
+            seat.started()
             seat.offer(self._transport.for_one(), self._version)
             return
         for message in value_of(ref, seat.member):
@@ -273,6 +283,7 @@ class _Seat:
     member: Member | None = None
     arrival: int = -1
     """Which of all that have come this one is."""
+    placing: Any = None
     starting: Any = None
     listening: Any = None
     installed: int = -1
@@ -285,19 +296,25 @@ class _Seat:
     """What those before had spent."""
     deaths: int = 0
     fill_at: float = 0.0
+    placed_at: float = 0.0
     listening_since: float = 0.0
     moved_at: float = 0.0
 
     def fill(self) -> None:
         """Ask for an actor; it comes when there is room."""
         handle, self.starting = self.start()
+        self.placing = handle.where.remote()
         self.arrival = next(_ARRIVALS)
         self.member = Member(self.name, handle, self.patience.silence)
 
-    def started(self, where: tuple[str, int]) -> None:
-        """It has loaded its model."""
+    def placed(self, where: tuple[str, int]) -> None:
+        """There was room, and it begins to load its model."""
         assert self.member is not None
         self.member.settled(where)
+        self.placing, self.placed_at = None, time.monotonic()
+
+    def started(self) -> None:
+        """It has loaded its model."""
         self.starting = None
         self.listen()
 
@@ -315,7 +332,7 @@ class _Seat:
 
     def calls(self) -> list[Any]:
         """What is waited for."""
-        return [ref for ref in (self.starting, self.listening) if ref is not None]
+        return [ref for ref in (self.placing, self.starting, self.listening) if ref is not None]
 
     def offer(self, parcel: Any, version: int) -> None:
         """Tell it of weights, once it has started."""
@@ -340,15 +357,20 @@ class _Seat:
             LostError: it does not.
         """
         assert self.member is not None
-        if self.starting is not None:
-            return
         now, patience = time.monotonic(), self.patience
+        if self.placing is not None:
+            return
+        if self.starting is not None:
+            self.member.check_life()
+            if now - self.placed_at > patience.start:
+                raise self.member.lost(f"it has not loaded its model within {patience.start:g} s")
+            return
         if now - self.listening_since > patience.silence:  # what was said before that has been heard
             raise self.member.lost(f"no sign of life for {patience.silence:g} s (pid {self.member.pid})")
         if self.in_flight and now - self.moved_at > patience.decode:
             raise self.member.lost(f"it has decoded nothing for {patience.decode:g} s")
-        if self.installed < self.offered and time.monotonic() - self.offered_at > self.patience.weights:
-            version, seconds = self.offered, self.patience.weights
+        if self.installed < self.offered and now - self.offered_at > patience.weights:
+            version, seconds = self.offered, patience.weights
             raise self.member.lost(f"version {version} of the weights was not installed in {seconds:g} s")
 
     def vacate(self) -> dict[int, Asked]:
@@ -358,7 +380,7 @@ class _Seat:
         groups, self.in_flight = self.in_flight, {}
         self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
         self.buried.restarted += len(groups)
-        self.member = self.starting = self.listening = None
+        self.member = self.placing = self.starting = self.listening = None
         self.installed = self.offered = -1
         self.taking_part = False
         self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.deaths)

@@ -32,8 +32,13 @@ class GeneratorActor:
         self._heard, self._said = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
         self._newest: tuple[Weights, int] | None = None
 
-    def start(self, recipe: Any, model_folder: str) -> tuple[str, int]:
-        """Load the model, and begin to listen; node and process.
+    @ray.method(concurrency_group="life")
+    def where(self) -> tuple[str, int]:
+        """Node and process."""
+        return here()
+
+    def start(self, recipe: Any, model_folder: str) -> None:
+        """Load the model, and begin to listen.
 
         Raises:
             InputError: the model cannot be loaded here.
@@ -51,7 +56,6 @@ class GeneratorActor:
                 self._say(("failed", brief_error(error), Counters()))
 
         threading.Thread(target=run, daemon=True).start()
-        return here()
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:

@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.cluster.broadcast import Group
+from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.members import Calls, LostError, Member, remote
 from scalerl.rl.cluster.parcel import StoredWeights
 from scalerl.rl.cluster.session import Session
@@ -54,7 +55,8 @@ class RayRanks:
         self._meet(cluster)
 
     def _meet(self, cluster: Cluster) -> None:
-        for member, where in zip(self.members, self.call("where", "started"), strict=True):
+        found = self._on(dict.fromkeys(self.members, ()), "where", "started", cluster.patience.start)
+        for member, where in zip(self.members, found, strict=True):
             member.settled(where)
         first, world = self.members[0], cluster.trainers
         (meeting,) = self._on({first: ()}, "meeting", "found a place to meet")
@@ -70,6 +72,7 @@ class RayRanks:
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
         """The same, under way."""
+        check()
         asked = dict.fromkeys(self.members, (name, ray.put(args)))
         return _OfFirst(self._begin(asked, "all", f"done what it was asked ({name})"), self._losses)
 
@@ -87,15 +90,19 @@ class RayRanks:
         for member in self.members:
             member.kill()
 
-    def _on(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> list[Any]:
-        calls = self._begin(arguments, method, what)
+    def _on(
+        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+    ) -> list[Any]:
+        calls = self._begin(arguments, method, what, limit)
         with self._losses():
             calls.wait(math.inf)
             return calls.result()
 
-    def _begin(self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str) -> Calls:
+    def _begin(
+        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+    ) -> Calls:
         calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
-        return Calls(calls, self._patience.step, what)
+        return Calls(calls, limit or self._patience.step, what)
 
     @contextmanager
     def _losses(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
+from scalerl.rl.cluster.contact import check
 
 _LOOK = 1.0  # seconds between two looks at who still lives
 
@@ -87,6 +88,7 @@ class Calls:
 
     Raises (by any method):
         LostError: an actor has died, or gave no sign of life, or has not done `what` within `limit` seconds.
+        ClusterLostError: nobody can be asked any more.
         ScalerlError: what an actor raised.
     """
 
@@ -111,6 +113,7 @@ class Calls:
         return [value_of(ref, member) for ref, member in self._calls.items()]
 
     def _take_note(self, timeout: float) -> None:
+        check()
         done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=timeout)
         for ref in done:
             value_of(ref, self._calls[ref])  # one that has failed is heard of at once, whoever waits for it

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from scalerl.rl.cluster.contact import check
 from scalerl.rl.types import Weights
 
 Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
@@ -81,4 +82,5 @@ def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
     """Weights in the object store: put there bucket by bucket, unless they are there already."""
     if isinstance(weights, StoredWeights):
         return weights
+    check()
     return StoredWeights(map(put, in_buckets(weights.items(), bucket_mib)), seconds)

@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 from scalerl.errors import InputError, first_line
+from scalerl.rl.cluster import contact
 from scalerl.rl.cluster.settings import Cluster, Share
 
 _LOG = logging.getLogger("scalerl")
@@ -41,25 +42,36 @@ def connected(cluster: Cluster) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it is the default to be, and warns
+    patience = round(cluster.patience.silence + 3 * contact.GRACE)  # Ray ends a driver then; see `contact`
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(patience))
     if cluster.address == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all sockets on the loopback
     ray = _ray()
     if ray.is_initialized():
-        yield
+        with _watched(ray, cluster):
+            yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        _init(ray, cluster)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
-        yield
-    finally:
-        ray.shutdown()
+    with contact.last_words():
+        try:
+            _init(ray, cluster)
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
+            with _watched(ray, cluster):
+                yield
+        finally:
+            ray.shutdown()
+
+
+def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
+    head, own = ray.get_runtime_context().gcs_address, ray._private.worker._global_node.raylet_socket_name
+    return contact.watched(head, own, cluster.patience.silence)
 
 
 def _init(ray: Any, cluster: Cluster) -> None:
     address = cluster.address
+    ray._private.worker.print_to_stdstream = _keep  # it is of the driver's process alone
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":  # as many processes as are asked for, however few cores they share
         cpus = sum(n * share.cpus for _, n, share, _ in _wanted(cluster))
@@ -72,6 +84,12 @@ def _init(ray: Any, cluster: Cluster) -> None:
         where = "runs here" if address == "auto" else f"answers at {address}"
         how = "`ray start --head` starts one, and --set cluster.address=local one for this run"
         raise InputError(f"[cluster]: no Ray cluster {where} ({first_line(error)}); {how}") from error
+
+
+def _keep(said: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """What Ray would print on standard output, which has what --json asks for: pages about each process that
+    died, of which the run tells by itself."""
+    _LOG.debug("%s", said["lines"])
 
 
 def _answering(ray: Any, address: str) -> str:
@@ -108,6 +126,7 @@ class Session:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        contact.check()
         self._groups = []
         self.room: dict[str, Callable[[int], Any]] = {}
         """By whom it is for: where the actor of each is to be put."""
@@ -122,6 +141,7 @@ class Session:
         begun, told = time.monotonic(), False
         for group in self._groups:
             while not group.wait(_LOOK):
+                contact.check()
                 if not told:
                     _LOG.warning("waiting for room: %s", _lack(cluster, before))
                     told = True
@@ -134,7 +154,7 @@ class Session:
         """Give back what was reserved."""
         from ray.util.placement_group import remove_placement_group
 
-        while self._groups:
+        while self._groups and not contact.gone():
             remove_placement_group(self._groups.pop())
 
 

@@ -17,7 +17,7 @@ from scalerl.rl.cluster.broadcast import Group, send
 from scalerl.rl.cluster.parcel import Bucket, StoredWeights, in_buckets, put
 from scalerl.rl.cluster.session import here
 from scalerl.rl.fsdp.group import LearnerRank
-from scalerl.rl.fsdp.together import meet
+from scalerl.rl.fsdp.together import meet, store_at
 
 GROUPS = {"life": 1, "first": 1, "send": 1}
 """Threads beside the one that trains: for signs of life, for the disk, and for a broadcast."""
@@ -35,14 +35,16 @@ class TrainerActor:
         address = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
-            return f"tcp://{address}:{probe.getsockname()[1]}"
+            return f"{address}:{probe.getsockname()[1]}"
 
     def meet(self, rank: int, world: int, meeting: str, seconds: float) -> None:
         """Wait for the others; none waits for another for more than so many seconds, now or later."""
         torch.set_num_threads(1)
-        if meeting.startswith("tcp://127."):
+        if meeting.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        meet(seconds, init_method=meeting, rank=rank, world_size=world)
+        address, _, port = meeting.rpartition(":")
+        store = store_at(address, int(port), world, rank == 0, seconds)
+        meet(seconds, store=store, rank=rank, world_size=world)
         self._rank = LearnerRank()
 
     @ray.method(concurrency_group="life")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,6 +25,20 @@ def meet(seconds: float, **where: Any) -> None:
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
+
+
+def store_at(address: str, port: int, size: int, leads: bool, seconds: float) -> Any:
+    """The store by which processes find each other; of one that `leads`, who listens at `address` alone.
+
+    (PyTorch's own would listen at all addresses of the machine.)
+    """
+    listening = {}
+    if leads:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening["master_listen_fd"] = socket.create_server((address, port), family=family).detach()
+    c10d: Any = dist  # its stubs lack this
+    limit = timedelta(seconds=seconds)
+    return c10d.TCPStore(address, port, size, leads, limit, wait_for_workers=False, **listening)
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:

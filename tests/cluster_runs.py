@@ -1,0 +1,47 @@
+"""Runs on a cluster as commands, and whether their records add up."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+from scalerl.record import RunRecord
+
+SMALL = [
+    *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
+    *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "rows=96"),
+    *("optimiser.lr=3e-4", "budget.kind=steps", "budget.amount=20", "evaluation.count=4"),
+    *("evaluation.samples=2", "schedule.k=4", "checkpoint.steps=5"),
+]
+"""The demonstration, small: 4 groups of 8 a step."""
+
+
+def command(folder, *changes, resume=False):
+    """`scalerl train` with these changes of the demonstration, or with them on with a run; a process."""
+    words = [str(folder), "--resume"] if resume else ["demo", "-o", str(folder)]
+    words += ["--json"] + [word for change in changes for word in ("--set", change)]
+    start = [sys.executable, "-m", "scalerl.cli", "train", *words]
+    return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def steps_of(folder):
+    """Steps on record."""
+    file = folder / "steps.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def check_record(folder, n_steps):
+    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
+    record = RunRecord.read(folder)
+    assert not record.warnings
+    rows = record.steps()
+    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
+    for row in rows:
+        ledger = row["ledger"]
+        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
+        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
+    for before, after in pairwise(rows):
+        for role, seconds in before["device_seconds"].items():
+            if role != "idle":
+                assert after["device_seconds"][role] >= seconds
+    assert (folder / "checkpoints" / "final").is_dir()
+    return record
