@@ -97,6 +97,13 @@ class Cluster:
             raise ValueError("generators and trainers must be at least 1")
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
+        if isinstance(self.engine, Vllm):
+            if self.generators > 1:
+                raise ValueError(
+                    'generators are the built-in engine\'s; of "vllm" it is engine.servers or urls'
+                )
+            if self.transport.kind != "object_store":
+                raise ValueError('transport is the built-in engine\'s; of "vllm" it is engine.transport')
 
     @property
     def processes(self) -> int:
