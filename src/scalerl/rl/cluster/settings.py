@@ -100,10 +100,10 @@ class Cluster:
         if isinstance(self.engine, Vllm):
             if self.generators > 1:
                 raise ValueError(
-                    'generators are the built-in engine\'s; of "vllm" it is engine.servers or urls'
+                    "generators are the built-in engine's; vLLM has engine.servers or engine.urls"
                 )
             if self.transport.kind != "object_store":
-                raise ValueError('transport is the built-in engine\'s; of "vllm" it is engine.transport')
+                raise ValueError("transport is the built-in engine's; vLLM has engine.transport")
 
     @property
     def processes(self) -> int:

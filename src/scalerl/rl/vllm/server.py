@@ -176,8 +176,9 @@ class Server:
 def place_servers(
     settings: Vllm, model_folder: str, arguments: list[str], folder: Path, logs: Path, key: str, gpus: int
 ) -> list[Server]:
-    """The servers of `settings`, not started, each with GPUs of its own where there are any: the last ones, as
-    the trainer computes on the first.
+    """The servers of `settings`, not started, each with GPUs of its own where there are any.
+
+    They have the last ones: the trainer computes on the first.
 
     Raises:
         InputError: there are not enough GPUs.

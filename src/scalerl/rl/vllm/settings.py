@@ -22,8 +22,7 @@ class Vllm:
     api_key_env: str = "SCALERL_VLLM_API_KEY"
     """The environment variable with the key of the servers at `urls`; our own have a random one."""
     tensor_parallel: int = 1
-    """GPUs of each server that is started here; the last GPUs of the machine are taken, as the trainer has the
-    first."""
+    """GPUs of each server that is started here: the last of the machine, as the trainer has the first."""
     gpu_memory: float = 0.85
     """The share of a GPU's memory that a server started here takes."""
     cpu_cache_gib: int = 1

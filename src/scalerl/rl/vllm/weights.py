@@ -3,8 +3,8 @@
 FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
 NcclTransport    vLLM's own transfer between GPUs, one group for each server (scalerl.rl.vllm.nccl)
 
-Either passes on weights bucket by bucket, and lets go of them then: a model that a sharded learner has put into
-an object store is never whole in this process.
+Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
+in this process.
 """
 
 from __future__ import annotations
