@@ -6,22 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 
-import numpy as np
 import psutil
 import pytest
 import ray
 
+from cluster_checks import check, check_record, when_step
 from ray_nodes import Run, simulated, until
-from scalerl.record import RunRecord
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.pool import PromptPool, Uniform
+from scalerl.rl.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow
@@ -51,40 +48,6 @@ def take_steps(loop, steps, condition, seconds=180):
         assert time.monotonic() < ends, "it did not happen"
 
 
-def check(recipe, run, steps):
-    """Every group in its order and once, the ledger balanced, and no token too old."""
-    P = recipe.batch.prompts
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    expected = [pool.draw() for _ in range(len(steps) * P)]
-    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
-    assert found == expected
-    fates = {"consumed": len(steps) * P}
-    ledger = run.pipeline.ledger(fates)
-    assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
-    for step in steps:
-        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
-        assert ages.min() >= 0
-        assert ages.max() <= recipe.schedule.max_age
-
-
-def check_record(folder, n_steps):
-    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
-    record = RunRecord.read(folder)
-    assert not record.warnings
-    rows = record.steps()
-    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
-    for row in rows:
-        ledger = row["ledger"]
-        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
-        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
-    for before, after in pairwise(rows):
-        for role, seconds in before["device_seconds"].items():
-            if role != "idle":
-                assert after["device_seconds"][role] >= seconds
-    assert (folder / "checkpoints" / "final").is_dir()
-    return record
-
-
 def processes_of(actor):
     """Processes of an actor below this one."""
     return [p for p in psutil.Process().children(recursive=True) if f"ray::{actor}" in p.name() + _title(p)]
@@ -95,19 +58,6 @@ def _title(process):
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def when_step(folder, n, do):
-    """Do something in a thread once the record of a run has so many steps."""
-
-    def wait():
-        file = folder / "steps.jsonl"
-        until(lambda: file.exists() and len(file.read_text().splitlines()) >= n, 240)
-        do()
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base):

@@ -1,0 +1,57 @@
+"""What must hold of a run on a cluster, whoever was lost."""
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+
+from ray_nodes import until
+from scalerl.record import RunRecord
+from scalerl.rl.pool import PromptPool
+
+
+def check(recipe, run, steps):
+    """Every group in its order and once, the ledger balanced, and no token too old."""
+    P = recipe.batch.prompts
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    expected = [pool.draw() for _ in range(len(steps) * P)]
+    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
+    assert found == expected
+    fates = {"consumed": len(steps) * P}
+    ledger = run.pipeline.ledger(fates)
+    assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
+    for step in steps:
+        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert ages.min() >= 0
+        assert ages.max() <= recipe.schedule.max_age
+
+
+def check_record(folder, n_steps):
+    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
+    record = RunRecord.read(folder)
+    assert not record.warnings
+    rows = record.steps()
+    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
+    for row in rows:
+        ledger = row["ledger"]
+        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
+        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
+    for before, after in pairwise(rows):
+        for role, seconds in before["device_seconds"].items():
+            if role != "idle":
+                assert after["device_seconds"][role] >= seconds
+    assert (folder / "checkpoints" / "final").is_dir()
+    return record
+
+
+def when_step(folder, n, do):
+    """Do something in a thread once the record of a run has so many steps."""
+
+    def wait():
+        file = folder / "steps.jsonl"
+        until(lambda: file.exists() and len(file.read_text().splitlines()) >= n, 240)
+        do()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
