@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import pytest
 
-from own_vllm import PYTHON, SETTINGS, needs_vllm
+from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
 from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import AdamW
@@ -64,8 +64,10 @@ def own(served, base_weights, tmp_path_factory):
     """A generator with a server of its own, which the others use too, before it is killed."""
     sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
     logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
+    longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
+    settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
     started = time.perf_counter()
-    generator = VllmGenerator(SETTINGS, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
+    generator = VllmGenerator(settings, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
     generator.begin()
     print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
     yield generator
