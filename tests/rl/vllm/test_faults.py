@@ -311,6 +311,45 @@ def test_two_servers_share_the_work_and_the_slower_one_bounds_the_version(peer, 
         other.close()
 
 
+def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_weights(
+    peer, connect, tokenizer, weights
+):
+    other = FaultyServer(tokenizer, TOKENS)
+    generator = connect(peer, other, rows=2)
+    while generator.installed < 0:
+        generator.work()
+    submit(generator)
+    collect(generator, 4)
+    other.close()
+    while not generator.restarts:
+        generator.work()
+    generator.update(weights, 1)
+    while generator.installed < 1:  # of those that are there
+        generator.work()
+    submit(generator)
+    collect(generator, 4)
+    assert generator.counters.alive == 1
+    revived = FaultyServer(tokenizer, TOKENS, other.port)
+    try:
+        revived.faults["/resume"] = first(1, slow(0.5))
+        while not revived.loaded:
+            time.sleep(0.01)
+        generator.update(weights, 2)  # before that server is up to date: it must not sample by version 1
+        while generator.installed < 2:
+            generator.work()
+        submit(generator)
+        collect(generator, 4)
+        while generator.counters.alive < 2:
+            generator.work()
+        submit(generator)
+        collect(generator, 4)
+    finally:
+        revived.close()
+    assert [Path(path).name for path in revived.loaded] == ["version-1", "version-2"]
+    assert len(revived.bodies) >= 2
+    assert {body["cache_salt"].rpartition("-")[2] for body in revived.bodies} == {"2"}
+
+
 def test_a_resume_begins_again_what_was_in_flight(peer, connect):
     generator = connect(peer, rows=4)
     submit(generator, PROMPTS[:2])

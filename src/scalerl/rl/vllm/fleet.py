@@ -280,7 +280,7 @@ class Fleet:
         server.flights.clear()
         self._weights.forget(server.client)
         server.count_time(at_work=False)
-        server.open, server.lost, server.installed = False, None, -1
+        server.open, server.away, server.lost, server.installed = False, True, None, -1
         self._say(Restarted(server.index, {request.place for request in requests}, f"{why}{words}"))
         self._queue(requests)
 
@@ -313,8 +313,11 @@ class Fleet:
                 raise server.lost
             if server.installed != self._weights.version:
                 server.open = False
-                await self._install(server)
-                server.open = True
+                seconds = await self._install(server)
+                if server.away and server.installed != self._weights.version:
+                    continue  # the others may be further: what was admitted since must not be older
+                server.open, server.away = True, False
+                self._say(Installed(server.index, server.installed, seconds))
                 self._pump()
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.wake.wait(), LOOK_EVERY)
@@ -331,7 +334,8 @@ class Fleet:
             )
             server.see(self._progress(server, answer))
 
-    async def _install(self, server: Kept) -> None:
+    async def _install(self, server: Kept) -> float:
+        """Install the newest weights; seconds from the pause to the end of it."""
         seconds = self._settings.answer_seconds
         server.count_time(at_work=True)
         async with self._weights.newest() as (version, source):
@@ -350,7 +354,7 @@ class Fleet:
                 await server.client.ask("/resume", {}, seconds=seconds)
         server.installed = version
         server.count_time(at_work=bool(server.flights))
-        self._say(Installed(server.index, version, time.perf_counter() - started))
+        return time.perf_counter() - started
 
     async def _load(self, server: Kept, source: Any) -> dict[str, int]:
         """Have the weights loaded; how many tokens the completions have that had begun, by our names."""

@@ -88,6 +88,8 @@ class VllmGenerator(Admission):
         self._version = version
         self._counters = Counters()
         self._installed = [-1] * (len(settings.urls) or settings.servers)
+        self._away: set[int] = set()
+        """Servers that died, and do not take part again yet."""
         self._timeline, self._busy = timeline, [0.0] * len(self._installed)
         self.install_seconds: list[float] = []
         """Of the updates, from the pause to the end of it, in the order in which servers had them."""
@@ -193,9 +195,10 @@ class VllmGenerator(Admission):
 
     @property
     def installed(self) -> int:
-        """The version that every server has installed."""
+        """The version that every server has installed which is there; -1 where all have died."""
         self._listen(block=False)
-        return min(self._installed)
+        there = [version for i, version in enumerate(self._installed) if i not in self._away]
+        return min(there, default=-1)
 
     @property
     def counters(self) -> Counters:
@@ -262,6 +265,7 @@ class VllmGenerator(Admission):
             if self._installed[event.server] < 0:
                 self._tell(f"{self._names[event.server]} takes part from version {event.version}")
             self._installed[event.server] = event.version
+            self._away.discard(event.server)
             self.install_seconds.append(event.seconds)
             self._counters.installs += 1
             self._counters.install_seconds += event.seconds
@@ -269,6 +273,7 @@ class VllmGenerator(Admission):
             self._count(event.prompt, event.tokens, 0, event.tokens)
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
+            self._away.add(event.server)
             self._counters.restarted += len(event.places)
             self.restarts += 1
             self._tell(f"{self._names[event.server]} is lost: {event.why}")

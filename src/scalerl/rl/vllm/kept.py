@@ -22,6 +22,8 @@ class Kept:
     model: str = ""
     installed: int = -1
     open: bool = False
+    away: bool = False
+    """It has died, and does not take part again yet."""
     ever: bool = False
     """It has completed something."""
     deaths: int = 0
