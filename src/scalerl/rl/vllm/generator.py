@@ -250,6 +250,7 @@ class VllmGenerator(Admission):
         while block or not self._events.empty():
             self._take_note(self._events.get())
             block = False
+        self._note_time(self._fleet.busy)
 
     def _take_note(self, event: Event) -> None:
         try:
