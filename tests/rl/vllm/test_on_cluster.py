@@ -11,7 +11,7 @@ import pytest
 
 from cluster_checks import check, check_record, when_step
 from own_vllm import SETTINGS, needs_vllm
-from ray_nodes import Run, simulated
+from ray_nodes import Run, simulated, until
 from replayed_rollouts import TEMPERATURE, difference, models_of, replay
 from scalerl.rl.cluster.settings import Cluster, Patience
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -36,15 +36,18 @@ def recipe():
 
 
 def killing(generator):
-    """Its `work`, which kills the server once, with completions in flight."""
-    work, (server,), (pid,) = generator.work, generator._fleet._servers, generator.pids
+    """Its `submit`, which kills the server once, as soon as the group is being sampled."""
+    submit, (server,), (pid,) = generator.submit, generator._fleet._servers, generator.pids
 
-    def kill_and_work():
-        if server.flights and generator.pids == [pid]:
+    def submit_and_kill(*group):
+        place = submit(*group)
+        if generator.pids == [pid]:
+            until(lambda: server.flights)
             os.killpg(pid, signal.SIGKILL)
-        work()
+            until(lambda: generator.pids != [pid])
+        return place
 
-    return kill_and_work
+    return submit_and_kill
 
 
 def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_dies(
@@ -63,7 +66,7 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
                 lines.extend(run.timeline.lines(step.index, step.trained_at, step.train_seconds))
 
         go_on(6)
-        monkeypatch.setattr(generator, "work", killing(generator))
+        monkeypatch.setattr(generator, "submit", killing(generator))
         go_on(12)
         assert generator.restarts == 1
         assert generator.counters.restarted >= 1
