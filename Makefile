@@ -8,7 +8,7 @@ VENV_FLAGS ?=
 TORCH_VERSION ?= 2.13.0
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-slow lint docs setup vllm clean
+.PHONY: demo test test-slow test-vllm lint docs setup vllm clean
 
 demo: setup
 	$(BIN)/scalerl demo
@@ -18,6 +18,10 @@ test: setup lint
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow -s
+
+# Against vLLM itself: two starts of a server, each a minute or two.
+test-vllm: setup vllm
+	$(BIN)/python -m pytest -m slow -s -rs tests/rl/vllm/test_vllm.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -53,4 +57,4 @@ $(VENV)/ready: $(VENV)/torch-ready pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .vllm-venv

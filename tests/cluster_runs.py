@@ -2,9 +2,14 @@
 
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 
+import numpy as np
+
+from ray_nodes import until
 from scalerl.record import RunRecord
+from scalerl.rl.pool import PromptPool
 
 SMALL = [
     *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
@@ -29,6 +34,22 @@ def steps_of(folder):
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
+def check(recipe, run, steps):
+    """Every group in its order and once, the ledger balanced, and no token too old."""
+    P = recipe.batch.prompts
+    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+    expected = [pool.draw() for _ in range(len(steps) * P)]
+    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
+    assert found == expected
+    fates = {"consumed": len(steps) * P}
+    ledger = run.pipeline.ledger(fates)
+    assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
+    for step in steps:
+        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert ages.min() >= 0
+        assert ages.max() <= recipe.schedule.max_age
+
+
 def check_record(folder, n_steps):
     """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
     record = RunRecord.read(folder)
@@ -45,3 +66,15 @@ def check_record(folder, n_steps):
                 assert after["device_seconds"][role] >= seconds
     assert (folder / "checkpoints" / "final").is_dir()
     return record
+
+
+def when_step(folder, n, do):
+    """Do something in a thread once the record of a run has so many steps."""
+
+    def wait():
+        until(lambda: steps_of(folder) >= n, 240)
+        do()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread

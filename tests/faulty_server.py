@@ -37,6 +37,9 @@ class FaultyServer:
             "async_scheduling": False,
             "v2_model_runner": False,
             "length_control": True,
+            "data_parallel": 1,
+            "pipeline_parallel": 1,
+            "speculative": False,
         }
         self.held = threading.Event()
         """Completions wait for it."""
@@ -132,7 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
     def collective_rpc(self, body: Any) -> Any:
         if body["method"] == "scalerl_describe":
             return {"results": [self.peer.flags]}
-        self.peer.loaded += body["args"]
+        if body["method"] == "scalerl_install":
+            self.peer.loaded += body["args"]
         return {"results": [self.peer.begun]}
 
     def abort_requests(self, body: Any) -> Any:

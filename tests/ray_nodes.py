@@ -83,8 +83,8 @@ def until(condition, seconds=180.0, what="it"):
 class Run:
     """The loop of a recipe over parts on a cluster."""
 
-    def __init__(self, recipe, model, closing):
-        parts = RayParts(recipe, str(model), closing)
+    def __init__(self, recipe, model, closing, folder="."):
+        parts = RayParts(recipe, str(model), closing, folder)
         self.timeline = parts.timeline
         self.learner: Any = parts.learner()
         self.generator: Any = parts.generator(self.learner, 0)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -161,6 +162,17 @@ def test_a_folder_that_holds_something_is_not_written_to(recipe, model, run):
     with pytest.raises(InputError, match=r"exists already: choose another folder with -o"):
         train(recipe, run.path, model)
     assert (run.path / "evals.jsonl").read_bytes() == before
+
+
+def test_a_folder_with_logs_of_servers_alone_is_still_free(tmp_path):
+    """They start before anything is written; where one does not, its log is what is left."""
+    for log, free in (("vllm-0.log", True), ("vllm.log", False)):
+        folder = tmp_path / log
+        folder.mkdir()
+        (folder / log).write_text("out of memory")
+        with nullcontext() if free else pytest.raises(InputError, match="exists already"):
+            RunWriter(folder, {}).close()
+        assert (folder / "config.json").exists() == free
 
 
 def test_a_context_that_the_model_cannot_hold_is_refused(recipe, model, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ RECORDS = (
     *("forecasts.jsonl", "alarms.jsonl", "timeline.jsonl"),
 )
 """The files that are appended to."""
+_SERVER_LOG = re.compile(r"vllm-\d+\.log")
 
 
 class RunWriter:
@@ -211,12 +213,17 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 def check_unused(folder: Path) -> None:
     """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
-    try:  # what is aside is of a run that was killed as it began
-        is_used = folder.exists() and (not folder.is_dir() or not all(map(is_aside, folder.iterdir())))
+    try:
+        is_used = folder.exists() and (not folder.is_dir() or not all(map(_is_of_a_start, folder.iterdir())))
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
     if is_used:
         raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
+
+
+def _is_of_a_start(path: Path) -> bool:
+    """What a run leaves that was killed as it began, and the logs of servers, which begin before it."""
+    return is_aside(path) or _SERVER_LOG.fullmatch(path.name) is not None
 
 
 def _write_error(path: Path, error: OSError) -> WriteError:

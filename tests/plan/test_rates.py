@@ -52,6 +52,13 @@ def test_runs_that_show_no_rates_are_refused(tmp_path):
     with pytest.raises(InputError, match="a step has no 'pace'"):
         rates_of(write_run(tmp_path / "old", change=old))
 
+    def by_vllm(row):
+        row["pace"]["decode"] = [0.0] * 15
+        return row
+
+    with pytest.raises(InputError, match="no decode steps are on record"):
+        rates_of(write_run(tmp_path / "vllm", change=by_vllm))
+
 
 def test_rates_are_written_by_hand(tmp_path):
     path = tmp_path / "rates.toml"

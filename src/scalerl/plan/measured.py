@@ -78,13 +78,16 @@ def _rows(record: RunRecord) -> list[dict[str, Any]]:
     if len(rows) <= LEAST_STEPS:
         raise InputError(f"{path}: rates need {LEAST_STEPS} steps after the first quarter; there are fewer")
     try:
-        for row in rows:
-            _matrix(row)
-        return rows
+        steps = [_matrix(row)[0, 0] for row in rows]
     except (KeyError, TypeError, ValueError):
         raise InputError(
             f"{path}: a step has no 'pace', which scalerl train records; train it anew"
         ) from None
+    if not steps[-1] > steps[0]:
+        raise InputError(
+            f"{path}: no decode steps are on record (vLLM does not tell of them): name others with --rates"
+        )
+    return rows
 
 
 def _matrix(row: Mapping[str, Any]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
@@ -73,8 +74,10 @@ class PartsHere:
         return evaluate
 
 
-def parts_of(recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load) -> Parts:
-    """The parts of `recipe`: on the cluster that is connected to, where it has one.
+def parts_of(
+    recipe: Recipe, model_folder: str, closing: ExitStack, folder: Path, aside: bool, load: Load
+) -> Parts:
+    """The parts of `recipe`: on the cluster that is connected to, where it has one; logs go to `folder`.
 
     Elsewhere `load` makes the learner, and evaluations have a process of their own if `aside` is true.
     """
@@ -82,4 +85,4 @@ def parts_of(recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool,
         return PartsHere(recipe, model_folder, closing, aside, load)
     from scalerl.rl.cluster.parts import RayParts
 
-    return RayParts(recipe, model_folder, closing)
+    return RayParts(recipe, model_folder, closing, folder)

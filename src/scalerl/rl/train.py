@@ -127,7 +127,7 @@ def train(
     torch.set_num_threads(1)  # results must not depend on how many cores there are
 
     def attempt(resume: bool, closing: ExitStack) -> _Run:
-        make_parts = partial(parts_of, aside=evaluate_aside, load=load)
+        make_parts = partial(parts_of, folder=folder, aside=evaluate_aside, load=load)
         return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, make_parts, closing)
 
     def go_on(run: _Run, closing: ExitStack) -> None:

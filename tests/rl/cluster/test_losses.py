@@ -6,21 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import pytest
 import ray
 
-from cluster_runs import check_record, steps_of
+from cluster_runs import check, check_record, steps_of, when_step
 from ray_nodes import Run, simulated, until
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.pool import PromptPool, Uniform
+from scalerl.rl.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow
@@ -50,22 +48,6 @@ def take_steps(loop, steps, condition, seconds=180):
         assert time.monotonic() < ends, "it did not happen"
 
 
-def check(recipe, run, steps):
-    """Every group in its order and once, the ledger balanced, and no token too old."""
-    P = recipe.batch.prompts
-    pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    expected = [pool.draw() for _ in range(len(steps) * P)]
-    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
-    assert found == expected
-    fates = {"consumed": len(steps) * P}
-    ledger = run.pipeline.ledger(fates)
-    assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
-    for step in steps:
-        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
-        assert ages.min() >= 0
-        assert ages.max() <= recipe.schedule.max_age
-
-
 def processes_of(actor):
     """Processes of an actor below this one."""
     return [p for p in psutil.Process().children(recursive=True) if f"ray::{actor}" in p.name() + _title(p)]
@@ -76,18 +58,6 @@ def _title(process):
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def when_step(folder, n, do):
-    """Do something in a thread once the record of a run has so many steps."""
-
-    def wait():
-        until(lambda: steps_of(folder) >= n, 240)
-        do()
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base):

@@ -38,11 +38,13 @@ def test_a_table_of_a_recipe_and_back():
         ("cluster.generatos=3", "did you mean 'cluster.generators'"),
         ("cluster.generator.cpus=0", "one of them positive"),
         ("cluster.verifiers=-1", "must not be negative"),
+        ("cluster.engine.kind=vllm cluster.generators=2", "vLLM has engine.servers or engine.urls"),
+        ("cluster.engine.kind=vllm cluster.transport.kind=gloo", "vLLM has engine.transport"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(override, complaint):
     with pytest.raises(InputError, match=complaint):
-        load_recipe("demo", [override])
+        load_recipe("demo", override.split())
 
 
 def test_a_cluster_and_another_placement_contradict_each_other():

@@ -2,20 +2,26 @@
 
 import re
 import resource
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
-from scalerl.errors import InputError, WorkerError
+from scalerl.errors import InputError, LearnerLostError, WorkerError
+from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.generator import Sampling
 from scalerl.rl.model import copy_weights, load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
 from scalerl.rl.types import Prompt
 from scalerl.rl.vllm import fleet
 from scalerl.rl.vllm.generator import VllmGenerator
-from scalerl.rl.vllm.server import find_python
+from scalerl.rl.vllm.server import environment, find_python, place_servers
 from scalerl.rl.vllm.settings import Vllm
 
 CLOSE, DIGIT, STOP = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index("7"), VOCABULARY.index(END)
@@ -45,13 +51,14 @@ def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
     """A function that makes a generator over servers; it ends with the test."""
     made = []
     monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
-    monkeypatch.setattr(fleet, "HEALTH_EVERY", 0.1)
+    monkeypatch.setattr(fleet, "LOOK_EVERY", 0.1)
 
-    def make(*peers, rows=8, length=rule, **changes):
+    def make(*peers, rows=8, length=rule, timeline=None, **changes):
         settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
         settings = replace(settings, **{"start_seconds": 20.0, "answer_seconds": 5.0, **changes})
         sampling = Sampling(1.0, True, 0, 24, length, STOP)
-        made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, rows=rows))
+        how = {"rows": rows, "timeline": timeline}
+        made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, **how))
         return made[-1]
 
     yield make
@@ -157,6 +164,11 @@ def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
         ("async_scheduling", True, "--no-async-scheduling"),
         ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
         ("length_control", False, "--logits-processors scalerl.rl.vllm.served:LengthControl"),
+        (
+            "data_parallel",
+            2,
+            "--data-parallel-size 1 (a server for each instead: an update pauses one engine)",
+        ),
     ],
 )
 def test_a_server_that_was_started_otherwise_is_told_how(peer, connect, flag, value, says):
@@ -273,10 +285,10 @@ def test_versions_that_are_overtaken_are_passed_over_and_their_files_removed(
     while generator.installed < 3:
         generator.work()
     assert len(peer.loaded) <= 3
-    assert peer.loaded[-1].endswith("version-3.safetensors")
+    assert peer.loaded[-1].endswith("version-3")
     submit(generator)
     collect(generator, 4)
-    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["version-3.safetensors"]
+    assert [path.name for path in tmp_path.rglob("version-*")] == ["version-3"]
 
 
 def test_two_servers_share_the_work_and_the_slower_one_bounds_the_version(peer, connect, tokenizer, weights):
@@ -297,6 +309,45 @@ def test_two_servers_share_the_work_and_the_slower_one_bounds_the_version(peer, 
         assert seen == {0, 1}
     finally:
         other.close()
+
+
+def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_weights(
+    peer, connect, tokenizer, weights
+):
+    other = FaultyServer(tokenizer, TOKENS)
+    generator = connect(peer, other, rows=2)
+    while generator.installed < 0:
+        generator.work()
+    submit(generator)
+    collect(generator, 4)
+    other.close()
+    while not generator.restarts:
+        generator.work()
+    generator.update(weights, 1)
+    while generator.installed < 1:  # of those that are there
+        generator.work()
+    submit(generator)
+    collect(generator, 4)
+    assert generator.counters.alive == 1
+    revived = FaultyServer(tokenizer, TOKENS, other.port)
+    try:
+        revived.faults["/resume"] = first(1, slow(0.5))
+        while not revived.loaded:
+            time.sleep(0.01)
+        generator.update(weights, 2)  # before that server is up to date: it must not sample by version 1
+        while generator.installed < 2:
+            generator.work()
+        submit(generator)
+        collect(generator, 4)
+        while generator.counters.alive < 2:
+            generator.work()
+        submit(generator)
+        collect(generator, 4)
+    finally:
+        revived.close()
+    assert [Path(path).name for path in revived.loaded] == ["version-1", "version-2"]
+    assert len(revived.bodies) >= 2
+    assert {body["cache_salt"].rpartition("-")[2] for body in revived.bodies} == {"2"}
 
 
 def test_a_resume_begins_again_what_was_in_flight(peer, connect):
@@ -342,6 +393,8 @@ def test_no_key_and_nobody_there(connect, peer, monkeypatch):
     ("changes", "says"),
     [
         ({"urls": ("localhost:8000",)}, "urls must begin with http"),
+        ({"urls": ("http:///v1",)}, "urls must begin with http"),
+        ({"urls": ("http://a:8000", "http://a:8000/v1/")}, "urls must be of different servers"),
         ({"servers": 0}, "servers must be at least 1"),
         ({"gpu_memory": 1.5}, "gpu_memory"),
         ({"request_seconds": 0}, "request_seconds"),
@@ -350,6 +403,124 @@ def test_no_key_and_nobody_there(connect, peer, monkeypatch):
 def test_settings_out_of_range(changes, says):
     with pytest.raises(ValueError, match=says):
         Vllm(**changes)
+
+
+def test_the_address_of_a_server_may_be_that_of_its_interface(peer, connect):
+    """As other clients of such servers are given it: with /v1."""
+    peer.url += "/v1/"
+    generator = connect(peer)
+    submit(generator)
+    assert len(collect(generator, 4)) == 4
+
+
+def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_seen(
+    peer, connect, tokenizer, weights
+):
+    lines = Timeline()
+    generator = connect(peer, rows=2, timeline=lines)
+    submit(generator, PROMPTS[:1])
+    collect(generator, 1)
+    tokens, flops = generator.counters.tokens, generator.counters.flops
+    peer.held.clear()
+    submit(generator, PROMPTS[1:2])
+    while len(peer.bodies) < 4:
+        pass
+    peer.begun = {f"cmpl-{peer.bodies[2]['request_id']}-0": 3}
+    asked = peer.asked["/collective_rpc"]
+    while peer.asked["/collective_rpc"] < asked + 2:  # one look after another
+        time.sleep(0.01)
+    assert generator.counters.tokens == tokens
+    peer.close()
+    while generator.installed != -1:
+        generator.work()
+    assert generator.counters.tokens == tokens + 3
+    assert generator.counters.flops > flops
+    revived = FaultyServer(tokenizer, TOKENS, peer.port)
+    try:
+        collect(generator, 1)
+    finally:
+        revived.close()
+    assert generator.counters.tokens == 3 + 4 * len(TOKENS)
+    assert (generator.counters.installs, generator.counters.restarted) == (2, 1)
+    came, lost, again, span, _ = lines.lines(1, 0.0, 0.0)
+    assert came["event"] == again["event"] == f"vLLM at {peer.url} takes part from version 0"
+    assert lost["event"].startswith(f"vLLM at {peer.url} is lost: ")
+    assert (span["who"], span["node"]) == (f"vLLM at {peer.url}", "127.0.0.1")
+    assert 0 < span["busy"] <= span["ended"] - span["began"] + 1e-3
+
+
+class OnLoan(dict):
+    """Weights that are elsewhere: in two buckets, of which so many can be had."""
+
+    def __init__(self, weights, left):
+        super().__init__(weights)
+        names = list(weights)
+        self._parts, self._left = (names[:2], names[2:]), left
+        self.layout = [[(name, weights[name].shape) for name in part] for part in self._parts]
+
+    def __getitem__(self, name):
+        raise AssertionError("only by the bucket")
+
+    def mappings(self):
+        for part in self._parts[: self._left]:
+            yield {name: self.get(name) for name in part}
+        if self._left < 2:
+            raise OSError("the process that put them has died")
+
+
+def test_weights_that_are_elsewhere_come_bucket_by_bucket(peer, connect, weights, tmp_path):
+    generator = connect(peer)
+    generator.update(OnLoan(weights, 2), 1)
+    while generator.installed < 1:
+        generator.work()
+    (folder,) = tmp_path.rglob("version-1")
+    parts = [load_file(path) for path in sorted(folder.iterdir())]
+    assert [len(part) for part in parts] == [2, len(weights) - 2]
+    for name, weight in weights.items():
+        np.testing.assert_array_equal((parts[0] | parts[1])[name], weight)
+    assert generator._fleet._weights._weights is None  # they are let go of
+
+
+def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoint(peer, connect, weights):
+    generator = connect(peer)
+    while generator.installed < 0:
+        generator.work()
+    generator.update(OnLoan(weights, 1), 1)
+    with pytest.raises(LearnerLostError, match=r"version 1 of the weights does not come .*has died"):
+        collect(generator, 1)
+
+
+@pytest.mark.parametrize(
+    ("servers", "each", "visible", "devices"),
+    [
+        (2, 1, "", [("6",), ("7",)]),
+        (2, 2, "0,2,4,6,8,GPU-ab,MIG-c,9", [("8", "GPU-ab"), ("MIG-c", "9")]),
+        (1, 8, "", [tuple("01234567")]),
+    ],
+)
+def test_servers_take_the_last_gpus(servers, each, visible, devices, monkeypatch, tmp_path):
+    """The trainer computes on the first."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    settings = Vllm(servers=servers, tensor_parallel=each)
+    placed = place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=8)
+    assert [server.devices for server in placed] == devices
+    with pytest.raises(InputError, match="this machine has 1"):
+        place_servers(settings, "model", [], tmp_path, tmp_path, "key", gpus=1)
+    if servers * each == 8:
+        with pytest.raises(InputError, match="one for the trainer"):
+            place_servers(replace(settings, transport="nccl"), "m", [], tmp_path, tmp_path, "k", gpus=8)
+
+
+def test_a_server_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
+    """Installed beside torch and transformers, it would bring the trainer's along."""
+    path = environment(tmp_path / "path")["PYTHONPATH"]
+    assert [child.name for child in Path(path).iterdir()] == ["scalerl"]
+    assert environment(tmp_path / "path")["PYTHONPATH"] == path
+    code = "import scalerl.rl.vllm.launch, sys; print(scalerl.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith(path)
 
 
 def test_without_vllm_it_says_how_to_get_it(tmp_path, monkeypatch):

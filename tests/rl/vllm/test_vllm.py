@@ -4,21 +4,23 @@ Slow: a server takes a minute or two to start. `make vllm` sets up what they nee
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 
+from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
-from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import AdamW
 from scalerl.rl.length import ForcedInterruption, LengthRule, LengthState, Marker
@@ -28,44 +30,22 @@ from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
 from scalerl.rl.schedule import PipelineRL
 from scalerl.rl.setup import load_learner
-from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, Demonstrations
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt
 from scalerl.rl.vllm.generator import VllmGenerator
-from scalerl.rl.vllm.server import VENV, flags, place_servers
-from scalerl.rl.vllm.settings import Vllm
 
-PYTHON = Path(__file__).parents[3] / VENV / "bin" / "python"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make vllm"),
-]
-ROWS, POSITIONS = 16, 384
+pytestmark = needs_vllm
+ROWS = 16
 STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
 RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
 # What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
 LONG, NEVER = LengthRule(250, 60, Marker((UP,))), VOCABULARY.index(PAD)
 LONG_INTERRUPTED = replace(LONG, phrase=(CLOSE, UP), interrupt=(5, 250))
 SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
-SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
 
 
 def prompt_of(n, name="p"):
     return Prompt(f"{name}/{n}/0", " ".join((SYMBOLS * 4)[-n:]), "0")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """The base model of the demonstration, but for two heads of 32: vLLM's CPU kernels have none of 16."""
-    demonstrations = Demonstrations(Chain(k_max=2, heldout_per_length=40), 4)
-    spec = BaseModel(
-        demonstrations,
-        heads=2,
-        positions=POSITIONS,
-        max_careful_steps=400,
-        imperfect_steps=60,
-        careful_loss=0.1,
-    )
-    return str(build_base(spec, tmp_path_factory.mktemp("base")))
 
 
 @pytest.fixture(scope="module")
@@ -74,21 +54,36 @@ def base_weights(base):
 
 
 @pytest.fixture(scope="module")
-def server(base, tmp_path_factory):
-    """A server of the base model that several tests use in turn."""
-    folder = tmp_path_factory.mktemp("v")
-    arguments = flags("float32", True, ROWS, POSITIONS)
-    (server,) = place_servers(SETTINGS, base, arguments, folder, folder, "sesame", gpus=0)
-    server.start()
-    yield server
-    server.end()
+def served(base, tmp_path_factory):
+    """A folder with the base model, for the server to start from."""
+    return shutil.copytree(base, tmp_path_factory.mktemp("served") / "model")
 
 
-@pytest.fixture
-def connect(server, base, base_weights, tmp_path, monkeypatch):
-    """A function that makes a generator over that server."""
+@pytest.fixture(scope="module")
+def own(served, base_weights, tmp_path_factory):
+    """A generator with a server of its own, which the others use too, before it is killed."""
+    sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
+    logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
+    longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
+    settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
+    started = time.perf_counter()
+    generator = VllmGenerator(settings, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
+    generator.begin()
+    print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="module")
+def server(own):
+    """Where it is, and its key."""
+    return SimpleNamespace(socket=own._folder / "0.sock", key=own._key)
+
+
+@contextmanager
+def connected(server, base, base_weights):
+    """A function that makes a generator over that server, as over one that others have started."""
     made = []
-    monkeypatch.setenv("SCALERL_VLLM_API_KEY", server.key)
     settings = replace(SETTINGS, urls=(f"unix://{server.socket}",))
 
     def make(length=RULE, weights=base_weights, rows=ROWS, **changes):
@@ -97,9 +92,20 @@ def connect(server, base, base_weights, tmp_path, monkeypatch):
         made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, rows=rows))
         return made[-1]
 
-    yield make
-    for generator in made:
-        generator.close()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SCALERL_VLLM_API_KEY", server.key)
+        try:
+            yield make
+        finally:
+            for generator in made:
+                generator.close()
+
+
+@pytest.fixture
+def connect(server, base, base_weights):
+    """See `connected`."""
+    with connected(server, base, base_weights) as make:
+        yield make
 
 
 def collect(generator, n):
@@ -110,7 +116,7 @@ def collect(generator, n):
 
 def longest_under_way(server):
     """The most tokens that a completion in flight has: updates come by tokens, not by the clock."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=server.socket)) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.socket))) as client:
         answer = client.post("http://vllm/collective_rpc", json={"method": "scalerl_progress"})
     return max(answer.json()["results"][0].values(), default=0)
 
@@ -235,62 +241,6 @@ def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, ju
         generator.close()
 
 
-@pytest.fixture
-def updated(connect, base_weights):
-    """What the shared server samples before an update, and after it, from one prompt and one seed."""
-    generator = connect()
-    generator.submit(prompt_of(7), 0, 8)
-    before = collect(generator, 1)
-    generator.update(perturbed(base_weights, 1), 1)
-    while generator.installed < 1:
-        generator.work()
-    generator.submit(prompt_of(7), 0, 8)
-    return before, collect(generator, 1)
-
-
-@pytest.fixture(scope="module")
-def own(server, base, base_weights, tmp_path_factory):
-    """A generator with a server of its own, of a model folder that has the updated weights from the start.
-
-    The shared server ends before it starts.
-    """
-    server.end()
-    folder = tmp_path_factory.mktemp("updated")
-    updated = perturbed(base_weights, 1)
-    (model,) = models_of(base, [updated])
-    model.save_pretrained(folder)
-    tokenizer = load_tokenizer(base)
-    tokenizer.save_pretrained(folder)
-    sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
-    started = time.perf_counter()
-    generator = VllmGenerator(
-        SETTINGS,
-        sampling,
-        tokenizer,
-        str(folder),
-        updated,
-        1,
-        rows=ROWS,
-        logs=tmp_path_factory.mktemp("logs"),
-    )
-    while generator.installed < 1:
-        generator.work()
-    print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
-    yield generator
-    generator.close()
-
-
-def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(updated, request):
-    before, after = updated
-    own = request.getfixturevalue("own")  # only now
-    own.submit(prompt_of(7), 0, 8)
-    for then, fresh in zip(after, collect(own, 1), strict=True):  # one seed, one result
-        np.testing.assert_array_equal(then.token_T, fresh.token_T)
-        np.testing.assert_allclose(then.logp_T, fresh.logp_T, atol=1e-5)
-    assert any(len(a.token_T) != len(b.token_T) or (a.token_T != b.token_T).any()
-               for a, b in zip(before, after, strict=True))  # fmt: skip
-
-
 def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own):
     (pid,) = own.pids
     members = members_of(pid)
@@ -327,20 +277,58 @@ def listening(inodes):
     return found
 
 
-def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(own):
-    for n in range(1, 31):
-        own.submit(prompt_of(n, "q"), 0, 4)
-    while own.ready < 2:
-        own.work()
+@pytest.fixture(scope="module")
+def restarted(own, server, served, base, base_weights):
+    """What the server samples from one prompt and one seed before an update, after it, and after its death.
+
+    It is killed with completions in flight, and comes back from a folder that has the updated weights.
+    """
+    updated = perturbed(base_weights, 1)
+    with connected(server, base, base_weights) as connect:
+        generator = connect()
+        generator.submit(prompt_of(7), 0, 8)
+        before = collect(generator, 1)
+        generator.update(updated, 1)
+        while generator.installed < 1:
+            generator.work()
+        generator.submit(prompt_of(7), 0, 8)
+        after = collect(generator, 1)
+    (model,) = models_of(base, [updated])
+    model.save_pretrained(served)
+    for version in (1, 2):
+        own.update(updated, version)
+        for n in range(1, 61) if version == 1 else ():
+            own.submit(prompt_of(n, "q"), 0, 4)
+        while own.installed < version or own.ready < 2:
+            own.work()
     (pid,) = own.pids
     left = own.in_flight - own.ready
     os.killpg(pid, signal.SIGKILL)
-    rollouts = collect(own, 30)
-    assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 31)]
+    rollouts = collect(own, 60)
+    found = {"before": before, "after": after, "pid": pid, "left": left, "rollouts": rollouts}
+    found["tokens"] = own.counters.tokens
+    own.submit(prompt_of(7), 0, 8)
+    return SimpleNamespace(**found, fresh=collect(own, 1))
+
+
+def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(own, restarted):
+    rollouts = restarted.rollouts
+    assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 61)]
     assert own.restarts == 1
-    assert 1 <= own.counters.restarted <= left
-    assert own.pids != [pid]
-    assert {v for r in rollouts for v in r.version_T.tolist()} == {1}
+    assert 1 <= own.counters.restarted <= restarted.left
+    assert own.pids != [restarted.pid]
+    assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}
+    lost = restarted.tokens - sum(r.length for r in rollouts)
+    print(f"\n{lost} tokens were lost with the server")
+    assert 0 <= lost <= ROWS * RULE.max_tokens
+
+
+def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(restarted):
+    for then, fresh in zip(restarted.after, restarted.fresh, strict=True):  # one seed, one result
+        np.testing.assert_array_equal(then.token_T, fresh.token_T)
+        np.testing.assert_allclose(then.logp_T, fresh.logp_T, atol=1e-5)
+    pairs = zip(restarted.before, restarted.after, strict=True)
+    assert any(a.token_T.tolist() != b.token_T.tolist() for a, b in pairs)
 
 
 KILLED = """

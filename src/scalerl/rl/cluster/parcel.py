@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from scalerl.rl.buckets import in_buckets
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.types import Weights
 
@@ -55,22 +56,6 @@ class StoredWeights(Mapping[str, np.ndarray]):
 
     def _get(self, ref: Any) -> dict[str, np.ndarray]:
         return ray.get(ref, timeout=self._seconds)
-
-
-def in_buckets(
-    weights: Iterable[tuple[str, np.ndarray]], bucket_mib: float
-) -> Iterator[dict[str, np.ndarray]]:
-    """Tensors as they come, in mappings of so many MiB; a larger one is alone."""
-    bucket: dict[str, np.ndarray] = {}
-    size = 0
-    for name, weight in weights:
-        if bucket and size + weight.nbytes > bucket_mib * 2**20:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = weight
-        size += weight.nbytes
-    if bucket:
-        yield bucket
 
 
 def put(bucket: dict[str, np.ndarray]) -> Bucket:

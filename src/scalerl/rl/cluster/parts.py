@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from scalerl.rl.cluster.evaluation import RayEvaluator
@@ -12,6 +13,7 @@ from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.cluster.verifier import RayVerifier
+from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import Learner
 from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
@@ -21,8 +23,10 @@ from scalerl.rl.verify import Verification
 class RayParts:
     """Parts as Ray actors; `closing` ends them, and gives their room back."""
 
-    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack) -> None:
+    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack, folder: str | Path = ".") -> None:
+        """Logs of servers that are started go to `folder`."""
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._folder = folder
         self._session = Session(recipe.cluster)
         self.timeline = Timeline()
         closing.callback(self._session.close)
@@ -37,18 +41,14 @@ class RayParts:
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Generators with the weights of `learner` as `version`."""
-        recipe, folder, weights = self._recipe, self._model_folder, learner.weights()
-        tokenizer, sampling = check_sampler(recipe, folder, learner.model)
+        recipe, model = self._recipe, self._model_folder
+        tokenizer, sampling = check_sampler(recipe, model, learner.model)
         if recipe.cluster.engine.kind == "vllm":
-            from scalerl.rl.vllm.generator import VllmGenerator
-
-            settings, how = recipe.cluster.engine, {"rows": recipe.rows, "precision": recipe.precision}
-            generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, version, **how)
-        else:
-            transport = transport_of(recipe.cluster, learner)
-            generator = RayGenerator(
-                recipe, folder, weights, self._session, transport, version, self.timeline
-            )
+            return self._vllm(tokenizer, sampling, learner, version)
+        transport = transport_of(recipe.cluster, learner)
+        generator = RayGenerator(
+            recipe, model, learner.weights(), self._session, transport, version, self.timeline
+        )
         self._closing.callback(generator.close)
         return generator
 
@@ -60,6 +60,28 @@ class RayParts:
             verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
         return verifier
+
+    def _vllm(
+        self, tokenizer: Any, sampling: Sampling, learner: Learner | RayLearner, version: int
+    ) -> Generator:
+        from scalerl.rl.vllm.generator import VllmGenerator
+
+        recipe = self._recipe
+        generator = VllmGenerator(
+            recipe.cluster.engine,
+            sampling,
+            tokenizer,
+            self._model_folder,
+            learner.weights(),
+            version,
+            rows=recipe.rows,
+            precision=recipe.precision,
+            logs=self._folder,
+            timeline=self.timeline,
+        )
+        self._closing.callback(generator.close)
+        generator.begin()
+        return generator
 
     def evaluate(self) -> RayEvaluator:
         """What evaluates."""

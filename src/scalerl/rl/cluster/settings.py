@@ -103,6 +103,13 @@ class Cluster:
             raise ValueError("verifiers must not be negative")
         if self.learner.kind == "one" and self.trainers > 1:
             raise ValueError('learner.kind "one" is one trainer; "fsdp2" shards it over more')
+        if isinstance(self.engine, Vllm):
+            if self.generators > 1:
+                raise ValueError(
+                    "generators are the built-in engine's; vLLM has engine.servers or engine.urls"
+                )
+            if self.transport.kind != "object_store":
+                raise ValueError("transport is the built-in engine's; vLLM has engine.transport")
 
     @property
     def processes(self) -> int:

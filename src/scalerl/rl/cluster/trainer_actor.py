@@ -13,8 +13,9 @@ import ray
 import torch
 import torch.distributed as dist
 
+from scalerl.rl.buckets import in_buckets
 from scalerl.rl.cluster.broadcast import Group, send
-from scalerl.rl.cluster.parcel import Bucket, StoredWeights, in_buckets, put
+from scalerl.rl.cluster.parcel import Bucket, StoredWeights, put
 from scalerl.rl.cluster.session import here
 from scalerl.rl.fsdp.group import LearnerRank
 from scalerl.rl.fsdp.together import meet, store_at

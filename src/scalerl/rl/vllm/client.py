@@ -21,9 +21,11 @@ from scalerl.rl.vllm.protocol import WORKER, complaints
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a server that is full is asked again."""
+IDLE = 2.0
+"""Seconds after which a connection is not used again: vLLM drops one after 5, perhaps as it is used."""
 
 
-class Gone(Exception):  # noqa: N818 - it says so  # noqa: N818 - it says so
+class Gone(Exception):  # noqa: N818 - it says so
     """The server does not answer any more."""
 
 
@@ -33,7 +35,7 @@ class Client:
     def __init__(
         self, name: str, key: str, key_name: str, *, url: str = "http://vllm", socket: str | None = None
     ) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE)
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=limits, retries=0)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(transport=transport, base_url=url, headers=headers)

@@ -48,11 +48,21 @@ class Installed:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """A completion came to nothing: it had so many tokens when that was last asked; it begins again."""
+
+    prompt: int
+    """Tokens of its prompt."""
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Restarted:
     """A server died, and groups of these places with it."""
 
     server: int
     places: set[int]
+    why: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class Failed:
     error: ScalerlError
 
 
-Event = Completed | Installed | Restarted | Failed
+Event = Completed | Installed | Lost | Restarted | Failed
 
 
 @dataclass
@@ -72,7 +82,14 @@ class Flight:
     request: Request
     name: str
     marks: list[tuple[int, int]]
+    seen: int = 0
+    """Tokens that it is known to have."""
     task: asyncio.Task[None] | None = None
+
+    @property
+    def loss(self) -> Lost:
+        """What is lost where it comes to nothing."""
+        return Lost(len(self.request.prompt), self.seen)
 
 
 def parsed(name: str, answer: Any, flight: Flight) -> Completed | None:

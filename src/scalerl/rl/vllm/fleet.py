@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from scalerl.rl.vllm.completions import (
     Restarted,
     parsed,
 )
+from scalerl.rl.vllm.kept import Kept
 from scalerl.rl.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.vllm.server import Server
 from scalerl.rl.vllm.settings import Vllm
@@ -50,39 +50,12 @@ MOST_DEATHS = 5
 """Deaths of a server in a row, with no completion in between, that end the run."""
 MOST_TRIES = 3
 """Times that a server which is well may drop a completion, before it counts as dead."""
-HEALTH_EVERY = 10.0
-"""Seconds between two looks at a server that nothing is heard of."""
+LOOK_EVERY = 5.0
+"""Seconds between two looks at a server: whether it is well, and how far its completions are."""
 CALLS_BACK, CALL_BACK_SECONDS = 500, 0.02
 """How often completions are called back that have not begun, and how long each call waits for them."""
 _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""
-
-
-@dataclass
-class _Served:
-    """A server as it is kept: a process of ours, or only a client."""
-
-    index: int
-    client: Client
-    process: Server | None
-    model: str = ""
-    installed: int = -1
-    open: bool = False
-    ever: bool = False
-    """It has completed something."""
-    deaths: int = 0
-    lost: Gone | None = None
-    flights: dict[str, Flight] = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    busy: float = 0.0
-    """Seconds with something to do."""
-    _since: float | None = None
-
-    def count_time(self, at_work: bool) -> None:
-        now = time.perf_counter()
-        if self._since is not None:
-            self.busy += now - self._since
-        self._since = now if at_work else None
 
 
 class Fleet:
@@ -102,10 +75,10 @@ class Fleet:
     ) -> None:
         self._settings, self._sampling, self._wanted = settings, sampling, wanted
         self._salt, self._folder, self._say = salt, folder, say
-        self._first = weights, version
+        self._first: tuple[Weights, int] | None = (weights, version)
         self._rule = rule_to_json(sampling.length) if sampling.length.phrase else None
         self._waiting: list[Request] = []
-        self._servers = [_Served(index, *server) for index, server in enumerate(clients)]
+        self._servers = [Kept(index, *server) for index, server in enumerate(clients)]
         self._drops: Counter[Request] = Counter()
         self._sent = 0
         self._ready = threading.Event()
@@ -130,9 +103,9 @@ class Fleet:
         self._call(take)
 
     @property
-    def busy_seconds(self) -> float:
-        """Of all servers, with something to do."""
-        return sum(server.busy for server in self._servers)
+    def busy(self) -> list[float]:
+        """Seconds of each server with something to do."""
+        return [server.busy for server in self._servers]
 
     @property
     def pids(self) -> list[int | None]:
@@ -183,11 +156,14 @@ class Fleet:
             await asyncio.gather(*(asyncio.to_thread(process.end) for process in own))
 
     def _transport(self) -> Transport:
+        assert self._first is not None
+        weights, version = self._first
+        self._first = None  # a model's worth of memory
         if self._settings.transport == "nccl":
             from scalerl.rl.vllm.nccl import NcclTransport
 
-            return NcclTransport(*self._first)
-        return FileTransport(self._folder, *self._first)
+            return NcclTransport(weights, version)
+        return FileTransport(self._folder, weights, version)
 
     def _queue(self, requests: list[Request]) -> None:
         for request in requests:
@@ -203,7 +179,7 @@ class Fleet:
             server = min(free, key=lambda s: len(s.flights))
             self._send(server, heapq.heappop(self._waiting))
 
-    def _send(self, server: _Served, request: Request) -> None:
+    def _send(self, server: Kept, request: Request) -> None:
         self._sent += 1
         flight = Flight(request, f"{self._salt}.{self._sent}", [(0, server.installed)])
         server.count_time(at_work=True)
@@ -212,7 +188,7 @@ class Fleet:
 
     # -- a completion ----------------------------------------------------------------------------------------
 
-    async def _complete(self, server: _Served, flight: Flight) -> None:
+    async def _complete(self, server: Kept, flight: Flight) -> None:
         try:
             answer = await server.client.ask(
                 "/v1/completions", self._body(server, flight), seconds=self._settings.request_seconds
@@ -234,7 +210,7 @@ class Fleet:
         self._say(completed)
         self._pump()
 
-    def _body(self, server: _Served, flight: Flight) -> dict[str, Any]:
+    def _body(self, server: Kept, flight: Flight) -> dict[str, Any]:
         sampling, request = self._sampling, flight.request
         body = {
             "model": server.model,
@@ -257,24 +233,26 @@ class Fleet:
             body["vllm_xargs"] = {LENGTH: json.dumps(control | {"end_token": sampling.end_token})}
         return body
 
-    async def _dropped(self, server: _Served, flight: Flight, error: Gone) -> None:
+    async def _dropped(self, server: Kept, flight: Flight, error: Gone) -> None:
         """Send it again where the server is well, or have the server started again."""
         request = flight.request
         self._drops[request] += 1
         if self._drops[request] < MOST_TRIES and server.lost is None and await server.client.is_well():
+            if flight.seen:
+                self._say(flight.loss)
             self._landed(server, flight)
             self._queue([request])
             return
         server.lost = server.lost or error
         server.wake.set()
 
-    def _landed(self, server: _Served, flight: Flight) -> None:
+    def _landed(self, server: Kept, flight: Flight) -> None:
         server.flights.pop(flight.name, None)
         server.count_time(at_work=bool(server.flights))
 
     # -- a server --------------------------------------------------------------------------------------------
 
-    async def _keep(self, server: _Served) -> None:
+    async def _keep(self, server: Kept) -> None:
         while True:
             try:
                 await self._reach(server)
@@ -282,7 +260,7 @@ class Fleet:
             except Gone as error:
                 self._bury(server, error)
 
-    def _bury(self, server: _Served, why: Gone) -> None:
+    def _bury(self, server: Kept, why: Gone) -> None:
         """Count the death, and put what was in flight back."""
         words = f" ({server.process.last_words()})" if server.process else ""
         if server.process:
@@ -294,17 +272,19 @@ class Fleet:
             raise WorkerError(f"{why}{words}: the server failed{times}{log}")
         requests = [flight.request for flight in server.flights.values()]
         _LOG.warning("%s%s: it is begun again, with %d completions", why, words, len(requests))
+        for loss in server.losses():
+            self._say(loss)
         for flight in server.flights.values():
             if flight.task:
                 flight.task.cancel()
         server.flights.clear()
         self._weights.forget(server.client)
         server.count_time(at_work=False)
-        server.open, server.lost, server.installed = False, None, -1
-        self._say(Restarted(server.index, {request.place for request in requests}))
+        server.open, server.away, server.lost, server.installed = False, True, None, -1
+        self._say(Restarted(server.index, {request.place for request in requests}, f"{why}{words}"))
         self._queue(requests)
 
-    async def _reach(self, server: _Served) -> None:
+    async def _reach(self, server: Kept) -> None:
         """Start it where it is ours, and wait until it answers."""
         settings = self._settings
         if server.process:
@@ -325,7 +305,7 @@ class Fleet:
                 await asyncio.sleep(0.5)
         server.model = await check_server(server.client, self._wanted, settings.answer_seconds)
 
-    async def _serve(self, server: _Served) -> None:
+    async def _serve(self, server: Kept) -> None:
         """Install what is offered, for as long as it lives."""
         while True:
             server.wake.clear()
@@ -333,15 +313,29 @@ class Fleet:
                 raise server.lost
             if server.installed != self._weights.version:
                 server.open = False
-                await self._install(server)
-                server.open = True
+                seconds = await self._install(server)
+                if server.away and server.installed != self._weights.version:
+                    continue  # the others may be further: what was admitted since must not be older
+                server.open, server.away = True, False
+                self._say(Installed(server.index, server.installed, seconds))
                 self._pump()
             with suppress(TimeoutError):
-                await asyncio.wait_for(server.wake.wait(), HEALTH_EVERY)
+                await asyncio.wait_for(server.wake.wait(), LOOK_EVERY)
                 continue
-            await server.client.ask("/health", seconds=self._settings.answer_seconds)
+            await self._look(server)
 
-    async def _install(self, server: _Served) -> None:
+    async def _look(self, server: Kept) -> None:
+        """Whether it is well, and how far its completions are: what is lost if it dies is known so far."""
+        seconds = self._settings.answer_seconds
+        await server.client.ask("/health", seconds=seconds)
+        if server.flights:
+            answer = await server.client.ask(
+                "/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds
+            )
+            server.see(self._progress(server, answer))
+
+    async def _install(self, server: Kept) -> float:
+        """Install the newest weights; seconds from the pause to the end of it."""
         seconds = self._settings.answer_seconds
         server.count_time(at_work=True)
         async with self._weights.newest() as (version, source):
@@ -351,6 +345,7 @@ class Fleet:
             )
             try:
                 progress = await self._load(server, source)
+                server.see(progress)
                 for flight in server.flights.values():
                     if flight.name in progress:
                         flight.marks.append((progress[flight.name], version))
@@ -359,9 +354,9 @@ class Fleet:
                 await server.client.ask("/resume", {}, seconds=seconds)
         server.installed = version
         server.count_time(at_work=bool(server.flights))
-        self._say(Installed(server.index, version, time.perf_counter() - started))
+        return time.perf_counter() - started
 
-    async def _load(self, server: _Served, source: Any) -> dict[str, int]:
+    async def _load(self, server: Kept, source: Any) -> dict[str, int]:
         """Have the weights loaded; how many tokens the completions have that had begun, by our names."""
         try:
             answer = await self._weights.load(server.client, source, self._settings.answer_seconds)
@@ -372,6 +367,10 @@ class Fleet:
                 f"{error}: the weights could not be installed (another model, or a server without "
                 "--worker-extension-cls; see its log)"
             ) from error
+        return self._progress(server, answer)
+
+    @staticmethod
+    def _progress(server: Kept, answer: Any) -> dict[str, int]:
         progress: dict[str, int] = {}
         try:
             for worker in answer["results"]:
@@ -380,7 +379,7 @@ class Fleet:
             raise WorkerError(f"{server.client.name}: {brief(answer)} from /collective_rpc") from None
         return progress
 
-    async def _call_back(self, server: _Served, begun: Mapping[str, int]) -> None:
+    async def _call_back(self, server: Kept, begun: Mapping[str, int]) -> None:
         """Take back the completions that have not begun, and wait for those that have just ended."""
         others = {name: flight for name, flight in server.flights.items() if name not in begun}
         for _ in range(CALLS_BACK):  # what is only arriving there is not known yet

@@ -9,17 +9,20 @@ Shapes in names: T tokens of a completion.
 from __future__ import annotations
 
 import atexit
+import platform
 import queue
 import resource
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from os import environ
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -32,7 +35,7 @@ from scalerl.rl.random import stream_keys, uniform
 from scalerl.rl.setup import sampling_of
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 from scalerl.rl.vllm.client import Client, Wanted
-from scalerl.rl.vllm.completions import Completed, Event, Failed, Installed, Request, Restarted
+from scalerl.rl.vllm.completions import Completed, Event, Failed, Installed, Lost, Request, Restarted
 from scalerl.rl.vllm.fleet import Fleet
 from scalerl.rl.vllm.follow import follow
 from scalerl.rl.vllm.protocol import shape_of
@@ -72,8 +75,10 @@ class VllmGenerator(Admission):
         precision: str = "float32",
         logs: str | Path = ".",
         purpose: str = "train",
+        timeline: Any = None,
     ) -> None:
-        """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart."""
+        """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
+        `scalerl.rl.cluster.timeline.Timeline`) is told what each server did, who came and who was lost."""
         super().__init__()
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
@@ -83,6 +88,9 @@ class VllmGenerator(Admission):
         self._version = version
         self._counters = Counters()
         self._installed = [-1] * (len(settings.urls) or settings.servers)
+        self._away: set[int] = set()
+        """Servers that died, and do not take part again yet."""
+        self._timeline, self._busy = timeline, [0.0] * len(self._installed)
         self.install_seconds: list[float] = []
         """Of the updates, from the pause to the end of it, in the order in which servers had them."""
         self.cached = 0
@@ -113,6 +121,7 @@ class VllmGenerator(Admission):
         texts = tuple(tokenizer.decode(list(tokens)) for tokens in marks if tokens)
         shape = shape_of(model.config.get_text_config())
         wanted = Wanted(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, rows)
+        self._names = [client.name for client, _ in clients]
         self._fleet = Fleet(
             settings,
             sampling,
@@ -186,15 +195,35 @@ class VllmGenerator(Admission):
 
     @property
     def installed(self) -> int:
-        """The version that every server has installed."""
+        """The version that every server has installed which is there; -1 where all have died."""
         self._listen(block=False)
-        return min(self._installed)
+        there = [version for i, version in enumerate(self._installed) if i not in self._away]
+        return min(there, default=-1)
 
     @property
     def counters(self) -> Counters:
-        """What has been spent; decode steps are not known, nor tokens that were lost with a server."""
-        now = replace(self._counters, seconds=self._fleet.busy_seconds)
-        return sum_of([self._before, now])
+        """What has been spent. Decode steps are not known; of what was lost with a server, so many tokens as
+        it was seen to have."""
+        busy = self._fleet.busy
+        self._note_time(busy)
+        spent = sum_of([self._before, replace(self._counters, seconds=sum(busy))])
+        return replace(spent, alive=sum(version >= 0 for version in self._installed))
+
+    def _note_time(self, busy: list[float]) -> None:
+        """Have the timeline know what each server did since it was last told."""
+        before, self._busy, urls = self._busy, busy, self._settings.urls
+        for i, name in enumerate(self._names if self._timeline else ()):
+            node = (urlsplit(urls[i]).hostname if urls else None) or platform.node()
+            self._timeline.generated(name, node, time.time(), busy[i] - before[i])
+
+    def begin(self) -> None:
+        """Wait until every server has the first weights.
+
+        Raises:
+            WorkerError: one does not start, or is another than it must be.
+        """
+        while self.installed < self._version:
+            self.work()
 
     @property
     def pids(self) -> list[int | None]:
@@ -221,6 +250,7 @@ class VllmGenerator(Admission):
         while block or not self._events.empty():
             self._take_note(self._events.get())
             block = False
+        self._note_time(self._fleet.busy)
 
     def _take_note(self, event: Event) -> None:
         try:
@@ -233,15 +263,28 @@ class VllmGenerator(Admission):
         if isinstance(event, Completed):
             self._finish(event)
         elif isinstance(event, Installed):
+            if self._installed[event.server] < 0:
+                self._tell(f"{self._names[event.server]} takes part from version {event.version}")
             self._installed[event.server] = event.version
+            self._away.discard(event.server)
             self.install_seconds.append(event.seconds)
+            self._counters.installs += 1
+            self._counters.install_seconds += event.seconds
+        elif isinstance(event, Lost):
+            self._count(event.prompt, event.tokens, 0, event.tokens)
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
+            self._away.add(event.server)
             self._counters.restarted += len(event.places)
             self.restarts += 1
+            self._tell(f"{self._names[event.server]} is lost: {event.why}")
         else:
             assert isinstance(event, Failed)
             raise event.error
+
+    def _tell(self, what: str) -> None:
+        if self._timeline:
+            self._timeline.event(what)
 
     def _finish(self, completed: Completed) -> None:
         request = completed.request
@@ -302,7 +345,7 @@ def _remote(settings: Vllm) -> list[tuple[Client, Server | None]]:
     clients: list[tuple[Client, Server | None]] = []
     for url in settings.urls:
         socket = url.removeprefix("unix://") if url.startswith("unix://") else None
-        where = {"socket": socket} if socket else {"url": url}
+        where = {"socket": socket} if socket else {"url": url.rstrip("/").removesuffix("/v1")}
         clients.append((Client(f"vLLM at {url}", key, name, **where), None))
     return clients
 

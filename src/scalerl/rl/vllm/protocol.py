@@ -62,3 +62,9 @@ def complaints(found: Mapping[str, Any], precision: str, fp32_logits: bool, rows
         yield "VLLM_USE_V2_MODEL_RUNNER=0"
     if not found["length_control"]:
         yield f"--logits-processors {LENGTH_CONTROL}"
+    if found["data_parallel"] > 1:
+        yield "--data-parallel-size 1 (a server for each instead: an update pauses one engine)"
+    if found["pipeline_parallel"] > 1:
+        yield "--pipeline-parallel-size 1 (no stage but the last knows the newest token)"
+    if found["speculative"]:
+        yield "no --speculative-config (its drafts know neither new weights nor forced tokens)"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,15 +35,16 @@ class Worker:
     model_runner: Any
 
     def scalerl_install(self, path: str) -> dict[str, int]:
-        """Load the weights of a safetensors file into the model; the KV cache stays as it is.
+        """Load the weights of a folder of safetensors files into the model; the KV cache stays as it is.
 
         Returns how many tokens each completion that has begun had sampled, by vLLM's name of the request.
         """
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    yield name, file.get_tensor(name)
+            for part in sorted(Path(path).glob("*.safetensors")):
+                with safe_open(part, framework="pt") as file:
+                    for name in file.keys():  # noqa: SIM118
+                        yield name, file.get_tensor(name)
 
         self.reload_weights(weights_iterator=weights())  # type: ignore[attr-defined]
         model = self.model_runner.get_model()
@@ -55,7 +57,7 @@ class Worker:
     def scalerl_describe(self) -> dict[str, Any]:
         """How the server was started, by what decides what it samples and what it says of it."""
         config: Any = self.vllm_config  # type: ignore[attr-defined]
-        model, scheduler = config.model_config, config.scheduler_config
+        model, scheduler, parallel = config.model_config, config.scheduler_config, config.parallel_config
         return {
             "dtype": str(model.dtype).removeprefix("torch."),
             "head_dtype": str(model.head_dtype).removeprefix("torch."),
@@ -65,6 +67,9 @@ class Worker:
             "v2_model_runner": bool(config.use_v2_model_runner),
             "shape": shape_of(model.hf_text_config),
             "length_control": LENGTH_CONTROL in (model.logits_processors or ()),
+            "data_parallel": parallel.data_parallel_size,
+            "pipeline_parallel": parallel.pipeline_parallel_size,
+            "speculative": config.speculative_config is not None,
         }
 
     def scalerl_progress(self) -> dict[str, int]:

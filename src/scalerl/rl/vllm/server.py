@@ -58,12 +58,16 @@ def flags(precision: str, fp32_logits: bool, rows: int, positions: int) -> list[
     ]
 
 
-def environment() -> dict[str, str]:
-    """The same, in the environment."""
+def environment(folder: Path) -> dict[str, str]:
+    """The same, in the environment. `folder` is made a place to import scalerl from, and nothing else: beside
+    an installed package are all others of the trainer's environment, which are not those of vLLM's."""
+    folder.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / "scalerl").symlink_to(Path(__file__).parents[2])
     return {
         "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume and /collective_rpc
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # whose requests the worker extension knows
-        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PYTHONPATH": str(folder),
     }
 
 
@@ -111,7 +115,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment(), **self._own_environment()},
+                env={**os.environ, **environment(self.folder / "path"), **self._own_environment()},
                 start_new_session=True,
             )
 
@@ -174,14 +178,20 @@ def place_servers(
 ) -> list[Server]:
     """The servers of `settings`, not started, each with GPUs of its own where there are any.
 
+    They have the last ones: the trainer computes on the first.
+
     Raises:
         InputError: there are not enough GPUs.
     """
-    each = settings.tensor_parallel
-    if gpus and gpus < settings.servers * each:
-        raise InputError(f"{settings.servers} servers of {each} GPUs each, and this machine has {gpus}")
+    each, nccl = settings.tensor_parallel, settings.transport == "nccl"
+    if gpus and gpus < settings.servers * each + nccl:
+        trainer = ", one for the trainer (NCCL wants them apart)" if nccl else ""
+        raise InputError(
+            f"{settings.servers} servers of {each} GPUs each{trainer}, and this machine has {gpus}"
+        )
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names: list[Any] = named.split(",") if named else [str(i) for i in range(gpus)]
+    names = names[gpus - settings.servers * each : gpus]
     return [
         Server(
             settings,

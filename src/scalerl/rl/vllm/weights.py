@@ -1,13 +1,17 @@
 """Weights on their way to the servers.
 
-FileTransport    one safetensors file in memory for each version, removed once all have read it
+FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
 NcclTransport    vLLM's own transfer between GPUs, one group for each server (scalerl.rl.vllm.nccl)
+
+Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
+in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
-from scalerl.errors import WorkerError
+from scalerl.errors import LearnerLostError, WorkerError, brief_error
+from scalerl.rl.buckets import Bucket, buckets_of
 from scalerl.rl.types import Weights
 from scalerl.rl.vllm.client import Client
 
@@ -44,7 +49,7 @@ class Transport(Protocol):
 
 
 class FileTransport:
-    """See `Transport`; the file is written when the first server wants it."""
+    """See `Transport`; the files are written when the first server wants them."""
 
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
         self._folder = folder
@@ -55,7 +60,8 @@ class FileTransport:
 
     def offer(self, weights: Weights, version: int) -> None:
         """See `Transport`."""
-        self._weights, self.version = weights, version
+        self._weights: Weights | None = weights
+        self.version = version
 
     @asynccontextmanager
     async def newest(self) -> AsyncIterator[tuple[int, Path]]:
@@ -63,14 +69,18 @@ class FileTransport:
         async with self._lock:
             version, weights = self.version, self._weights
             if version not in self._written:
+                assert weights is not None
                 self._written[version] = await asyncio.to_thread(self._write, weights, version)
+                del weights
+                if version == self.version:
+                    self._weights = None  # who comes later reads the files
             self._readers[version] = self._readers.get(version, 0) + 1
         try:
             yield version, self._written[version]
         finally:
             self._readers[version] -= 1
             for old in [v for v in self._written if v != self.version and not self._readers.get(v)]:
-                self._written.pop(old).unlink(missing_ok=True)
+                shutil.rmtree(self._written.pop(old), ignore_errors=True)
 
     async def load(self, client: Client, source: Path, seconds: float) -> Any:
         """See `Transport`."""
@@ -81,15 +91,34 @@ class FileTransport:
         """See `Transport`."""
 
     def _write(self, weights: Weights, version: int) -> Path:
-        path = self._folder / f"version-{version}.safetensors"
+        path = self._folder / f"version-{version}"
         aside = path.with_suffix(".part")
         try:
-            save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, aside)
+            aside.mkdir()
+            for i, bucket in enumerate(fetched(weights, version)):
+                tensors = {name: np.ascontiguousarray(weight) for name, weight in bucket.items()}
+                save_file(tensors, aside / f"{i:05}.safetensors")
             aside.replace(path)  # whole, or not there
+        except LearnerLostError:
+            raise
         except Exception as error:
-            aside.unlink(missing_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
             raise WorkerError(
                 f"the weights cannot be written to {self._folder} ({error}): more memory there (docker run "
                 "--shm-size), or weights_folder names another place"
             ) from error
         return path
+
+
+def fetched(weights: Weights, version: int) -> Iterator[Bucket]:
+    """The buckets of `weights`.
+
+    Raises:
+        LearnerLostError: they are elsewhere, and do not come: the learner that put them there is gone.
+    """
+    try:
+        yield from buckets_of(weights)
+    except Exception as error:
+        raise LearnerLostError(
+            f"version {version} of the weights does not come from the learner ({brief_error(error)})"
+        ) from error
