@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.plan.rates import Weights
 
 
-def arrivals(weights: Weights, n_generators: int) -> tuple[np.ndarray, float]:
+def arrivals(weights: Weights, n_generators: int, n_trainers: int = 1) -> tuple[np.ndarray, float]:
     """Seconds from the start of a broadcast until each generator has the weights (R), and those until the
     sender can begin the next one.
 

@@ -27,6 +27,8 @@ class Job:
     cut: Cut
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
+    overlapped: bool = False
+    """The driver works while the trainers step: with a learner that is sharded over a cluster."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
@@ -48,6 +50,7 @@ class Job:
             recipe.schedule,
             _cut(recipe),
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
+            recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )
 
 

@@ -29,6 +29,8 @@ class Decode:
     base: float
     row: float = 0.0
     position: float = 0.0
+    group: float = 0.0
+    """Between two steps for every group: taking it, and handing it over."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
@@ -93,7 +95,7 @@ class Verify:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the one process that drives the loop does by itself, while the trainers wait."""
+    """What the one process that drives the loop does by itself."""
 
     message: float = 0.0
     """Taking a message: that groups are complete, or that a version is installed."""
@@ -110,9 +112,17 @@ class Driver:
     """Making the batch of the trainers."""
     step: float = 0.0
     """Records and whatever else is done once a step."""
+    overlapped: bool = False
+    """It works while the trainers step, up to one collection ahead (a learner sharded over a cluster)."""
+    parts: int = 1
+    """In which a group is given to generators; 1 as it is done, more to see what it would do."""
+    in_order: bool = True
+    """Groups are trained in order of admission, as it is done; or as they are complete, to see that."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
+        if self.parts < 1:
+            raise ValueError("parts must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,19 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What generators, trainer and driver share, where they do."""
+
+    cores: float = math.inf
+    """At n pieces of work each gets min(1, cores / n) of a core, and rates are in CPU seconds; without a
+    number every role has a device of its own."""
+
+    def __post_init__(self) -> None:
+        if not self.cores > 0:
+            raise ValueError("cores must be above 0")
+
+
+@dataclass(frozen=True)
 class Rates:
     """Of all parts."""
 
@@ -165,6 +188,7 @@ class Rates:
     driver: Driver = field(default_factory=Driver)
     weights: Weights = field(default_factory=Weights)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    machine: Machine = field(default_factory=Machine)
     devices_per_generator: int = 1
     source: str = "given"
     """Where the figures are from, in words."""

@@ -97,9 +97,9 @@ def simulate(
             raise InputError(f"{name}: a number from 1 to {most}, found {value}")
     first = 2 * in_flight
     last = first + -(-steps // in_flight) * in_flight
-    clock = Clock()
+    clock = Clock(rates.machine.cores)
     driver = Driver(job, rates, generators, trainers, last, seed, clock)
-    driver.collect()
+    driver.go()
     clock.run(lambda: len(driver.steps) >= first)
     before = _spent(driver, clock)
     clock.run(lambda: len(driver.steps) >= last)
@@ -160,7 +160,7 @@ def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> di
     """
     mean = {
         name: float(np.mean([getattr(step, name) for step in steps]))
-        for name in ("trained", "handled", "verified", "tokens", "longest")
+        for name in ("trained", "driven", "judged", "tokens", "longest")
     }
     arrive_R, sending = driver.broadcast
     weights, in_flight = rates.weights, job.schedule.tickets(job.prompts) // job.prompts
@@ -171,16 +171,16 @@ def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> di
     rate = job.rows / rates.decode.seconds(1, job.rows, round(positions))
     prefills = rates.prefill.token * rates.lengths.prompt * job.prompts
     generation = mean["tokens"] / rate + prefills
-    after = mean["trained"] + mean["handled"] + mean["verified"] + float(arrive_R[-1]) + weights.install
+    after = mean["trained"] + mean["driven"] + mean["judged"] + float(arrive_R[-1]) + weights.install
     phases = 1 if job.schedule.publishes(1) else job.schedule.k
     # With OffPolicy the k steps of a phase come after its generation.
     if phases > 1:
-        after += (phases - 1) * (mean["trained"] + mean["handled"] + mean["verified"])
+        after += (phases - 1) * (mean["trained"] + mean["driven"] + mean["judged"])
     return {
         "generation": generation / len(driver.replicas),
         "training": mean["trained"],
-        "driver": mean["handled"],
-        "verification": mean["verified"],
+        "driver": mean["driven"],
+        "verification": mean["judged"],
         "broadcast": sending / phases,
         "in order": (mean["longest"] * decode_step + after) / in_flight,
     }

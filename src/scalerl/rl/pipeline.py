@@ -29,9 +29,9 @@ message of theirs, and weights are installed in the middle of whatever is in fli
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,16 @@ class Step:
     """For groups that were not generated yet."""
     verified_seconds: float = 0.0
     """In which the groups collected since the last step were verified."""
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of this process since the last step, by what it did; see `Pipeline`."""
 
 
 class Pipeline:
-    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
+    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs.
+
+    The CPU seconds of this process are those to `collect` (messages of generators, admission), to `verify`, to
+    `train`, to `publish`, and those between two steps, to `record`.
+    """
 
     def __init__(
         self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
@@ -75,6 +81,7 @@ class Pipeline:
         self._collected = 0
         self._verified = deque[Group]()
         self._waited = self._verifying = 0.0  # seconds since the last step
+        self._cpu, self._cpu_at = Counter[str](), time.process_time()
 
     @property
     def pool_left(self) -> int:
@@ -122,6 +129,7 @@ class Pipeline:
         """Wait for as many groups as the schedule wants at once, and verify them; False when none is left."""
         n_prompts, generator = self._recipe.batch.prompts, self._generator
         wanted = self._recipe.schedule.at_once(n_prompts)
+        self._spent_to("record")
         self._admit()
         while generator.ready < wanted:
             if self.admitted < self._collected + wanted and not self._pool.left:
@@ -132,6 +140,7 @@ class Pipeline:
             self._waited += time.perf_counter() - started
             self._admit()
         sampled = generator.take(wanted)
+        self._spent_to("collect")
         started = time.perf_counter()
         judged = self._judge(sampled)
         self._verifying += time.perf_counter() - started
@@ -139,11 +148,13 @@ class Pipeline:
             self._verified.append(make_group(rollouts, rewards, self._recipe.length))
             self._pool.record(self._verified[-1])
         self._collected += wanted
+        self._spent_to("verify")
         return wanted > 0
 
     def _step(self) -> Step:
         started, at = time.perf_counter(), time.time()
         recipe, learner = self._recipe, self._learner
+        self._spent_to("record")
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         batch = make_batch(
             groups,
@@ -156,11 +167,18 @@ class Pipeline:
         stats = learner.step(batch)
         weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
+        self._spent_to("train")
         if weights is not None:
             self._generator.update(weights, learner.version)
-        waited, verified = self._waited, self._verifying
-        self._waited = self._verifying = 0.0
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified)
+        self._spent_to("publish")
+        waited, verified, cpu = self._waited, self._verifying, self._cpu
+        self._waited, self._verifying, self._cpu = 0.0, 0.0, Counter[str]()
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, cpu)
+
+    def _spent_to(self, what: str) -> None:
+        """The CPU seconds since the last call went to `what`."""
+        before, self._cpu_at = self._cpu_at, time.process_time()
+        self._cpu[what] += self._cpu_at - before
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
