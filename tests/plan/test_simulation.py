@@ -188,6 +188,7 @@ def test_admitted_is_consumed_and_in_flight(schedule):
         looked += 1
         in_generators = sum(len(replica._order) + len(replica._done) for replica in driver.replicas)
         in_messages = sum(len(groups) for _, groups, _ in driver._inbox)
+        in_messages += sum(len(args[1]) for *_, act, args in clock._events if act == driver.hear)
         in_flight = sum(driver._in_flight) // 2  # two completions each
         assert in_flight == in_generators + in_messages
         assert driver.admitted == driver.taken + in_flight + len(driver.queue)

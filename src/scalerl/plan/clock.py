@@ -3,7 +3,8 @@
 `at` is for what happens at a time, `work` for what takes so many seconds of a core. With n pieces of work on
 c cores each gets min(1, c / n) seconds of a core in a second (processor sharing), so that all of them end in
 the order of what `worked` will be then: the seconds of a core that each piece of work has been given so far,
-had it been there from the start. Without a number of cores everybody has one, and `worked` is the time.
+had it been there from the start. While all cores are busy each may be slower than one that works alone.
+Without a number of cores everybody has one, and `worked` is the time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ _Act = Callable[..., None]
 class Clock:
     """Events in order of their time; those of one time in the order in which they were asked for."""
 
-    def __init__(self, cores: float = math.inf) -> None:
-        self.now = 0.0
-        self._cores, self._worked = cores, 0.0
+    def __init__(self, cores: float = math.inf, together: float = 1.0) -> None:
+        """`together` is the speed of a core while all work, as a share of that of one alone."""
+        self.now = self.worked_by_all = 0.0
+        self._cores, self._together, self._worked = cores, together, 0.0
         self._events: list[tuple[float, int, _Act, tuple[Any, ...]]] = []
         self._work: list[tuple[float, int, _Act, tuple[Any, ...]]] = []
         self._at_work: set[int] = set()
@@ -72,15 +74,29 @@ class Clock:
 
     def _next_of_work(self) -> bool:
         """The next piece of work ends, unless something else comes first."""
-        share = min(1.0, self._cores / max(len(self._at_work), 1))
+        share = self._speed()
         ends, number, act, args = self._work[0]
         at = self.now + max(ends - self._worked, 0.0) / share
         if self._events and self._events[0][0] <= at:
             # Until then all get on.
-            self._worked += (self._events[0][0] - self.now) * share
+            self._get_on((self._events[0][0] - self.now) * share)
             return False
         heapq.heappop(self._work)
-        self._worked, self.now = max(ends, self._worked), at
+        self._get_on(max(ends - self._worked, 0.0))
+        self.now = at
         self._at_work.discard(number)
         act(*args)
         return True
+
+    def _speed(self) -> float:
+        """Of every piece of work."""
+        n = len(self._at_work)
+        if n <= 1:
+            return 1.0
+        busy = min(n, self._cores)
+        slower = (1 - self._together) * (busy - 1) / (self._cores - 1) if self._cores > 1 else 0.0
+        return busy / n * (1 - slower)
+
+    def _get_on(self, seconds: float) -> None:
+        self._worked += seconds
+        self.worked_by_all += seconds * len(self._at_work)

@@ -170,10 +170,12 @@ class Machine:
     cores: float = math.inf
     """At n pieces of work each gets min(1, cores / n) of a core, and rates are in CPU seconds; without a
     number every role has a device of its own."""
+    together: float = 1.0
+    """The speed of a core while all work, as a share of that of one that works alone."""
 
     def __post_init__(self) -> None:
-        if not self.cores > 0:
-            raise ValueError("cores must be above 0")
+        if not self.cores > 0 or not 0 < self.together <= 1:
+            raise ValueError("cores must be above 0, and together a share above 0")
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,8 @@ class Outcome:
     """Groups in flight at the end of a step, on average: not complete, or not next in order."""
     generated: float
     """Complete and next in order."""
+    core_seconds_per_step: float
+    """Of all roles that share cores; 0 where none do."""
     at_least: dict[str, float]
     """Seconds that a step would take at the least if one thing alone bounded it; see `_bounds`."""
 
@@ -97,13 +99,14 @@ def simulate(
             raise InputError(f"{name}: a number from 1 to {most}, found {value}")
     first = 2 * in_flight
     last = first + -(-steps // in_flight) * in_flight
-    clock = Clock(rates.machine.cores)
+    clock = Clock(rates.machine.cores, rates.machine.together)
     driver = Driver(job, rates, generators, trainers, last, seed, clock)
     driver.go()
     clock.run(lambda: len(driver.steps) >= first)
-    before = _spent(driver, clock)
+    before, worked = _spent(driver, clock), clock.worked_by_all
     clock.run(lambda: len(driver.steps) >= last)
-    return _outcome(job, rates, trainers, driver, first, _spent(driver, clock) - before)
+    spent = _spent(driver, clock) - before
+    return _outcome(job, rates, trainers, driver, first, spent, clock.worked_by_all - worked)
 
 
 def _spent(driver: Driver, clock: Clock) -> np.ndarray:
@@ -111,7 +114,9 @@ def _spent(driver: Driver, clock: Clock) -> np.ndarray:
     return np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
 
 
-def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray) -> Outcome:
+def _outcome(
+    job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray, worked: float
+) -> Outcome:
     steps, generators = driver.steps[first:], len(driver.replicas)
     seconds = steps[-1].time - driver.steps[first - 1].time
     busy, row_seconds = (float(value) for value in spent)
@@ -142,6 +147,7 @@ def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, 
         age_histogram=tuple(ages.tolist()),
         generating=float(np.mean([step.generating for step in steps])),
         generated=float(np.mean([step.generated for step in steps])),
+        core_seconds_per_step=worked / len(steps),
         at_least=_bounds(job, rates, driver, steps),
     )
 

@@ -67,8 +67,8 @@ class Step:
 class Pipeline:
     """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs.
 
-    The CPU seconds of this process are those to `collect` (messages of generators, admission), to `verify`, to
-    `train`, to `publish`, and those between two steps, to `record`.
+    The CPU seconds of this process are those to `hear` generators, to `admit`, to `verify`, to `train`, to
+    `publish`, and those between two steps, to `record`.
     """
 
     def __init__(
@@ -121,9 +121,11 @@ class Pipeline:
         n_prompts = self._recipe.batch.prompts
         # Every version is the answer to one batch: so many groups have come back as installed weights.
         allowed = self._generator.installed * n_prompts + self._recipe.schedule.tickets(n_prompts)
+        self._spent_to("hear")
         while self.admitted < allowed and (draw := self._pool.draw()) is not None:
             self._generator.submit(*draw, self._recipe.batch.samples)
             self.admitted += 1
+        self._spent_to("admit")
 
     def _collect(self) -> bool:
         """Wait for as many groups as the schedule wants at once, and verify them; False when none is left."""
@@ -140,7 +142,7 @@ class Pipeline:
             self._waited += time.perf_counter() - started
             self._admit()
         sampled = generator.take(wanted)
-        self._spent_to("collect")
+        self._spent_to("hear")
         started = time.perf_counter()
         judged = self._judge(sampled)
         self._verifying += time.perf_counter() - started
