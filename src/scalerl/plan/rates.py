@@ -138,16 +138,21 @@ class Weights:
     gib_per_second: float = math.inf
     """Of the link of one generator, or of the sender."""
     latency: float = 0.0
-    """Of a message from one to the next."""
-    way: Literal["flat", "tree", "chain"] = "flat"
-    """The sender sends to one after the other; whoever has them sends on; each sends on by pieces."""
+    """Of a message from one to the next, or of asking for a piece."""
+    way: Literal["flat", "tree", "chain", "spread", "owners"] = "flat"
+    """The sender sends to one after the other; whoever has them sends on; each sends on by pieces; all fetch
+    the pieces from the trainers and from each other, or from the trainers alone."""
     pieces: int = 64
-    """Of a chain."""
+    """All but `flat` and `tree` send them so."""
+    largest: float = 0.0
+    """GiB of the largest piece, where pieces are not alike."""
+    per_node: int = 1
+    """Generators of a node, to which weights go once."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
-        if not self.gib_per_second > 0 or self.pieces < 1:
-            raise ValueError("gib_per_second must be above 0, and pieces at least 1")
+        if not self.gib_per_second > 0 or min(self.pieces, self.per_node) < 1:
+            raise ValueError("gib_per_second must be above 0, and pieces and per_node at least 1")
 
 
 @dataclass(frozen=True)
