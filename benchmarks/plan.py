@@ -2,11 +2,12 @@
 
     python benchmarks/plan.py [--within 10] [--steps 240] [--repeats 1] [--cases 0,1,7]
 
-Generators in processes of their own (placement `local`), one and two of them; several schedules and batches.
+Generators in processes of their own (placement `local`), one and two of them; several schedules and
+batches.
 The first run, on-policy with one generator, whose rows run empty, gives the rates; every run, that one
-included, is then compared with its simulation. How much slower a core is while the others work too is measured
-before, by generators that decode alone and at once. The learning rate is next to nothing, so that lengths and
-pass rates stay as they are.
+included, is then compared with its simulation. How much slower a core is while the others work too is
+measured before, by generators that decode alone and at once. The learning rate is next to nothing, so that
+lengths and pass rates stay as they are.
 
     steps/h      of trainer steps
     gen idle     share of the generators' time in which they neither decode nor install weights

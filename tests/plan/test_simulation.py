@@ -54,9 +54,16 @@ def test_every_cost_of_the_loop_is_in_the_step():
         prefill=Prefill(0.1),
         verify=Verify(0.5, workers=2),
         driver=DriverRates(
-            message=0.03, completion=0.01, token=0.001, group=0.2, generator=0.05, batch_token=0.02, step=0.7
+            message=0.03,
+            completion=0.01,
+            token=0.001,
+            group=0.2,
+            generator=0.05,
+            look=0.05,
+            batch_token=0.02,
+            step=0.7,
         ),
-        weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1),
+        weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1, way="flat"),
         trainer=Trainer(0.01, fixed=5.0),
     )
     found = simulate(job(PipelineRL(0)), rates, 1, 1)
@@ -204,12 +211,12 @@ def test_admitted_is_consumed_and_in_flight(schedule):
 
 def test_weights_arrive_by_the_way_they_are_sent():
     sent = Weights(gib=8.0, gib_per_second=4.0, latency=0.5)
-    at_R, sending = arrivals(sent, 3)
+    at_R, sending = arrivals(sent, "flat", 3)
     assert at_R.tolist() == [2.5, 5.0, 7.5]
     assert sending == 7.5
-    at_R, sending = arrivals(replace(sent, way="tree"), 7)
+    at_R, sending = arrivals(sent, "tree", 7)
     assert at_R.tolist() == [2.5, 5.0, 5.0, 7.5, 7.5, 7.5, 7.5]
-    at_R, sending = arrivals(replace(sent, way="chain", pieces=4), 3)
+    at_R, sending = arrivals(replace(sent, way="chain", pieces=4), "flat", 3)
     assert at_R.tolist() == [2.5, 3.5, 4.5]
     assert sending == 2.0
 

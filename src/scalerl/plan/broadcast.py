@@ -10,7 +10,9 @@ import numpy as np
 from scalerl.plan.rates import Weights
 
 
-def arrivals(weights: Weights, n_generators: int, n_trainers: int = 1) -> tuple[np.ndarray, float]:
+def arrivals(
+    weights: Weights, of_recipe: str, n_generators: int, n_trainers: int = 1
+) -> tuple[np.ndarray, float]:
     """Seconds from the start of a broadcast until each generator has the weights (R), and those until the
     sender can begin the next one.
 
@@ -18,17 +20,18 @@ def arrivals(weights: Weights, n_generators: int, n_trainers: int = 1) -> tuple[
     after: flat, i (S + l); tree, ceil(log2(i + 1)) (S + l), as who has them sends to another in every round;
     chain, S + (i - 1) S / p + i l; `spread` and `owners` see below.
     """
+    way = of_recipe if weights.way == "recipe" else weights.way
     once, latency = weights.gib / weights.gib_per_second, weights.latency
     i_R = np.arange(n_generators) // weights.per_node + 1
-    if weights.way == "flat":
+    if way == "flat":
         at_R = i_R * (once + latency)
         return at_R, float(at_R[-1])
-    if weights.way == "tree":
+    if way == "tree":
         at_R = np.ceil(np.log2(i_R + 1)) * (once + latency)
         return at_R, float(at_R[-1])
-    if weights.way == "chain":
+    if way == "chain":
         return once + (i_R - 1) * once / weights.pieces + i_R * latency, once
-    lasts = (_spread if weights.way == "spread" else _owners)(weights, int(i_R[-1]), n_trainers)
+    lasts = (_spread if way == "spread" else _owners)(weights, int(i_R[-1]), n_trainers)
     return np.full(n_generators, lasts), lasts
 
 

@@ -83,7 +83,7 @@ class Driver:
         self._installed = 0
         self._inbox = deque[tuple[Replica, list[Group], int]]()
         self._lengths = deque[list[int]]()
-        self.broadcast = arrivals(rates.weights, generators, trainers)
+        self.broadcast = arrivals(rates.weights, job.way, generators, trainers)
         self._link_free = 0.0
         self._evaluations = 0  # that are asked for and not done
         self._held_up: Callable[[], None] | None = None
@@ -91,6 +91,7 @@ class Driver:
         self._batches = deque[list[Group]]()  # of the collection that is trained
         self._ahead: list[list[Group]] = []  # of the next one
         self._busy = self._training = self._judging = False
+        self._hearing = False  # messages that leave it waiting for more
         self._looked = False  # since it last began to collect
         self._done: Sequence[Group] | None = None  # of a step whose end the driver has not seen to
         self._since = 0.0
@@ -124,12 +125,12 @@ class Driver:
     def _wanted(self) -> int:
         return self._job.schedule.at_once(self._job.prompts)
 
-    def _do(self, seconds: float, then: Callable[..., None], *args: Any) -> None:
-        """The driver is busy for so long, and then does `then`."""
+    def _do(self, seconds: float, then: Callable[..., None], *args: Any, looks: float = 0.0) -> None:
+        """The driver is busy for so long, and with looks, as many as it has time for; and then does `then`."""
         self._account()
         self._busy = True
         self._spent["driven"] += seconds
-        self._clock.work(seconds, self._did, then, args)
+        self._clock.work(seconds + looks, self._did, then, args)
 
     def _did(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._account()
@@ -142,7 +143,7 @@ class Driver:
         state = (
             ("trained", self._training),
             ("evaluated", self._held_up is not None),
-            ("handled", self._busy),
+            ("handled", self._busy and not self._hearing),
             ("verified", self._judging),
             ("waited", True),
         )
@@ -158,9 +159,8 @@ class Driver:
 
     def _handle(self) -> None:
         """Take all messages that are there, and admit what they allow."""
-        driver = self._rates.driver
-        self._looked = True
-        costs = driver.generator * len(self.replicas) + driver.message * len(self._inbox)
+        driver, self._looked = self._rates.driver, True
+        costs = driver.message * len(self._inbox)
         while self._inbox:
             replica, groups, version = self._inbox.popleft()
             for group in groups:
@@ -172,7 +172,11 @@ class Driver:
             else:
                 self._note(replica.index, version)
         costs += self._admit()
-        self._do(costs, lambda: None)
+        self._hearing = self.queue.ready < self._wanted
+        self._do(costs, self._heard, looks=driver.look * len(self.replicas))
+
+    def _heard(self) -> None:
+        self._hearing = False
 
     def _note(self, index: int, version: int) -> None:
         """A generator has installed a version."""
@@ -235,9 +239,7 @@ class Driver:
         """Make the batch, and have it trained."""
         used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
         length_N = np.array([length for group in used for length in group.lengths], dtype=np.int64)
-        self._do(
-            self._rates.driver.batch_token * float(length_N.sum()), self._train, groups, used, length_N
-        )
+        self._do(self._rates.driver.batch_token * float(length_N.sum()), self._train, groups, used, length_N)
 
     def _train(self, groups: list[Group], used: list[Group], length_N: np.ndarray) -> None:
         self._account()
@@ -258,7 +260,8 @@ class Driver:
         age_A = self._ages(used)
         self._version += 1
         publishes = self._job.schedule.publishes(self._version)
-        self._do(self._rates.weights.publish if publishes else 0.0, self._record, age_A, publishes)
+        offers = self._rates.weights.publish + self._rates.driver.offer * len(self.replicas)
+        self._do(offers if publishes else 0.0, self._record, age_A, publishes)
 
     def _record(self, age_A: np.ndarray, publishes: bool) -> None:
         if publishes:

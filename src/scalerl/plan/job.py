@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scalerl.rl.recipe import Recipe
 
 _LETTERS_OF_A_TOKEN = 4
+_WAY = {"object_store": "spread", "gloo": "tree", "nccl": "chain"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Job:
     """Steps from one evaluation to the next."""
     overlapped: bool = False
     """The driver works while the trainers step: with a learner that is sharded over a cluster."""
+    way: str = "spread"
+    """How the weights are sent; see `scalerl.plan.rates.Weights`."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
@@ -51,6 +54,7 @@ class Job:
             _cut(recipe),
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
+            _WAY[recipe.cluster.transport.kind] if recipe.cluster else "spread",
         )
 
 

@@ -28,9 +28,9 @@ _CLEAR = 2.0
 def rates_of(record: RunRecord) -> Rates:
     """The rates of a run of `scalerl train`, over the steps after its first quarter.
 
-    Where generators and trainer shared the cores of one machine (placement `local`, without a GPU) seconds are
-    CPU seconds, and `machine` says how many cores there were. Decode steps are fitted by least squares, with
-    no coefficient below 0. What a run always did alike it does not show: where all rows were always in use,
+    Where generators and trainer shared the cores of one machine (placement `local`, without a GPU) seconds
+    are CPU seconds, and `machine` says how many cores there were. Decode steps are fitted by least squares,
+    with no coefficient below 0. What a run always did alike it does not show: where all rows were always in use,
     what a step takes by itself and by the row are not apart.
 
     Raises:
@@ -161,11 +161,9 @@ def _decode(sum_FF: np.ndarray) -> np.ndarray:
     return found_F
 
 
-def _trainer(
-    rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: int
-) -> tuple[float, float]:
-    """Seconds of a step by itself, and for each token of a trainer, from those of every step; all by the token,
-    where the steps do not tell these apart."""
+def _trainer(rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: int) -> tuple[float, float]:
+    """Seconds of a step by itself, and for each token of a trainer, from those of every step; all by the
+    token, where the steps do not tell these apart."""
     token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairwise(rows)]) / trainers
     away_S = token_S - token_S.mean()
     if (spread := float(away_S @ away_S)) > 0:
@@ -193,7 +191,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any], field: str,
 
 
 def _cores(record: RunRecord) -> int:
-    """Those that all processes of a run shared; 0 where roles had devices of their own, or it is not known."""
+    """Those that all processes of a run shared; 0 where roles had devices of their own, or none are known."""
     devices = record.config.get("devices") or {}
     shared = record.config.get("placement") == "local" and devices.get("generate and train") == "cpu"
     return int(devices.get("cores", 0)) if shared else 0

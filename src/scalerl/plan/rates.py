@@ -106,8 +106,11 @@ class Driver:
     group: float = 0.0
     """Admitting a group."""
     generator: float = 0.0
-    """Looking at one generator: at all of them where it takes what messages there are, and for every group
-    that is placed."""
+    """Looking at one generator, for every group that is placed."""
+    look: float = 0.0
+    """The same, where it takes what messages there are."""
+    offer: float = 0.0
+    """Telling one generator of new weights."""
     batch_token: float = 0.0
     """Making the batch of the trainers."""
     step: float = 0.0
@@ -139,9 +142,10 @@ class Weights:
     """Of the link of one generator, or of the sender."""
     latency: float = 0.0
     """Of a message from one to the next, or of asking for a piece."""
-    way: Literal["flat", "tree", "chain", "spread", "owners"] = "flat"
-    """The sender sends to one after the other; whoever has them sends on; each sends on by pieces; all fetch
-    the pieces from the trainers and from each other, or from the trainers alone."""
+    way: Literal["recipe", "flat", "tree", "chain", "spread", "owners"] = "recipe"
+    """By the recipe's transport; the sender sends to one after the other; whoever has them sends on; each
+    sends on by pieces; all fetch the pieces from the trainers and from each other, or from the trainers
+    alone."""
     pieces: int = 64
     """All but `flat` and `tree` send them so."""
     largest: float = 0.0
