@@ -16,8 +16,9 @@ lengths and pass rates stay as they are.
     CPU          seconds of a step, of all processes together
     others       cores that processes of others kept busy meanwhile
 
-All but the last stand as measured -> simulated. The figures are of the steps after the first quarter.
-Where others take more than a twentieth of a core, steps/h says nothing: CPU seconds still do.
+All but the last stand as measured -> simulated. The figures are of the steps after the first quarter. Where
+others keep more than a twentieth of a core busy, so many pieces of work that never end are simulated too as
+take what they took, and the figures say less: an idle machine is what this is for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -137,8 +137,8 @@ def together(model: str, repeats: int = 2, seconds: float = 4.0) -> float:
 # -- runs against simulations ------------------------------------------------------------------------------
 
 
-def measured(folder: Path, generators: int) -> dict[str, float]:
-    """The figures of a run."""
+def measured(folder: Path, generators: int, samples: list[tuple[float, float]]) -> dict[str, float]:
+    """The figures of a run; `samples` are times, and what `busy_seconds` was then."""
     from scalerl.record import RunRecord
 
     rows = RunRecord.read(folder).steps()
@@ -151,7 +151,9 @@ def measured(folder: Path, generators: int) -> dict[str, float]:
     ages = [row.get("age_mean", 0.0) for row in counted]
     parts = ("generate", "hear", "admit", "verify", "train", "publish", "record")
     cpu = sum(last["pace"]["cpu"][part] - first["pace"]["cpu"][part] for part in parts)
+    all_busy = np.interp([first["time"], last["time"]], *zip(*samples, strict=True))
     return {
+        "others": max(float(all_busy[1] - all_busy[0]) - cpu, 0.0) / seconds,
         "steps/h": 3600 * len(counted) / seconds,
         "gen idle": 1 - busy / (seconds * generators),
         "train waits": waited / seconds,
@@ -160,14 +162,27 @@ def measured(folder: Path, generators: int) -> dict[str, float]:
     }
 
 
-def simulated(case: tuple[int, str, int, str, int], rates: Any, steps: int) -> dict[str, float]:
-    """The same figures of the simulation."""
+def simulated(
+    case: tuple[int, str, int, str, int], rates: Any, steps: int, others: float
+) -> dict[str, float]:
+    """The same figures of the simulation, where others keep so many cores busy."""
     from scalerl.plan.job import Job
     from scalerl.plan.simulate import simulate
     from scalerl.rl.recipe import load_recipe
 
     job = Job.of(load_recipe("demo", settings(case, steps, 0)))
-    found = simulate(job, rates, case[0], 1, steps=400)
+
+    def beside(others: float) -> Any:
+        """Pieces of work of others, and the cores that they keep busy."""
+        machine = replace(rates.machine, others=others)
+        found = simulate(job, replace(rates, machine=machine), case[0], 1, steps=400)
+        return found, found.cores_of_others
+
+    found, low, high = beside(0.0)[0], 0.0, 32.0
+    for _ in range(9 if others > QUIET else 0):
+        middle = (low + high) / 2
+        found, took = beside(middle)
+        low, high = (middle, high) if took < others else (low, middle)
     return {
         "steps/h": found.steps_per_hour,
         "gen idle": found.generators_idle,
@@ -177,26 +192,24 @@ def simulated(case: tuple[int, str, int, str, int], rates: Any, steps: int) -> d
     }
 
 
-def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> float:
-    """Make it; the cores that processes of others kept busy meanwhile."""
+def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> list[tuple[float, float]]:
+    """Make it; times, and what `busy_seconds` was then."""
     options = {"case": number, "steps": steps, "seed": seed, "model": model, "folder": folder}
     command = [sys.executable, __file__, *(f"--{key}={value}" for key, value in options.items())]
-    started, all_before, own_before = time.time(), busy_seconds(), own_seconds()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    others = busy_seconds() - all_before - (own_seconds() - own_before)
-    return max(others, 0.0) / (time.time() - started)
+    samples = []
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            samples.append((time.time(), busy_seconds()))
+            time.sleep(0.1)
+    if process.returncode:
+        sys.exit(f"the run of case {number} ended with status {process.returncode}")
+    return samples
 
 
 def busy_seconds() -> float:
     """CPU seconds of this machine since it started, of all processes; proc(5), `stat`."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
-
-
-def own_seconds() -> float:
-    """Those of this process and of those that it started and that have ended."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
 
 
 def compare(args: argparse.Namespace) -> float:
@@ -214,29 +227,29 @@ def compare(args: argparse.Namespace) -> float:
     apart: dict[str, list[float]] = {name: [] for name in NAMES}
     loudest, rates = 0.0, None
     for number in sorted({0, *map(int, args.cases.split(","))} if args.cases else range(len(CASES))):
-        case, found, others = CASES[number], [], 0.0
+        case, found = CASES[number], []
         for seed in range(args.repeats):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(args.keep or name) / f"run-{number}-{seed}"
-                others = max(others, one_run(number, seed, args.steps, model, folder))
+                samples = one_run(number, seed, args.steps, model, folder)
                 if rates is None:
                     of_run = rates_of(RunRecord.read(folder))
                     rates = replace(of_run, machine=Machine(of_run.machine.cores, share))
-                found.append(measured(folder, case[0]))
-        loudest = max(loudest, others)
-        real = {key: float(np.median([one[key] for one in found])) for key in NAMES}
-        ours = simulated(case, rates, args.steps)
+                found.append(measured(folder, case[0], samples))
+        real = {key: float(np.median([one[key] for one in found])) for key in (*NAMES, "others")}
+        loudest = max(loudest, real["others"])
+        ours = simulated(case, rates, args.steps, real["others"])
         cells = [show(name, real[name], ours[name]) for name in NAMES]
         generators, schedule, k, batch, rows = case
         row = f"| {generators}, {schedule} {k}, {batch}, {rows} | " + " | ".join(cells)
-        print(f"{row} | {others:.2f} |", flush=True)
+        print(f"{row} | {real['others']:.2f} |", flush=True)
         for name in NAMES:
             ratio = name in ("steps/h", "CPU")
             apart[name].append(ours[name] / real[name] - 1 if ratio else ours[name] - real[name])
     print("\nrates: " + json.dumps(rates.to_json() if rates else {}) + "\n")
     tell(apart)
     if loudest > QUIET:
-        print(f"others kept up to {loudest:.2f} cores busy: of these figures only those of CPU are good")
+        print(f"others kept up to {loudest:.2f} cores busy: figures of an idle machine would be better")
     return float(np.abs(apart["steps/h"]).max())
 
 

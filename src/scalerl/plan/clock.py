@@ -20,10 +20,12 @@ _Act = Callable[..., None]
 class Clock:
     """Events in order of their time; those of one time in the order in which they were asked for."""
 
-    def __init__(self, cores: float = math.inf, together: float = 1.0) -> None:
-        """`together` is the speed of a core while all work, as a share of that of one alone."""
-        self.now = self.worked_by_all = 0.0
-        self._cores, self._together, self._worked = cores, together, 0.0
+    def __init__(self, cores: float = math.inf, together: float = 1.0, others: float = 0.0) -> None:
+        """`together` is the speed of a core while all work, as a share of that of one alone; `others` are
+        pieces of work that never end."""
+        self.now = self.held = self.held_by_others = 0.0
+        """The time, and the seconds of all cores that `work` and the others have held."""
+        self._cores, self._together, self._others, self._worked = cores, together, others, 0.0
         self._events: list[tuple[float, int, _Act, tuple[Any, ...]]] = []
         self._work: list[tuple[float, int, _Act, tuple[Any, ...]]] = []
         self._at_work: set[int] = set()
@@ -69,34 +71,40 @@ class Clock:
         while (self._events or self._work) and not done():
             if self._work and self._next_of_work():
                 continue
-            self.now, _, act, args = heapq.heappop(self._events)
+            time, _, act, args = heapq.heappop(self._events)
+            if self._shared:
+                self._go_to(time)
+            self.now = time
             act(*args)
 
     def _next_of_work(self) -> bool:
         """The next piece of work ends, unless something else comes first."""
-        share = self._speed()
         ends, number, act, args = self._work[0]
-        at = self.now + max(ends - self._worked, 0.0) / share
+        share, speed = self._share_and_speed()
+        at = self.now + max(ends - self._worked, 0.0) / (share * speed)
         if self._events and self._events[0][0] <= at:
-            # Until then all get on.
-            self._get_on((self._events[0][0] - self.now) * share)
             return False
         heapq.heappop(self._work)
-        self._get_on(max(ends - self._worked, 0.0))
-        self.now = at
+        self._go_to(at)
+        self._worked = max(ends, self._worked)
         self._at_work.discard(number)
         act(*args)
         return True
 
-    def _speed(self) -> float:
-        """Of every piece of work."""
-        n = len(self._at_work)
+    def _go_to(self, time: float) -> None:
+        """All get on until then."""
+        share, speed = self._share_and_speed()
+        seconds = (time - self.now) * share
+        self._worked += seconds * speed
+        self.held += seconds * len(self._at_work)
+        self.held_by_others += seconds * self._others
+        self.now = time
+
+    def _share_and_speed(self) -> tuple[float, float]:
+        """What every piece of work has of a core, and how fast that is."""
+        n = len(self._at_work) + self._others
         if n <= 1:
-            return 1.0
+            return 1.0, 1.0
         busy = min(n, self._cores)
         slower = (1 - self._together) * (busy - 1) / (self._cores - 1) if self._cores > 1 else 0.0
-        return busy / n * (1 - slower)
-
-    def _get_on(self, seconds: float) -> None:
-        self._worked += seconds
-        self.worked_by_all += seconds * len(self._at_work)
+        return busy / n, 1 - slower

@@ -126,7 +126,7 @@ class Driver:
         return self._job.schedule.at_once(self._job.prompts)
 
     def _do(self, seconds: float, then: Callable[..., None], *args: Any, looks: float = 0.0) -> None:
-        """The driver is busy for so long, and with looks, as many as it has time for; and then does `then`."""
+        """The driver is busy for so long, and with looks, as many as it has time for; then does `then`."""
         self._account()
         self._busy = True
         self._spent["driven"] += seconds

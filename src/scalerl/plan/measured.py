@@ -30,8 +30,8 @@ def rates_of(record: RunRecord) -> Rates:
 
     Where generators and trainer shared the cores of one machine (placement `local`, without a GPU) seconds
     are CPU seconds, and `machine` says how many cores there were. Decode steps are fitted by least squares,
-    with no coefficient below 0. What a run always did alike it does not show: where all rows were always in use,
-    what a step takes by itself and by the row are not apart.
+    with no coefficient below 0. What a run always did alike it does not show: where all rows were always in
+    use, what a step takes by itself and by the row are not apart.
 
     Raises:
         InputError: it has too few steps, or was recorded without `pace`.

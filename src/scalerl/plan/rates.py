@@ -181,10 +181,12 @@ class Machine:
     number every role has a device of its own."""
     together: float = 1.0
     """The speed of a core while all work, as a share of that of one that works alone."""
+    others: float = 0.0
+    """Pieces of work of other jobs, which never end."""
 
     def __post_init__(self) -> None:
-        if not self.cores > 0 or not 0 < self.together <= 1:
-            raise ValueError("cores must be above 0, and together a share above 0")
+        if not self.cores > 0 or not 0 < self.together <= 1 or self.others < 0:
+            raise ValueError("cores must be above 0, together a share above 0, and others not negative")
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class Outcome:
     """Complete and next in order."""
     core_seconds_per_step: float
     """Of all roles that share cores; 0 where none do."""
+    cores_of_others: float
+    """That jobs of others keep busy."""
     at_least: dict[str, float]
     """Seconds that a step would take at the least if one thing alone bounded it; see `_bounds`."""
 
@@ -99,27 +101,26 @@ def simulate(
             raise InputError(f"{name}: a number from 1 to {most}, found {value}")
     first = 2 * in_flight
     last = first + -(-steps // in_flight) * in_flight
-    clock = Clock(rates.machine.cores, rates.machine.together)
+    clock = Clock(rates.machine.cores, rates.machine.together, rates.machine.others)
     driver = Driver(job, rates, generators, trainers, last, seed, clock)
     driver.go()
     clock.run(lambda: len(driver.steps) >= first)
-    before, worked = _spent(driver, clock), clock.worked_by_all
+    before = _spent(driver, clock)
     clock.run(lambda: len(driver.steps) >= last)
-    spent = _spent(driver, clock) - before
-    return _outcome(job, rates, trainers, driver, first, spent, clock.worked_by_all - worked)
+    return _outcome(job, rates, trainers, driver, first, _spent(driver, clock) - before)
 
 
 def _spent(driver: Driver, clock: Clock) -> np.ndarray:
-    """Of all generators together: busy seconds, and those times rows in use."""
-    return np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
+    """Of all generators together: busy seconds, and those times rows in use. Of all cores: those that roles
+    held, and other jobs."""
+    busy, row_seconds = np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
+    return np.array([busy, row_seconds, clock.held, clock.held_by_others])
 
 
-def _outcome(
-    job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray, worked: float
-) -> Outcome:
+def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray) -> Outcome:
     steps, generators = driver.steps[first:], len(driver.replicas)
     seconds = steps[-1].time - driver.steps[first - 1].time
-    busy, row_seconds = (float(value) for value in spent)
+    busy, row_seconds, held, held_by_others = (float(value) for value in spent)
 
     def share(name: str) -> float:
         return sum(getattr(step, name) for step in steps) / seconds
@@ -147,7 +148,8 @@ def _outcome(
         age_histogram=tuple(ages.tolist()),
         generating=float(np.mean([step.generating for step in steps])),
         generated=float(np.mean([step.generated for step in steps])),
-        core_seconds_per_step=worked / len(steps),
+        core_seconds_per_step=held / len(steps),
+        cores_of_others=held_by_others / seconds,
         at_least=_bounds(job, rates, driver, steps),
     )
 
