@@ -14,6 +14,7 @@ from scalerl.plan.lengths import Cut, Lengths
 from scalerl.plan.rates import (
     Decode,
     Evaluate,
+    Machine,
     Prefill,
     Rates,
     Trainer,
@@ -90,6 +91,90 @@ def test_with_a_lead_the_slower_role_sets_the_pace(k):
     assert training.seconds_per_step == pytest.approx(25.5)
     assert training.wait_for_groups == pytest.approx(0, abs=1e-9)
     assert training.bound_by == "training"
+
+
+def test_work_shares_cores():
+    clock, ended = Clock(cores=2), {}
+
+    def end(name):
+        ended[name] = clock.now
+
+    clock.work(1.0, end, "a")
+    clock.work(2.0, end, "b")
+    stopped = clock.work(2.5, end, "c")
+    clock.at(2.5, lambda: (clock.cancel(stopped), clock.work(0.5, end, "d")))
+    clock.run(lambda: False)
+    # Three share two cores until 1.5, when each has had a second, and two have one each from then on.
+    assert (ended["a"], ended["b"]) == pytest.approx((1.5, 2.5))
+    assert ended["d"] == pytest.approx(3.0)
+    assert clock.held == pytest.approx(1 + 2 + 2 + 0.5)
+    slower, busy = Clock(cores=2, together=0.5, others=1.0), {}
+    slower.work(1.0, lambda: busy.setdefault("alone", slower.now))
+    slower.run(lambda: False)
+    assert busy["alone"] == pytest.approx(2.0)
+    assert slower.held_by_others == pytest.approx(2.0)
+
+
+def test_roles_that_share_a_core_take_as_long_as_all_of_them_together():
+    def pace(k, cores, generators=1):
+        rates = replace(SECOND, machine=Machine(cores))
+        return simulate(job(PipelineRL(k)), rates, generators, 1)
+
+    assert pace(0, 1).seconds_per_step == pytest.approx(15)  # they take turns as it is
+    assert pace(8, 1).seconds_per_step == pytest.approx(15)
+    assert pace(8, 2).seconds_per_step == pytest.approx(10)
+    three = pace(8, 2, generators=2)  # 20 s of decode steps and 5 of training in a batch of two rounds
+    assert three.core_seconds_per_step == pytest.approx(three.seconds_per_step * 2, rel=0.02)
+    assert three.generators_idle == pytest.approx(0, abs=0.02)
+
+
+def test_what_a_generator_does_for_a_group_is_between_its_steps():
+    rates = replace(SECOND, decode=Decode(1.0, group=0.5))
+    found = simulate(job(PipelineRL(0)), rates, 1, 1)
+    assert found.seconds_per_step == pytest.approx(10 + 4 * 0.5 + 5)
+    assert found.generators_idle == pytest.approx(5 / 17)
+
+
+def test_an_overlapped_driver_works_while_the_trainer_steps():
+    rates = replace(
+        SECOND,
+        decode=Decode(0.1),
+        verify=Verify(0.5),
+        driver=DriverRates(completion=0.1, batch_token=0.01, step=0.7),
+    )
+    plain = simulate(job(PipelineRL(4)), rates, 4, 1)
+    assert plain.seconds_per_step == pytest.approx(5 + 8 * 0.5 + 8 * 0.1 + 80 * 0.01 + 0.7)
+    rates = replace(rates, driver=replace(rates.driver, overlapped=True))
+    found = simulate(job(PipelineRL(4)), rates, 4, 1)
+    # What is left between two steps: the record, and the next batch.
+    assert found.seconds_per_step == pytest.approx(5 + 80 * 0.01 + 0.7)
+    assert found.wait_for_verification == 0
+    assert found.age_max <= 4
+    same = simulate(replace(job(PipelineRL(4)), overlapped=True), rates, 4, 1)
+    assert same.to_json() == found.to_json()
+    # On-policy there is nothing to overlap with.
+    on_policy = simulate(job(PipelineRL(0)), rates, 4, 1)
+    assert on_policy.seconds_per_step == pytest.approx(1 + 8 * 0.6 + 80 * 0.01 + 5 + 0.7)
+
+
+def test_a_group_in_parts_is_sampled_by_several_generators():
+    rates = replace(SECOND, trainer=Trainer(0.0, 1.0))
+    few = job(PipelineRL(0), prompts=1, samples=8, rows=2)
+    whole = simulate(few, rates, 4, 1)
+    assert whole.seconds_per_step == pytest.approx(4 * 10 + 1)
+    parts = simulate(few, replace(rates, driver=DriverRates(parts=4)), 4, 1)
+    assert parts.seconds_per_step == pytest.approx(10 + 1)
+    assert parts.tokens_per_second * parts.seconds_per_step == pytest.approx(80)
+    assert parts.age_histogram == (1.0,)
+
+
+def test_out_of_order_groups_grow_older_than_the_schedule_allows():
+    rates = replace(SECOND, lengths=Lengths(mean=20, p95=70), trainer=Trainer(0.0, 1.0))
+    asked = job(PipelineRL(2), prompts=8, samples=1, rows=4)
+    ordered = simulate(asked, rates, 4, 1, steps=200)
+    free = simulate(asked, replace(rates, driver=DriverRates(in_order=False)), 4, 1, steps=200)
+    assert ordered.age_max == 2 < free.age_max
+    assert free.seconds_per_step < ordered.seconds_per_step
 
 
 def test_random_lengths_come_to_the_closed_form_where_generation_bounds():
@@ -219,6 +304,23 @@ def test_weights_arrive_by_the_way_they_are_sent():
     at_R, sending = arrivals(replace(sent, way="chain", pieces=4), "flat", 3)
     assert at_R.tolist() == [2.5, 3.5, 4.5]
     assert sending == 2.0
+
+
+def test_weights_that_nodes_pass_on_take_as_long_as_the_first_round_and_one_link():
+    sent = Weights(gib=8.0, gib_per_second=4.0, latency=0.01, pieces=8, way="spread")
+    # 32 nodes ask for 8 pieces that 4 trainers have: each sends 8 GiB in 2 s; then 7 pieces by every link.
+    at_R, sending = arrivals(sent, "flat", 32, 4)
+    assert at_R.tolist() == pytest.approx([2 + 7 * 0.25 + 0.08] * 32)
+    assert sending == at_R[0]
+    on_nodes = arrivals(replace(sent, per_node=8), "flat", 32, 4)[0]
+    assert on_nodes[0] == pytest.approx(0.25 + 7 * 0.25 + 0.08)
+    large = arrivals(replace(sent, largest=4.0), "flat", 32, 4)[0]
+    assert large[0] == pytest.approx(4.0 + 7 * 0.25 + 0.08)  # four ask who has it
+    by_owners = arrivals(replace(sent, way="owners"), "flat", 32, 4)[0]
+    assert by_owners[0] == pytest.approx(8 * 2 + 0.08)
+    assert arrivals(replace(sent, way="recipe"), "flat", 4)[0].tolist() == pytest.approx(
+        [2.01, 4.02, 6.03, 8.04]
+    )
 
 
 def test_who_evaluates_is_who_waits():
