@@ -27,6 +27,7 @@ process, Ray's own threads included):
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import pickle
 import time
@@ -171,7 +172,7 @@ def on_ray() -> None:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     actor: Any = ray.remote(num_cpus=0.1)(Receiver)
 
     def on(node: Any) -> Any:
@@ -191,13 +192,13 @@ def on_ray() -> None:
         ray.get(one.hear.remote())
         return least / n
 
-    many = ray.get(trainer.make.remote(218, 0.01))
+    many: Any = ray.get(trainer.make.remote(218, 0.01))
     print("\n| on Ray | CPU s |\n|---|---|")
     print(f"| call | {calls(1000):.6f} |\n| message | {calls(1000, wait=True):.6f} |")
     print(f"| offer, 218 references | {calls(100, many, 1, wait=True):.6f} |")
     print(f"| offer, one reference | {calls(1000, Posted.of(many, 60), 1, wait=True):.6f} |")
     print(f"| listen to 4,096 | {listen_to(silent, 4096):.6f} |")
-    weights = ray.get(trainer.make.remote(16, 16))
+    weights: Any = ray.get(trainer.make.remote(16, 16))
     refs = [ref for _, ref in weights._buckets]
     print("\n| 256 MiB fetched | seconds | nodes with copies |\n|---|---|---|")
     for name, member in (("by one", one), ("by another on its node", other), ("on a third node", third)):

@@ -151,7 +151,8 @@ def measured(folder: Path, generators: int, samples: list[tuple[float, float]]) 
     ages = [row.get("age_mean", 0.0) for row in counted]
     parts = ("generate", "hear", "admit", "verify", "train", "publish", "record")
     cpu = sum(last["pace"]["cpu"][part] - first["pace"]["cpu"][part] for part in parts)
-    all_busy = np.interp([first["time"], last["time"]], *zip(*samples, strict=True))
+    at_S, busy_S = np.array(samples).T
+    all_busy = np.interp([first["time"], last["time"]], at_S, busy_S)
     return {
         "others": max(float(all_busy[1] - all_busy[0]) - cpu, 0.0) / seconds,
         "steps/h": 3600 * len(counted) / seconds,
@@ -232,10 +233,12 @@ def compare(args: argparse.Namespace) -> float:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(args.keep or name) / f"run-{number}-{seed}"
                 samples = one_run(number, seed, args.steps, model, folder)
+                found.append(measured(folder, case[0], samples))
                 if rates is None:
                     of_run = rates_of(RunRecord.read(folder))
-                    rates = replace(of_run, machine=Machine(of_run.machine.cores, share))
-                found.append(measured(folder, case[0], samples))
+                    # Rates of a machine that others keep busy are those of cores that all work.
+                    machine = Machine(of_run.machine.cores, share if found[0]["others"] <= QUIET else 1.0)
+                    rates = replace(of_run, machine=machine)
         real = {key: float(np.median([one[key] for one in found])) for key in (*NAMES, "others")}
         loudest = max(loudest, real["others"])
         ours = simulated(case, rates, args.steps, real["others"])

@@ -102,7 +102,12 @@ def test_work_shares_cores():
     clock.work(1.0, end, "a")
     clock.work(2.0, end, "b")
     stopped = clock.work(2.5, end, "c")
-    clock.at(2.5, lambda: (clock.cancel(stopped), clock.work(0.5, end, "d")))
+
+    def other():
+        clock.cancel(stopped)
+        clock.work(0.5, end, "d")
+
+    clock.at(2.5, other)
     clock.run(lambda: False)
     # Three share two cores until 1.5, when each has had a second, and two have one each from then on.
     assert (ended["a"], ended["b"]) == pytest.approx((1.5, 2.5))

@@ -29,7 +29,7 @@ message of theirs, and weights are installed in the middle of whatever is in fli
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,7 +81,7 @@ class Pipeline:
         self._collected = 0
         self._verified = deque[Group]()
         self._waited = self._verifying = 0.0  # seconds since the last step
-        self._cpu, self._cpu_at = Counter[str](), time.process_time()
+        self._cpu, self._cpu_at = defaultdict[str, float](float), time.process_time()
 
     @property
     def pool_left(self) -> int:
@@ -174,7 +174,7 @@ class Pipeline:
             self._generator.update(weights, learner.version)
         self._spent_to("publish")
         waited, verified, cpu = self._waited, self._verifying, self._cpu
-        self._waited, self._verifying, self._cpu = 0.0, 0.0, Counter[str]()
+        self._waited, self._verifying, self._cpu = 0.0, 0.0, defaultdict[str, float](float)
         return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, cpu)
 
     def _spent_to(self, what: str) -> None:

@@ -77,7 +77,8 @@ class Posted:
 
     def fetch(self) -> dict[str, np.ndarray]:
         """See `StoredWeights.fetch`."""
-        return ray.get(self.ref, timeout=self.seconds).fetch()
+        weights: Any = ray.get(self.ref, timeout=self.seconds)
+        return weights.fetch()
 
 
 def in_buckets(
