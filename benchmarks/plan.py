@@ -232,7 +232,9 @@ def compare(args: argparse.Namespace) -> float:
         for seed in range(args.repeats):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(args.keep or name) / f"run-{number}-{seed}"
-                samples = one_run(number, seed, args.steps, model, folder)
+                # What of a trainer step is fixed is told by many steps alone.
+                n = args.steps if number else 3 * args.steps
+                samples = one_run(number, seed, n, model, folder)
                 found.append(measured(folder, case[0], samples))
                 if rates is None:
                     of_run = rates_of(RunRecord.read(folder))

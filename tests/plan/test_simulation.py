@@ -137,7 +137,7 @@ def test_what_a_generator_does_for_a_group_is_between_its_steps():
     rates = replace(SECOND, decode=Decode(1.0, group=0.5))
     found = simulate(job(PipelineRL(0)), rates, 1, 1)
     assert found.seconds_per_step == pytest.approx(10 + 4 * 0.5 + 5)
-    assert found.generators_idle == pytest.approx(5 / 17)
+    assert found.generators_idle == pytest.approx(7 / 17)  # that is not generating
 
 
 def test_an_overlapped_driver_works_while_the_trainer_steps():

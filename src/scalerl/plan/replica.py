@@ -74,8 +74,7 @@ class Replica:
         self.index, self.tell = index, tell
         self._rows, self._rates, self._clock = rows, rates, clock
         self.busy = 0.0
-        """Seconds in which it decoded, read prompts, installed weights, or handed groups over; stretches that
-        have ended."""
+        """Seconds in which it decoded, read prompts, or installed weights; stretches that have ended."""
         self._decoded = self._row_seconds = 0.0
         self._waiting = deque[Group]()
         self._order = deque[Group]()
@@ -141,7 +140,9 @@ class Replica:
             return
         before, self._debt = self._debt, 0.0
         if self._done:
-            before += self._rates.decode.group * len(self._done)
+            handling = self._rates.decode.group * len(self._done)
+            self.busy -= handling  # it is no part of what a run counts as generating
+            before += handling
             self._clock.within(before, self.tell, self, self._done, -1)
             self._done = []
         if self._offered > self._versions[-1][1]:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 N = 12
 
 
+@ray.remote(num_cpus=0.1)
 class Receiver:
     def fetch(self, parcel):
         """Names in the order in which they were fetched, and the sum of each."""
@@ -26,7 +27,7 @@ def test_nodes_begin_with_different_buckets_and_each_has_a_copy_to_pass_on():
     with simulated(1, 1, 1, 1) as nodes:
         ids = [node.node_id for node in nodes.nodes]
         on = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in [*ids, ids[0]]]
-        actor: Any = ray.remote(num_cpus=0.1)(Receiver)
+        actor: Any = Receiver
         receivers = [actor.options(scheduling_strategy=strategy).remote() for strategy in on]
         transport = ObjectStore(bucket_mib=1.0, seconds=60)
         transport.publish(weights, 3)
