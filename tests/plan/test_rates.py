@@ -76,6 +76,24 @@ def test_processes_that_share_cores_are_rated_in_cpu_seconds(tmp_path):
     assert alone.machine.cores == np.inf
 
 
+def test_what_a_micro_batch_takes_is_told_apart(tmp_path):
+    spent = 0.0
+
+    def by_passes(row):
+        nonlocal spent
+        row["completions_used"] = 32 + 8 * (row["step"] * 7 % 5)  # 1 micro-batch of 48, or 2
+        spent += 0.25 * (1 + (row["completions_used"] > 48))
+        row["device_seconds"]["train"] += spent
+        return row
+
+    record = write_run(tmp_path / "passes", change=by_passes)
+    (record.path / "config.json").write_text(
+        json.dumps({"name": "made", "seed": 0, "recipe": {"batch": {"micro": 48}}})
+    )
+    trainer = rates_of(RunRecord.read(record.path)).trainer
+    assert (trainer.fixed, trainer.micro) == pytest.approx((0.4, 0.25))
+
+
 def test_steps_that_are_all_alike_are_all_by_the_token(tmp_path):
     def alike(row):
         row["tokens"]["trained"] = 1000 * row["step"]

@@ -246,6 +246,7 @@ class Driver:
         trainer = self._rates.trainer
         self._training = True
         seconds = trainer.fixed + trainer.token * largest_share(length_N, self._trainers)
+        seconds += trainer.micro * math.ceil(len(length_N) / self._trainers / self._job.micro)
         self._clock.work(seconds, self._trained, groups, used)
 
     def _trained(self, groups: list[Group], used: Sequence[Group]) -> None:

@@ -32,6 +32,8 @@ class Job:
     """The driver works while the trainers step: with a learner that is sharded over a cluster."""
     way: str = "spread"
     """How the weights are sent; see `scalerl.plan.rates.Weights`."""
+    micro: int = 64
+    """Completions of a trainer's micro-batch."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
@@ -55,6 +57,7 @@ class Job:
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
             _WAY[recipe.cluster.transport.kind] if recipe.cluster else "spread",
+            recipe.batch.micro,
         )
 
 

@@ -45,14 +45,14 @@ def rates_of(record: RunRecord) -> Rates:
     lengths = _lengths(counted)
     decoded = completions * float(np.mean((lengths.quantiles[1:] + np.array(lengths.quantiles[:-1])) / 2))
     trained = _difference(first, last, "tokens", "trained")
-    fixed, token = _trainer(rows, spent.train_S, trainers)
+    fixed, token, micro = _trainer(rows, spent.train_S, trainers, _passes(record, rows))
     installs = _difference(first, last, "pace", "installs")
     base, row, prompt, position = spent.decode_F.tolist()
     return Rates(
         decode=Decode(max(base, 1e-9), row, position, spent.messages / groups),
         prefill=Prefill(prompt),
         # The tokens of the simulation are those decoded of the groups that are used.
-        trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used),
+        trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used, micro),
         lengths=lengths,
         verify=Verify(spent.verify / completions),
         driver=Driver(
@@ -161,10 +161,22 @@ def _decode(sum_FF: np.ndarray) -> np.ndarray:
     return found_F
 
 
-def _trainer(rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: int) -> tuple[float, float]:
-    """Seconds of a step by itself, and for each token of a trainer, from those of every step; all by the
-    token, where the steps do not tell these apart."""
+def _trainer(
+    rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: int, pass_S: np.ndarray
+) -> tuple[float, float, float]:
+    """Seconds of a step by itself, for each token of a trainer, and for each of its passes over a
+    micro-batch, from those of every step; without the last, or all by the token, where the steps do not tell
+    these apart."""
     token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairwise(rows)]) / trainers
+    if np.ptp(pass_S):
+        one_SF = np.stack([np.ones_like(token_S), token_S, pass_S], axis=1)
+        found_F = np.linalg.lstsq(one_SF, second_S, rcond=None)[0]
+        left_S = second_S - one_SF @ found_F
+        noise = float(left_S @ left_S) / max(len(left_S) - 3, 1)
+        error_F = np.sqrt(noise * np.diag(np.linalg.pinv(one_SF.T @ one_SF)))
+        if (found_F >= 0).all() and (found_F > _CLEAR * error_F)[1:].all():
+            fixed, token, micro = found_F.tolist()
+            return fixed, token, micro
     away_S = token_S - token_S.mean()
     if (spread := float(away_S @ away_S)) > 0:
         slope = float(away_S @ second_S) / spread
@@ -172,9 +184,9 @@ def _trainer(rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: 
         error = np.sqrt(float(left_S @ left_S) / max(len(left_S) - 2, 1) / spread)
         fixed = float(second_S.mean() - slope * token_S.mean())
         if slope > _CLEAR * error and fixed >= 0:
-            return fixed, slope
+            return fixed, slope, 0.0
     total = float(token_S.sum())
-    return (0.0, float(second_S.sum()) / total) if total else (float(second_S.mean()), 0.0)
+    return (0.0, float(second_S.sum()) / total, 0.0) if total else (float(second_S.mean()), 0.0, 0.0)
 
 
 def _lengths(rows: Sequence[Mapping[str, Any]]) -> Lengths:
@@ -195,6 +207,14 @@ def _cores(record: RunRecord) -> int:
     devices = record.config.get("devices") or {}
     shared = record.config.get("placement") == "local" and devices.get("generate and train") == "cpu"
     return int(devices.get("cores", 0)) if shared else 0
+
+
+def _passes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Micro-batches of each step after the first, where one trainer has all of it; else none."""
+    size = ((record.config.get("recipe") or {}).get("batch") or {}).get("micro")
+    if not size or _trainers(record) > 1:
+        return np.zeros(len(rows) - 1)
+    return np.array([-(-row["completions_used"] // size) for row in rows[1:]], dtype=float)
 
 
 def _trainers(record: RunRecord) -> int:

@@ -72,6 +72,8 @@ class Trainer:
     fixed: float = 0.0
     used: float = 1.0
     """Share of the groups that enter the loss."""
+    micro: float = 0.0
+    """Seconds for each micro-batch of a trainer besides."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
