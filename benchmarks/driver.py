@@ -1,6 +1,6 @@
 """What the one process that drives the loop costs, by itself: CPU seconds for 1,000 completions.
 
-    python benchmarks/driver.py [--tokens 14000] [--completions 256] [--generators 16384]
+    python benchmarks/driver.py [--tokens 14000] [--completions 256] [--generators 16384] [--ray]
 
 Groups of 16 completions of so many tokens, as a generator sends them, go the way that they go in a run, each
 part timed alone, on one core, in CPU time: so that it says little of a machine's load.
@@ -13,11 +13,22 @@ part timed alone, on one core, in CPU time: so that it says little of a machine'
     admit              a group: its prompt is drawn, and goes to the generator with the fewest in flight,
                        who is looked for among all
     look               at all generators once, for the version that all have installed
+
+And with `--ray`, on a Ray cluster of three simulated nodes on this machine (CPU seconds of the driver's
+process, Ray's own threads included):
+
+    call               of an actor's method, whose answer nobody waits for: a group is submitted
+    message            a call, and its answer: a generator says something, and is listened to again
+    offer              weights of 218 buckets to a generator: all references, and one to these references
+    listen             to all generators once, where none of 4,096 says anything
+    fetch              buckets by two processes on one node, then by one on another; who has copies
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -99,6 +110,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=14_000)
     parser.add_argument("--completions", type=int, default=256)
     parser.add_argument("--generators", type=int, default=16_384)
+    parser.add_argument("--ray", action="store_true", help="what Ray costs too")
     args = parser.parse_args()
     n = args.completions // SAMPLES * SAMPLES
     rollouts = rollouts_of(n, args.tokens)
@@ -128,6 +140,92 @@ def main() -> None:
     look, _ = seconds(lambda: [min(seat.installed for seat in seats) for _ in range(20)])
     print(f"\n| {args.generators:,} generators | CPU s |\n|---|---|")
     print(f"| admit a group | {admit / 20:.5f} |\n| look at all | {look / 20:.5f} |")
+    if args.ray:
+        on_ray()
+
+
+def on_ray() -> None:
+    """What the driver does through Ray."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+    from ray.experimental import get_object_locations
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from scalerl.rl.cluster.parcel import Posted, StoredWeights, put
+
+    class Receiver:
+        def hear(self, *values: Any) -> None:
+            """An answer to anything."""
+
+        def listen(self) -> None:
+            time.sleep(600)
+
+        def make(self, n: int, mib: float) -> StoredWeights:
+            size = int(mib * 2**18)
+            return StoredWeights((put({f"w{i}": np.full(size, i, dtype=np.float32)}) for i in range(n)), 60)
+
+        def fetch(self, parcel: Any) -> float:
+            started = time.perf_counter()
+            parcel.fetch()
+            return time.perf_counter() - started
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=2) for _ in range(3)]
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    actor: Any = ray.remote(num_cpus=0.1)(Receiver)
+
+    def on(node: Any) -> Any:
+        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        return actor.options(scheduling_strategy=strategy).remote()
+
+    silent, trainer, one, other, third = map(on, [nodes[0], *nodes[:2], nodes[1], nodes[2]])
+    ray.get([member.hear.remote() for member in (silent, trainer, one, other, third)])
+
+    def calls(n: int, *values: Any, wait: bool = False) -> float:
+        def work() -> None:
+            asked = [one.hear.remote(*values) for _ in range(n)]
+            if wait:
+                ray.get(asked)
+
+        least, _ = seconds(work)
+        ray.get(one.hear.remote())
+        return least / n
+
+    many: Any = ray.get(trainer.make.remote(218, 0.01))
+    print("\n| on Ray | CPU s |\n|---|---|")
+    print(f"| call | {calls(1000):.6f} |\n| message | {calls(1000, wait=True):.6f} |")
+    print(f"| offer, 218 references | {calls(100, many, 1, wait=True):.6f} |")
+    print(f"| offer, one reference | {calls(1000, Posted.of(many, 60), 1, wait=True):.6f} |")
+    print(f"| listen to 4,096 | {listen_to(silent, 4096):.6f} |")
+    weights: Any = ray.get(trainer.make.remote(16, 16))
+    refs = [ref for _, ref in weights._buckets]
+    print("\n| 256 MiB fetched | seconds | nodes with copies |\n|---|---|---|")
+    for name, member in (("by one", one), ("by another on its node", other), ("on a third node", third)):
+        took = ray.get(member.fetch.remote(Posted.of(weights, 60)))
+        copies = {len(where["node_ids"]) for where in get_object_locations(refs).values()}
+        print(f"| {name} | {took:.2f} | {', '.join(map(str, sorted(copies)))} |")
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def listen_to(actor: Any, n: int) -> float:
+    """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
+    from scalerl.rl.cluster.generator import RayGenerator, _Seat
+    from scalerl.rl.cluster.members import Member
+    from scalerl.rl.cluster.settings import Patience
+
+    patience = Patience()
+    generator: Any = object.__new__(RayGenerator)
+    generator._homeless, generator._patience, generator._version = {}, patience, 0
+    generator._seats = []
+    for i in range(n):
+        seat = _Seat(f"generator {i}", patience, lambda: (None, None))
+        seat.member, seat.taking_part, seat.installed = Member(seat.name, actor, 60.0), True, 0
+        seat.listening, seat.listening_since = actor.listen.remote(), time.monotonic()
+        generator._seats.append(seat)
+    least, _ = seconds(lambda: [generator._listen(0) for _ in range(3)])
+    return least / 3
 
 
 def collect(taken: list[Rollout]) -> list[Any]:

@@ -1,5 +1,7 @@
 """Rates: from TOML, from the package, and as a run shows them."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from scalerl.errors import InputError
 from scalerl.plan.lengths import Cut
 from scalerl.plan.measured import evaluated_every, rates_of
 from scalerl.plan.rates import load_rates, names
+from scalerl.record import RunRecord
 
 
 def test_a_run_shows_the_rates_it_was_made_with(tmp_path):
@@ -28,6 +31,67 @@ def test_a_run_shows_the_rates_it_was_made_with(tmp_path):
     assert rates.lengths.draw(np.random.default_rng(0), 512, 8, Cut(99)).mean() == pytest.approx(25, rel=0.01)
     assert rates.source == "measured in made, steps 8 to 24"
     assert evaluated_every(record) == 8
+
+
+def test_processes_that_share_cores_are_rated_in_cpu_seconds(tmp_path):
+    """Their clocks show how long they waited for a core, which the simulation finds out by itself."""
+    share = 0.4
+
+    def with_cpu(row):
+        step, pace = row["step"], row["pace"]
+        sum_FF = np.zeros((5, 5))
+        sum_FF[np.triu_indices(5)] = pace["decode"]
+        pace["decode_cpu"] = (share * sum_FF[:4, 4]).tolist()
+        pace["cpu"] = {
+            "hear": 0.032 * step,
+            "admit": 0.016 * step,
+            "verify": 0.0064 * step,
+            "train": 0.4 * share * step + 2e-3 * share * row["tokens"]["trained"],
+            "publish": 0.05 * step,
+            "record": 0.02 * step,
+            "install": 0.03 * share * step,
+            "messages": 0.08 * step,
+        }
+        between = 1e-3 * sum_FF[0, 0]
+        spent = pace["cpu"]["install"] + pace["cpu"]["messages"]
+        pace["cpu"]["generate"] = float(share * sum_FF[0, 4] + spent + between)
+        return row
+
+    record = write_run(tmp_path / "shared", change=with_cpu)
+    config = {"placement": "local", "devices": {"generate and train": "cpu", "cores": 2}}
+    (record.path / "config.json").write_text(json.dumps({"name": "made", "seed": 0, **config}))
+    rates = rates_of(RunRecord.read(record.path))
+    assert (rates.machine.cores, rates.machine.others) == (2, 0)
+    found = [rates.decode.base, rates.decode.row, rates.prefill.token, rates.decode.position]
+    steps = [share * BASE + 1e-3, share * ROW, share * PROMPT_TOKEN, share * POSITION]
+    assert found == pytest.approx(steps, rel=1e-4)
+    assert rates.decode.group == pytest.approx(0.01)
+    assert rates.trainer.fixed == pytest.approx(0.4 * share)
+    assert rates.weights.install == pytest.approx(0.03 * share)
+    driver = rates.driver
+    assert (driver.completion, driver.group, driver.step) == pytest.approx((0.0005, 0.002, 0.02))
+    assert (rates.verify.completion, rates.weights.publish) == pytest.approx((1e-4, 0.05))
+    alone = rates_of(write_run(tmp_path / "apart", change=with_cpu))
+    assert alone.decode.base == pytest.approx(BASE, rel=1e-4)  # not a local run: by the clock
+    assert alone.machine.cores == np.inf
+
+
+def test_what_a_micro_batch_takes_is_told_apart(tmp_path):
+    spent = 0.0
+
+    def by_passes(row):
+        nonlocal spent
+        row["completions_used"] = 32 + 8 * (row["step"] * 7 % 5)  # 1 micro-batch of 48, or 2
+        spent += 0.25 * (1 + (row["completions_used"] > 48))
+        row["device_seconds"]["train"] += spent
+        return row
+
+    record = write_run(tmp_path / "passes", change=by_passes)
+    (record.path / "config.json").write_text(
+        json.dumps({"name": "made", "seed": 0, "recipe": {"batch": {"micro": 48}}})
+    )
+    trainer = rates_of(RunRecord.read(record.path)).trainer
+    assert (trainer.fixed, trainer.micro) == pytest.approx((0.4, 0.25))
 
 
 def test_steps_that_are_all_alike_are_all_by_the_token(tmp_path):

@@ -14,6 +14,7 @@ from scalerl.plan.lengths import Cut, Lengths
 from scalerl.plan.rates import (
     Decode,
     Evaluate,
+    Machine,
     Prefill,
     Rates,
     Trainer,
@@ -54,9 +55,16 @@ def test_every_cost_of_the_loop_is_in_the_step():
         prefill=Prefill(0.1),
         verify=Verify(0.5, workers=2),
         driver=DriverRates(
-            message=0.03, completion=0.01, token=0.001, group=0.2, generator=0.05, batch_token=0.02, step=0.7
+            message=0.03,
+            completion=0.01,
+            token=0.001,
+            group=0.2,
+            generator=0.05,
+            look=0.05,
+            batch_token=0.02,
+            step=0.7,
         ),
-        weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1),
+        weights=Weights(publish=0.3, install=0.6, gib=4.0, gib_per_second=2.0, latency=0.1, way="flat"),
         trainer=Trainer(0.01, fixed=5.0),
     )
     found = simulate(job(PipelineRL(0)), rates, 1, 1)
@@ -83,6 +91,95 @@ def test_with_a_lead_the_slower_role_sets_the_pace(k):
     assert training.seconds_per_step == pytest.approx(25.5)
     assert training.wait_for_groups == pytest.approx(0, abs=1e-9)
     assert training.bound_by == "training"
+
+
+def test_work_shares_cores():
+    clock, ended = Clock(cores=2), {}
+
+    def end(name):
+        ended[name] = clock.now
+
+    clock.work(1.0, end, "a")
+    clock.work(2.0, end, "b")
+    stopped = clock.work(2.5, end, "c")
+
+    def other():
+        clock.cancel(stopped)
+        clock.work(0.5, end, "d")
+
+    clock.at(2.5, other)
+    clock.run(lambda: False)
+    # Three share two cores until 1.5, when each has had a second, and two have one each from then on.
+    assert (ended["a"], ended["b"]) == pytest.approx((1.5, 2.5))
+    assert ended["d"] == pytest.approx(3.0)
+    assert clock.held == pytest.approx(1 + 2 + 2 + 0.5)
+    slower, busy = Clock(cores=2, together=0.5, others=1.0), {}
+    slower.work(1.0, lambda: busy.setdefault("alone", slower.now))
+    slower.run(lambda: False)
+    assert busy["alone"] == pytest.approx(2.0)
+    assert slower.held_by_others == pytest.approx(2.0)
+
+
+def test_roles_that_share_a_core_take_as_long_as_all_of_them_together():
+    def pace(k, cores, generators=1):
+        rates = replace(SECOND, machine=Machine(cores))
+        return simulate(job(PipelineRL(k)), rates, generators, 1)
+
+    assert pace(0, 1).seconds_per_step == pytest.approx(15)  # they take turns as it is
+    assert pace(8, 1).seconds_per_step == pytest.approx(15)
+    assert pace(8, 2).seconds_per_step == pytest.approx(10)
+    three = pace(8, 2, generators=2)  # 20 s of decode steps and 5 of training in a batch of two rounds
+    assert three.core_seconds_per_step == pytest.approx(three.seconds_per_step * 2, rel=0.02)
+    assert three.generators_idle == pytest.approx(0, abs=0.02)
+
+
+def test_what_a_generator_does_for_a_group_is_between_its_steps():
+    rates = replace(SECOND, decode=Decode(1.0, group=0.5))
+    found = simulate(job(PipelineRL(0)), rates, 1, 1)
+    assert found.seconds_per_step == pytest.approx(10 + 4 * 0.5 + 5)
+    assert found.generators_idle == pytest.approx(7 / 17)  # that is not generating
+
+
+def test_an_overlapped_driver_works_while_the_trainer_steps():
+    rates = replace(
+        SECOND,
+        decode=Decode(0.1),
+        verify=Verify(0.5),
+        driver=DriverRates(completion=0.1, batch_token=0.01, step=0.7),
+    )
+    plain = simulate(job(PipelineRL(4)), rates, 4, 1)
+    assert plain.seconds_per_step == pytest.approx(5 + 8 * 0.5 + 8 * 0.1 + 80 * 0.01 + 0.7)
+    rates = replace(rates, driver=replace(rates.driver, overlapped=True))
+    found = simulate(job(PipelineRL(4)), rates, 4, 1)
+    # What is left between two steps: the record, and the next batch.
+    assert found.seconds_per_step == pytest.approx(5 + 80 * 0.01 + 0.7)
+    assert found.wait_for_verification == 0
+    assert found.age_max <= 4
+    same = simulate(replace(job(PipelineRL(4)), overlapped=True), rates, 4, 1)
+    assert same.to_json() == found.to_json()
+    # On-policy there is nothing to overlap with.
+    on_policy = simulate(job(PipelineRL(0)), rates, 4, 1)
+    assert on_policy.seconds_per_step == pytest.approx(1 + 8 * 0.6 + 80 * 0.01 + 5 + 0.7)
+
+
+def test_a_group_in_parts_is_sampled_by_several_generators():
+    rates = replace(SECOND, trainer=Trainer(0.0, 1.0))
+    few = job(PipelineRL(0), prompts=1, samples=8, rows=2)
+    whole = simulate(few, rates, 4, 1)
+    assert whole.seconds_per_step == pytest.approx(4 * 10 + 1)
+    parts = simulate(few, replace(rates, driver=DriverRates(parts=4)), 4, 1)
+    assert parts.seconds_per_step == pytest.approx(10 + 1)
+    assert parts.tokens_per_second * parts.seconds_per_step == pytest.approx(80)
+    assert parts.age_histogram == (1.0,)
+
+
+def test_out_of_order_groups_grow_older_than_the_schedule_allows():
+    rates = replace(SECOND, lengths=Lengths(mean=20, p95=70), trainer=Trainer(0.0, 1.0))
+    asked = job(PipelineRL(2), prompts=8, samples=1, rows=4)
+    ordered = simulate(asked, rates, 4, 1, steps=200)
+    free = simulate(asked, replace(rates, driver=DriverRates(in_order=False)), 4, 1, steps=200)
+    assert ordered.age_max == 2 < free.age_max
+    assert free.seconds_per_step < ordered.seconds_per_step
 
 
 def test_random_lengths_come_to_the_closed_form_where_generation_bounds():
@@ -167,7 +264,7 @@ def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
         clock,
     )
     driver._lengths.extend([[100], [10], [10], [10], [10], [10], [10], [10]])
-    driver.collect()
+    driver.go()
     clock.run(lambda: len(driver.steps) == 1)
     # The others are complete after 10 s, and nothing is trained until the first one is.
     assert clock.now == pytest.approx(100 + 5)
@@ -180,16 +277,18 @@ def test_admitted_is_consumed_and_in_flight(schedule):
     clock, looked = Clock(), 0
     rates = replace(SECOND, lengths=Lengths(mean=20, p95=50), weights=Weights(install=1.0))
     driver = Driver(job(schedule), rates, 3, 1, 20, 0, clock)
-    driver.collect()
+    driver.go()
 
     def balanced():
         """Between any two events every group is in one place."""
         nonlocal looked
         looked += 1
-        in_generators = sum(len(replica._order) for replica in driver.replicas)
+        in_generators = sum(len(replica._order) + len(replica._done) for replica in driver.replicas)
         in_messages = sum(len(groups) for _, groups, _ in driver._inbox)
-        assert sum(driver._in_flight) == in_generators + in_messages
-        assert driver.admitted == driver.taken + sum(driver._in_flight) + len(driver._complete)
+        in_messages += sum(len(args[1]) for *_, act, args in clock._events if act == driver.hear)
+        in_flight = sum(driver._in_flight) // 2  # two completions each
+        assert in_flight == in_generators + in_messages
+        assert driver.admitted == driver.taken + in_flight + len(driver.queue)
         assert driver.admitted - driver.taken <= schedule.tickets(4)
         return False
 
@@ -202,14 +301,31 @@ def test_admitted_is_consumed_and_in_flight(schedule):
 
 def test_weights_arrive_by_the_way_they_are_sent():
     sent = Weights(gib=8.0, gib_per_second=4.0, latency=0.5)
-    at_R, sending = arrivals(sent, 3)
+    at_R, sending = arrivals(sent, "flat", 3)
     assert at_R.tolist() == [2.5, 5.0, 7.5]
     assert sending == 7.5
-    at_R, sending = arrivals(replace(sent, way="tree"), 7)
+    at_R, sending = arrivals(sent, "tree", 7)
     assert at_R.tolist() == [2.5, 5.0, 5.0, 7.5, 7.5, 7.5, 7.5]
-    at_R, sending = arrivals(replace(sent, way="chain", pieces=4), 3)
+    at_R, sending = arrivals(replace(sent, way="chain", pieces=4), "flat", 3)
     assert at_R.tolist() == [2.5, 3.5, 4.5]
     assert sending == 2.0
+
+
+def test_weights_that_nodes_pass_on_take_as_long_as_the_first_round_and_one_link():
+    sent = Weights(gib=8.0, gib_per_second=4.0, latency=0.01, pieces=8, way="spread")
+    # 32 nodes ask for 8 pieces that 4 trainers have: each sends 8 GiB in 2 s; then 7 pieces by every link.
+    at_R, sending = arrivals(sent, "flat", 32, 4)
+    assert at_R.tolist() == pytest.approx([2 + 7 * 0.25 + 0.08] * 32)
+    assert sending == at_R[0]
+    on_nodes = arrivals(replace(sent, per_node=8), "flat", 32, 4)[0]
+    assert on_nodes[0] == pytest.approx(0.25 + 7 * 0.25 + 0.08)
+    large = arrivals(replace(sent, largest=4.0), "flat", 32, 4)[0]
+    assert large[0] == pytest.approx(4.0 + 7 * 0.25 + 0.08)  # four ask who has it
+    by_owners = arrivals(replace(sent, way="owners"), "flat", 32, 4)[0]
+    assert by_owners[0] == pytest.approx(8 * 2 + 0.08)
+    assert arrivals(replace(sent, way="recipe"), "flat", 4)[0].tolist() == pytest.approx(
+        [2.01, 4.02, 6.03, 8.04]
+    )
 
 
 def test_who_evaluates_is_who_waits():

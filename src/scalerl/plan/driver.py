@@ -1,11 +1,14 @@
 """The driver: the loop of `scalerl.rl.pipeline`, with trainers and generators that only take time.
 
-hear    messages of generators wait while the driver does something else; it takes them where it waits for
+hear    messages of generators wait while the driver does something else; it takes them where it collects
         groups, and before it looks whether there are enough
 admit   as many groups as the schedule allows at the versions installed, each to the generator with the
         fewest in flight
 take    as many groups, in order of admission, as the schedule wants at once; they are verified
 step    of one batch; then the weights are published, where the schedule says so
+
+It does one of these after the other. Where it is `overlapped`, it collects while the trainers step and while
+groups are verified, until the groups of the next steps are verified and wait.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,18 +35,23 @@ _DRAWN_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Step:
-    """What one step took, and what was where at its end. Seconds are of the driver."""
+    """What one step took, and what was where at its end. The first five are of the trainers' time, and all of
+    it."""
 
     time: float
     """At its end."""
+    trained: float
     waited: float
     """For groups."""
-    trained: float
     verified: float
+    """For their verification."""
     handled: float
-    """Taking messages, admitting groups, making the batch, publishing, recording."""
+    """For the driver: taking messages, admitting, making the batch, publishing, recording."""
     evaluated: float
     """Held up by evaluations."""
+    driven: float
+    """Seconds that the driver did something, and those that a verification took, whoever waited."""
+    judged: float
     tokens: int
     """Decoded for the completions of the batch."""
     longest: int
@@ -62,71 +71,112 @@ class Driver:
     ) -> None:
         self._job, self._rates, self._trainers, self._clock = job, rates, trainers, clock
         self._n_steps, self._rng = n_steps, np.random.default_rng(seed)
+        self._overlapped = job.overlapped or rates.driver.overlapped
         self.replicas = [Replica(i, job.rows, rates, clock, self.hear) for i in range(generators)]
         self.steps: list[Step] = []
         self.admitted = self.taken = 0
-        self._ready = 0  # complete and next in order
-        self._complete: dict[int, Group] = {}
-        self._in_flight = [0] * generators
+        self.queue = Queue(rates.driver.in_order)
+        self._in_flight = [0] * generators  # completions
         self._least = [(0, i) for i in range(generators)]
         self._known = [0] * generators  # versions installed, as the driver has been told
         self._behind = Counter({0: generators})
         self._installed = 0
         self._inbox = deque[tuple[Replica, list[Group], int]]()
         self._lengths = deque[list[int]]()
-        self.broadcast = arrivals(rates.weights, generators)
+        self.broadcast = arrivals(rates.weights, job.way, generators, trainers)
         self._link_free = 0.0
-        self._evaluations = deque[float]()  # the ends of those under way
-        self._evaluator_free = 0.0
+        self._evaluations = 0  # that are asked for and not done
+        self._held_up: Callable[[], None] | None = None
         self._version = 0
-        self._collecting = self._handling = False
+        self._batches = deque[list[Group]]()  # of the collection that is trained
+        self._ahead: list[list[Group]] = []  # of the next one
+        self._busy = self._training = self._judging = False
+        self._hearing = False  # messages that leave it waiting for more
+        self._looked = False  # since it last began to collect
+        self._done: Sequence[Group] | None = None  # of a step whose end the driver has not seen to
         self._since = 0.0
         self._spent = defaultdict[str, float](float)
+
+    # -- what is next ----------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Do the next thing that there is to do."""
+        if self._busy:
+            return
+        if self._done is not None:
+            groups, self._done = self._done, None
+            self._publish(groups)
+        elif not self._training and (self._batches or self._ahead):
+            if not self._batches:
+                self._batches, self._ahead = deque(self._ahead), []
+            self._make(self._batches.popleft())
+        elif self._may_collect():
+            if self._inbox or not self._looked:
+                self._handle()
+            elif self.queue.ready >= self._wanted:
+                self._take()
+
+    def _may_collect(self) -> bool:
+        if self._judging or self._ahead or len(self.steps) >= self._n_steps:
+            return False
+        return self._overlapped or not (self._training or self._batches)
+
+    @property
+    def _wanted(self) -> int:
+        return self._job.schedule.at_once(self._job.prompts)
+
+    def _do(self, seconds: float, then: Callable[..., None], *args: Any, looks: float = 0.0) -> None:
+        """The driver is busy for so long, and with looks, as many as it has time for; then does `then`."""
+        self._account()
+        self._busy = True
+        self._spent["driven"] += seconds
+        self._clock.work(seconds + looks, self._did, then, args)
+
+    def _did(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._account()
+        self._busy = False
+        then(*args)
+        self.go()
+
+    def _account(self) -> None:
+        """What the time since the last call was of the trainers' time."""
+        state = (
+            ("trained", self._training),
+            ("evaluated", self._held_up is not None),
+            ("handled", self._busy and not self._hearing),
+            ("verified", self._judging),
+            ("waited", True),
+        )
+        self._spent[next(name for name, holds in state if holds)] += self._clock.now - self._since
+        self._since = self._clock.now
 
     # -- messages --------------------------------------------------------------------------------------
 
     def hear(self, replica: Replica, groups: list[Group], version: int) -> None:
         """A generator says that groups are complete, or that it has installed a version."""
         self._inbox.append((replica, groups, version))
-        if self._collecting and not self._handling:
-            self._handle()
-
-    def collect(self) -> None:
-        """Begin to wait for the next groups."""
-        self._collecting, self._since = True, self._clock.now
-        self._handle()
+        self.go()
 
     def _handle(self) -> None:
         """Take all messages that are there, and admit what they allow."""
-        self._handling = True
-        driver = self._rates.driver
-        costs = driver.generator * len(self.replicas) + driver.message * len(self._inbox)
+        driver, self._looked = self._rates.driver, True
+        costs = driver.message * len(self._inbox)
         while self._inbox:
             replica, groups, version = self._inbox.popleft()
             for group in groups:
-                self._complete[group.place] = group
-                self._in_flight[replica.index] -= 1
+                self._in_flight[replica.index] -= len(group.lengths)
                 costs += driver.completion * len(group.lengths) + driver.token * sum(group.lengths)
+                self.queue.complete(group)
             if groups:
                 heapq.heappush(self._least, (self._in_flight[replica.index], replica.index))
             else:
                 self._note(replica.index, version)
-        while self.taken + self._ready in self._complete:
-            self._ready += 1
         costs += self._admit()
-        self._spent["handled"] += costs
-        if costs:
-            self._clock.at(self._clock.now + costs, self._handled)
-        else:
-            self._handled()
+        self._hearing = self.queue.ready < self._wanted
+        self._do(costs, self._heard, looks=driver.look * len(self.replicas))
 
-    def _handled(self) -> None:
-        self._handling = False
-        if self._ready >= self._job.schedule.at_once(self._job.prompts):
-            self._collecting = False
-            self._take()
-        elif self._inbox:
-            self._handle()
+    def _heard(self) -> None:
+        self._hearing = False
 
     def _note(self, index: int, version: int) -> None:
         """A generator has installed a version."""
@@ -139,20 +189,25 @@ class Driver:
 
     def _admit(self) -> float:
         """Submit what the schedule allows; the seconds that it takes."""
-        prompts = self._job.prompts
+        prompts, driver = self._job.prompts, self._rates.driver
         n = self._installed * prompts + self._job.schedule.tickets(prompts) - self.admitted
+        n_parts = min(driver.parts, self._job.samples)
         for _ in range(n):
-            group = Group(self.admitted, self._draw())
-            while True:
-                count, index = heapq.heappop(self._least)
-                if count == self._in_flight[index]:
-                    break
-            self._in_flight[index] += 1
-            heapq.heappush(self._least, (count + 1, index))
-            self.replicas[index].submit(group)
+            lengths = self._draw()
+            self.queue.admit(self.admitted, n_parts)
+            for i in range(n_parts):
+                self._place(Group(self.admitted, lengths[i::n_parts]))
             self.admitted += 1
-        driver = self._rates.driver
-        return max(n, 0) * (driver.group + driver.generator * len(self.replicas))
+        return max(n, 0) * n_parts * (driver.group + driver.generator * len(self.replicas))
+
+    def _place(self, group: Group) -> None:
+        while True:
+            count, index = heapq.heappop(self._least)
+            if count == self._in_flight[index]:
+                break
+        self._in_flight[index] += len(group.lengths)
+        heapq.heappush(self._least, (self._in_flight[index], index))
+        self.replicas[index].submit(group)
 
     def _draw(self) -> list[int]:
         if not self._lengths:
@@ -163,73 +218,72 @@ class Driver:
     # -- training --------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        wanted = self._job.schedule.at_once(self._job.prompts)
-        # All that it has handled since the last step, it has while it waited.
-        self._spent["waited"] = max(self._clock.now - self._since - self._spent["handled"], 0.0)
-        groups = [self._complete.pop(place) for place in range(self.taken, self.taken + wanted)]
-        self.taken += wanted
-        self._ready -= wanted
+        """Have the next groups verified."""
+        self._account()
+        groups = self.queue.take(self._wanted)
+        self.taken += len(groups)
         verify = self._rates.verify
-        seconds = wanted * self._job.samples * verify.completion / verify.workers
-        self._spent["verified"] += seconds
-        batches = deque(groups[i : i + self._job.prompts] for i in range(0, wanted, self._job.prompts))
-        self._clock.at(self._clock.now + seconds, self._train, batches)
+        seconds = len(groups) * self._job.samples * verify.completion / verify.workers
+        self._spent["judged"] += seconds
+        self._judging, self._looked = True, False
+        self._clock.work(seconds, self._judged, groups)
 
-    def _train(self, batches: deque[list[Group]]) -> None:
-        groups = batches.popleft()
+    def _judged(self, groups: list[Group]) -> None:
+        self._account()
+        self._judging = False
+        n = self._job.prompts
+        self._ahead = [groups[i : i + n] for i in range(0, len(groups), n)]
+        self.go()
+
+    def _make(self, groups: list[Group]) -> None:
+        """Make the batch, and have it trained."""
         used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
         length_N = np.array([length for group in used for length in group.lengths], dtype=np.int64)
-        trainer, driver = self._rates.trainer, self._rates.driver
-        trained = trainer.fixed + trainer.token * largest_share(length_N, self._trainers)
-        making = driver.batch_token * float(length_N.sum())
-        self._spent["trained"] += trained
-        self._spent["handled"] += making
-        self._clock.at(self._clock.now + making + trained, self._trained, groups, used, batches)
+        self._do(self._rates.driver.batch_token * float(length_N.sum()), self._train, groups, used, length_N)
 
-    def _trained(self, groups: list[Group], used: Sequence[Group], batches: deque[list[Group]]) -> None:
+    def _train(self, groups: list[Group], used: list[Group], length_N: np.ndarray) -> None:
+        self._account()
+        trainer = self._rates.trainer
+        self._training = True
+        seconds = trainer.fixed + trainer.token * largest_share(length_N, self._trainers)
+        seconds += trainer.micro * math.ceil(len(length_N) / self._trainers / self._job.micro)
+        self._clock.work(seconds, self._trained, groups, used)
+
+    def _trained(self, groups: list[Group], used: Sequence[Group]) -> None:
+        self._account()
+        self._training = False
+        self._spent["tokens"] = sum(sum(group.lengths) for group in groups)
+        self._spent["longest"] = max(max(group.lengths) for group in groups)
+        self._done = used
+        self.go()
+
+    def _publish(self, used: Sequence[Group]) -> None:
         age_A = self._ages(used)
         self._version += 1
-        held = 0.0
-        if self._job.schedule.publishes(self._version):
-            held = self._rates.weights.publish
-            self._publish(self._clock.now + held)
-        held += self._rates.driver.step
-        self._spent["handled"] += held
-        evaluated = self._evaluate(self._clock.now + held)
-        tokens = sum(sum(group.lengths) for group in groups)
-        longest = max(max(group.lengths) for group in groups)
-        ends = self._clock.now + held + evaluated
-        self._clock.at(ends, self._end, age_A, tokens, longest, evaluated, batches)
+        publishes = self._job.schedule.publishes(self._version)
+        offers = self._rates.weights.publish + self._rates.driver.offer * len(self.replicas)
+        self._do(offers if publishes else 0.0, self._record, age_A, publishes)
 
-    def _end(
-        self,
-        age_A: np.ndarray,
-        tokens: int,
-        longest: int,
-        evaluated: float,
-        batches: deque[list[Group]],
-    ) -> None:
-        spent = self._spent
+    def _record(self, age_A: np.ndarray, publishes: bool) -> None:
+        if publishes:
+            self._send()
+        self._do(self._rates.driver.step, self._evaluate, lambda: self._end(age_A))
+
+    def _end(self, age_A: np.ndarray) -> None:
+        self._account()
         self.steps.append(
             Step(
                 time=self._clock.now,
-                waited=spent["waited"],
-                trained=spent["trained"],
-                verified=spent["verified"],
-                handled=spent["handled"],
-                evaluated=evaluated,
-                tokens=tokens,
-                longest=longest,
+                **{name: self._spent[name] for name in _SECONDS},
+                tokens=int(self._spent["tokens"]),
+                longest=int(self._spent["longest"]),
                 age_A=age_A,
-                generating=self.admitted - self.taken - self._ready,
-                generated=self._ready,
+                generating=self.admitted - self.taken - self.queue.ready,
+                generated=self.queue.ready,
             )
         )
         self._spent.clear()
-        if batches:
-            self._train(batches)
-        elif len(self.steps) < self._n_steps:
-            self.collect()
+        self._looked = False
 
     def _ages(self, used: Sequence[Group]) -> np.ndarray:
         ages = Counter[int]()
@@ -238,9 +292,10 @@ class Driver:
                 ages[self._version - version] += tokens
         return np.array([ages[age] for age in range(max(ages) + 1)] if ages else [], dtype=np.int64)
 
-    def _publish(self, now: float) -> None:
+    def _send(self) -> None:
+        """The new weights are on their way."""
         arrive_R, sending = self.broadcast
-        starts = max(now, self._link_free)
+        starts = max(self._clock.now, self._link_free)
         self._link_free = starts + sending
         if not arrive_R[-1]:
             self._clock.at(starts, self._arrive, self.replicas, self._version)
@@ -252,26 +307,98 @@ class Driver:
         for replica in replicas:
             replica.offer(version)
 
-    def _evaluate(self, now: float) -> float:
-        """Begin an evaluation if one is due; the seconds that it holds up the training."""
+    # -- evaluations -----------------------------------------------------------------------------------
+
+    def _evaluate(self, then: Callable[[], None]) -> None:
+        """Begin an evaluation if one is due; `then` comes once it holds the training up no more."""
         every, evaluate = self._job.evaluate_every, self._rates.evaluate
         due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
         if not due or not evaluate.seconds:
-            return 0.0
-        if evaluate.by == "trainer":
-            return evaluate.seconds
-        if evaluate.by == "generators":
+            then()
+        elif evaluate.by == "generators":
             for replica in self.replicas:
                 replica.hold(evaluate.seconds)
-            return 0.0
-        while self._evaluations and self._evaluations[0] <= now:
-            self._evaluations.popleft()
-        held = 0.0
-        if len(self._evaluations) >= MAX_PENDING:
-            held = self._evaluations.popleft() - now
-        self._evaluator_free = max(self._evaluator_free, now + held) + evaluate.seconds
-        self._evaluations.append(self._evaluator_free)
-        return held
+            then()
+        elif evaluate.by == "trainer":
+            self._hold(then)
+            self._clock.work(evaluate.seconds, self._let_go)
+        elif self._evaluations < MAX_PENDING:
+            self._ask()
+            then()
+        else:
+            self._hold(lambda: (self._ask(), then()))
+
+    def _hold(self, then: Callable[[], Any]) -> None:
+        self._account()
+        self._busy, self._held_up = True, then
+
+    def _let_go(self) -> None:
+        """What was held up goes on."""
+        if self._held_up is not None:
+            self._account()
+            self._busy, then, self._held_up = False, self._held_up, None
+            then()
+            self.go()
+
+    def _ask(self) -> None:
+        """One evaluation after another, aside."""
+        self._evaluations += 1
+        if self._evaluations == 1:
+            self._clock.work(self._rates.evaluate.seconds, self._evaluated)
+
+    def _evaluated(self) -> None:
+        self._evaluations -= 1
+        if self._evaluations:
+            self._clock.work(self._rates.evaluate.seconds, self._evaluated)
+        self._let_go()
+
+
+class Queue:
+    """Groups from their admission until they are taken, which are complete when all their parts are."""
+
+    def __init__(self, in_order: bool) -> None:
+        self._in_order = in_order
+        self._left: dict[int, int] = {}  # parts that are not complete, by place
+        self._complete: dict[int, Group] = {}
+        self._next = 0  # the first place that is not ready
+        self._taken = 0
+
+    def admit(self, place: int, n_parts: int) -> None:
+        """A group comes in so many parts."""
+        self._left[place] = n_parts
+
+    def complete(self, part: Group) -> None:
+        """A part of a group is."""
+        group = self._complete.setdefault(part.place, part)
+        if group is not part:
+            group.lengths += part.lengths
+            for version, tokens in part.tokens.items():
+                group.tokens[version] = group.tokens.get(version, 0) + tokens
+        self._left[part.place] -= 1
+        if not self._left[part.place]:
+            del self._left[part.place]
+        while self._next in self._complete and self._next not in self._left:
+            self._next += 1
+
+    @property
+    def ready(self) -> int:
+        """Groups that can be taken."""
+        if self._in_order:
+            return self._next - self._taken
+        return sum(place not in self._left for place in self._complete)
+
+    def take(self, n: int) -> list[Group]:
+        """So many of them, those first that were admitted first."""
+        places = sorted(place for place in self._complete if place not in self._left)[:n]
+        self._taken += n
+        return [self._complete.pop(place) for place in places]
+
+    def __len__(self) -> int:
+        """Groups of which a part is complete."""
+        return len(self._complete)
+
+
+_SECONDS = ("trained", "waited", "verified", "handled", "evaluated", "driven", "judged")
 
 
 def largest_share(length_N: np.ndarray, n: int) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from scalerl.rl.recipe import Recipe
 
 _LETTERS_OF_A_TOKEN = 4
+_WAY = {"object_store": "spread", "gloo": "tree", "nccl": "chain"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class Job:
     cut: Cut
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
+    overlapped: bool = False
+    """The driver works while the trainers step: with a learner that is sharded over a cluster."""
+    way: str = "spread"
+    """How the weights are sent; see `scalerl.plan.rates.Weights`."""
+    micro: int = 64
+    """Completions of a trainer's micro-batch."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
@@ -48,6 +55,9 @@ class Job:
             recipe.schedule,
             _cut(recipe),
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
+            recipe.cluster is not None and recipe.cluster.learner.kind != "one",
+            _WAY[recipe.cluster.transport.kind] if recipe.cluster else "spread",
+            recipe.batch.micro,
         )
 
 

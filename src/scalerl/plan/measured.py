@@ -6,6 +6,7 @@ Shapes in names: F features of a decode step (1, rows, prompt tokens read, posit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.plan.lengths import Lengths
-from scalerl.plan.rates import Decode, Driver, Evaluate, Prefill, Rates, Trainer, Verify, Weights
+from scalerl.plan.rates import Decode, Driver, Evaluate, Machine, Prefill, Rates, Trainer, Verify, Weights
 from scalerl.record import RunRecord
 
 LEAST_STEPS = 5
@@ -27,41 +28,95 @@ _CLEAR = 2.0
 def rates_of(record: RunRecord) -> Rates:
     """The rates of a run of `scalerl train`, over the steps after its first quarter.
 
-    Decode steps are fitted by least squares, with no coefficient below 0. What a run always did alike it does
-    not show: where all rows were always in use, what a step takes by itself and by the row are not apart.
+    Where generators and trainer shared the cores of one machine (placement `local`, without a GPU) seconds
+    are CPU seconds, and `machine` says how many cores there were. Decode steps are fitted by least squares,
+    with no coefficient below 0. What a run always did alike it does not show: where all rows were always in
+    use, what a step takes by itself and by the row are not apart.
 
     Raises:
         InputError: it has too few steps, or was recorded without `pace`.
     """
-    rows = _rows(record)
+    rows, cores, trainers = _rows(record), _cores(record), _trainers(record)
+    spent = _by_cpu(rows) if cores else _by_clock(rows, trainers)
     first, last, counted = rows[0], rows[-1], rows[1:]
     completions = sum(row["completions"] for row in counted)
     groups = sum(row["groups"] for row in counted)
     used = max(sum(row["groups_used"] for row in counted) / groups, 1e-3)
     lengths = _lengths(counted)
-    decode_F = _decode(_matrix(last) - _matrix(first))
     decoded = completions * float(np.mean((lengths.quantiles[1:] + np.array(lengths.quantiles[:-1])) / 2))
     trained = _difference(first, last, "tokens", "trained")
-    fixed, token = _trainer(rows, _trainers(record))
-    verify = _difference(first, last, "pace", "verify_seconds")
-    train = sum(_train_seconds(a, b, _trainers(record)) for a, b in pairwise(rows))
-    waited = _difference(first, last, "idle_seconds", "train") / _trainers(record)
-    rest = last["time"] - first["time"] - waited - train - verify
+    fixed, token, micro = _trainer(rows, spent.train_S, trainers, _passes(record, rows))
     installs = _difference(first, last, "pace", "installs")
-    evaluations = max(len(record.evals), 1)
+    base, row, prompt, position = spent.decode_F.tolist()
     return Rates(
-        decode=Decode(max(float(decode_F[0]), 1e-9), float(decode_F[1]), float(decode_F[3])),
-        prefill=Prefill(float(decode_F[2])),
+        decode=Decode(max(base, 1e-9), row, position, spent.messages / groups),
+        prefill=Prefill(prompt),
         # The tokens of the simulation are those decoded of the groups that are used.
-        trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used),
+        trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used, micro),
         lengths=lengths,
-        verify=Verify(verify / completions),
-        driver=Driver(step=max(rest, 0.0) / len(counted)),
-        weights=Weights(
-            install=_difference(first, last, "pace", "install_seconds") / installs if installs else 0.0
+        verify=Verify(spent.verify / completions),
+        driver=Driver(
+            completion=spent.hear / completions,
+            group=spent.admit / groups,
+            step=max(spent.record, 0.0) / len(counted),
         ),
-        evaluate=Evaluate(last["device_seconds"]["evaluate"] / evaluations),
+        weights=Weights(
+            publish=spent.publish / len(counted), install=spent.install / installs if installs else 0.0
+        ),
+        evaluate=Evaluate(last["device_seconds"]["evaluate"] / max(len(record.evals), 1)),
+        machine=Machine(cores) if cores else Machine(),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
+    )
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """Seconds of some steps; those of a decode step by what it does."""
+
+    decode_F: np.ndarray
+    train_S: np.ndarray
+    install: float
+    verify: float
+    record: float
+    hear: float = 0.0
+    admit: float = 0.0
+    publish: float = 0.0
+    messages: float = 0.0
+    """Of the generators, beside decode steps."""
+
+
+def _by_clock(rows: Sequence[Mapping[str, Any]], trainers: int) -> _Spent:
+    """What the driver did, and when it was not waiting, is all in `record`."""
+    first, last = rows[0], rows[-1]
+    train_S = np.array([_difference(a, b, "device_seconds", "train") for a, b in pairwise(rows)]) / trainers
+    verify = _difference(first, last, "pace", "verify_seconds")
+    hidden = sum(
+        end["pace"].get("verify_hidden_seconds", 0.0) * sign for end, sign in ((last, 1), (first, -1))
+    )
+    waited = _difference(first, last, "idle_seconds", "train") / trainers
+    return _Spent(
+        _decode(_matrix(last) - _matrix(first)),
+        train_S,
+        _difference(first, last, "pace", "install_seconds"),
+        verify + hidden,
+        last["time"] - first["time"] - waited - float(train_S.sum()) - verify,
+    )
+
+
+def _by_cpu(rows: Sequence[Mapping[str, Any]]) -> _Spent:
+    paces = [row["pace"] for row in rows]
+    first, last = paces[0], paces[-1]
+    total = {what: last["cpu"][what] - first["cpu"][what] for what in last["cpu"]}
+    sum_FF = _matrix(rows[-1]) - _matrix(rows[0])
+    sum_FF[:4, 4] = np.subtract(last["decode_cpu"], first["decode_cpu"])
+    decode_F = _decode(sum_FF)
+    # What goes on between two decode steps, beside messages, is a part of them.
+    between = total["generate"] - total["messages"] - total["install"] - sum_FF[0, 4]
+    decode_F[0] += between / sum_FF[0, 0]
+    return _Spent(
+        decode_F,
+        np.array([b["cpu"]["train"] - a["cpu"]["train"] for a, b in pairwise(paces)]),
+        *(total[what] for what in ("install", "verify", "record", "hear", "admit", "publish", "messages")),
     )
 
 
@@ -112,12 +167,22 @@ def _decode(sum_FF: np.ndarray) -> np.ndarray:
     return found_F
 
 
-def _trainer(rows: Sequence[Mapping[str, Any]], trainers: int) -> tuple[float, float]:
-    """Seconds of a step by itself, and for each token of a trainer; all by the token, where the steps do not
-    tell these apart."""
-    pairs = list(pairwise(rows))
-    token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairs]) / trainers
-    second_S = np.array([_train_seconds(a, b, trainers) for a, b in pairs])
+def _trainer(
+    rows: Sequence[Mapping[str, Any]], second_S: np.ndarray, trainers: int, pass_S: np.ndarray
+) -> tuple[float, float, float]:
+    """Seconds of a step by itself, for each token of a trainer, and for each of its passes over a
+    micro-batch, from those of every step; without the last, or all by the token, where the steps do not tell
+    these apart."""
+    token_S = np.array([_difference(a, b, "tokens", "trained") for a, b in pairwise(rows)]) / trainers
+    if np.ptp(pass_S):
+        one_SF = np.stack([np.ones_like(token_S), token_S, pass_S], axis=1)
+        found_F = np.linalg.lstsq(one_SF, second_S, rcond=None)[0]
+        left_S = second_S - one_SF @ found_F
+        noise = float(left_S @ left_S) / max(len(left_S) - 3, 1)
+        error_F = np.sqrt(noise * np.diag(np.linalg.pinv(one_SF.T @ one_SF)))
+        if (found_F >= 0).all() and (found_F > _CLEAR * error_F)[1:].all():
+            fixed, token, micro = found_F.tolist()
+            return fixed, token, micro
     away_S = token_S - token_S.mean()
     if (spread := float(away_S @ away_S)) > 0:
         slope = float(away_S @ second_S) / spread
@@ -125,9 +190,9 @@ def _trainer(rows: Sequence[Mapping[str, Any]], trainers: int) -> tuple[float, f
         error = np.sqrt(float(left_S @ left_S) / max(len(left_S) - 2, 1) / spread)
         fixed = float(second_S.mean() - slope * token_S.mean())
         if slope > _CLEAR * error and fixed >= 0:
-            return fixed, slope
+            return fixed, slope, 0.0
     total = float(token_S.sum())
-    return (0.0, float(second_S.sum()) / total) if total else (float(second_S.mean()), 0.0)
+    return (0.0, float(second_S.sum()) / total, 0.0) if total else (float(second_S.mean()), 0.0, 0.0)
 
 
 def _lengths(rows: Sequence[Mapping[str, Any]]) -> Lengths:
@@ -139,12 +204,23 @@ def _lengths(rows: Sequence[Mapping[str, Any]]) -> Lengths:
     )
 
 
-def _train_seconds(before: Mapping[str, Any], after: Mapping[str, Any], trainers: int) -> float:
-    return _difference(before, after, "device_seconds", "train") / trainers
-
-
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any], field: str, key: str) -> float:
     return float(after[field][key]) - float(before[field][key])
+
+
+def _cores(record: RunRecord) -> int:
+    """Those that all processes of a run shared; 0 where roles had devices of their own, or none are known."""
+    devices = record.config.get("devices") or {}
+    shared = record.config.get("placement") == "local" and devices.get("generate and train") == "cpu"
+    return int(devices.get("cores", 0)) if shared else 0
+
+
+def _passes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Micro-batches of each step after the first, where one trainer has all of it; else none."""
+    size = ((record.config.get("recipe") or {}).get("batch") or {}).get("micro")
+    if not size or _trainers(record) > 1:
+        return np.zeros(len(rows) - 1)
+    return np.array([-(-row["completions_used"] // size) for row in rows[1:]], dtype=float)
 
 
 def _trainers(record: RunRecord) -> int:

@@ -29,6 +29,8 @@ class Decode:
     base: float
     row: float = 0.0
     position: float = 0.0
+    group: float = 0.0
+    """Between two steps for every group: taking it, and handing it over."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
@@ -70,6 +72,8 @@ class Trainer:
     fixed: float = 0.0
     used: float = 1.0
     """Share of the groups that enter the loss."""
+    micro: float = 0.0
+    """Seconds for each micro-batch of a trainer besides."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
@@ -93,7 +97,7 @@ class Verify:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the one process that drives the loop does by itself, while the trainers wait."""
+    """What the one process that drives the loop does by itself."""
 
     message: float = 0.0
     """Taking a message: that groups are complete, or that a version is installed."""
@@ -104,15 +108,26 @@ class Driver:
     group: float = 0.0
     """Admitting a group."""
     generator: float = 0.0
-    """Looking at one generator: at all of them where it takes what messages there are, and for every group
-    that is placed."""
+    """Looking at one generator, for every group that is placed."""
+    look: float = 0.0
+    """The same, where it takes what messages there are."""
+    offer: float = 0.0
+    """Telling one generator of new weights."""
     batch_token: float = 0.0
     """Making the batch of the trainers."""
     step: float = 0.0
     """Records and whatever else is done once a step."""
+    overlapped: bool = False
+    """It works while the trainers step, up to one collection ahead (a learner sharded over a cluster)."""
+    parts: int = 1
+    """In which a group is given to generators; 1 as it is done, more to see what it would do."""
+    in_order: bool = True
+    """Groups are trained in order of admission, as it is done; or as they are complete, to see that."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
+        if self.parts < 1:
+            raise ValueError("parts must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -128,16 +143,22 @@ class Weights:
     gib_per_second: float = math.inf
     """Of the link of one generator, or of the sender."""
     latency: float = 0.0
-    """Of a message from one to the next."""
-    way: Literal["flat", "tree", "chain"] = "flat"
-    """The sender sends to one after the other; whoever has them sends on; each sends on by pieces."""
+    """Of a message from one to the next, or of asking for a piece."""
+    way: Literal["recipe", "flat", "tree", "chain", "spread", "owners"] = "recipe"
+    """By the recipe's transport; the sender sends to one after the other; whoever has them sends on; each
+    sends on by pieces; all fetch the pieces from the trainers and from each other, or from the trainers
+    alone."""
     pieces: int = 64
-    """Of a chain."""
+    """All but `flat` and `tree` send them so."""
+    largest: float = 0.0
+    """GiB of the largest piece, where pieces are not alike."""
+    per_node: int = 1
+    """Generators of a node, to which weights go once."""
 
     def __post_init__(self) -> None:
         _not_negative(self)
-        if not self.gib_per_second > 0 or self.pieces < 1:
-            raise ValueError("gib_per_second must be above 0, and pieces at least 1")
+        if not self.gib_per_second > 0 or min(self.pieces, self.per_node) < 1:
+            raise ValueError("gib_per_second must be above 0, and pieces and per_node at least 1")
 
 
 @dataclass(frozen=True)
@@ -154,6 +175,23 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What generators, trainer and driver share, where they do."""
+
+    cores: float = math.inf
+    """At n pieces of work each gets min(1, cores / n) of a core, and rates are in CPU seconds; without a
+    number every role has a device of its own."""
+    together: float = 1.0
+    """The speed of a core while all work, as a share of that of one that works alone."""
+    others: float = 0.0
+    """Pieces of work of other jobs, which never end."""
+
+    def __post_init__(self) -> None:
+        if not self.cores > 0 or not 0 < self.together <= 1 or self.others < 0:
+            raise ValueError("cores must be above 0, together a share above 0, and others not negative")
+
+
+@dataclass(frozen=True)
 class Rates:
     """Of all parts."""
 
@@ -165,6 +203,7 @@ class Rates:
     driver: Driver = field(default_factory=Driver)
     weights: Weights = field(default_factory=Weights)
     evaluate: Evaluate = field(default_factory=Evaluate)
+    machine: Machine = field(default_factory=Machine)
     devices_per_generator: int = 1
     source: str = "given"
     """Where the figures are from, in words."""

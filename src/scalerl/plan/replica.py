@@ -36,9 +36,11 @@ class Replica:
     """A generator. `tell` hears of what is done: groups that are complete, and the version installed."""
 
     __slots__ = (
+        "_began",
         "_clock",
         "_debt",
         "_decoded",
+        "_done",
         "_from",
         "_idle",
         "_offered",
@@ -53,6 +55,7 @@ class Replica:
         "_started",
         "_step",
         "_steps",
+        "_under_way",
         "_versions",
         "_waiting",
         "busy",
@@ -82,7 +85,10 @@ class Replica:
         self._step = self._steps = self._positions = 0
         self._versions = [(0, 0)]  # from which step on, which version
         self._offered = 0
-        self._idle, self._from, self._debt, self._prefill, self._stamp = True, 0.0, 0.0, 0.0, 0
+        self._idle, self._debt, self._stamp, self._under_way = True, 0.0, 0, 0
+        # Of the stretch under way: when it began, and in seconds of a core when its first prompt is read.
+        self._began = self._from = self._prefill = 0.0
+        self._done: list[Group] = []  # to be told of
 
     def submit(self, group: Group) -> None:
         """Take a group; it starts as soon as there are rows."""
@@ -103,7 +109,7 @@ class Replica:
 
     def spent(self, now: float) -> tuple[float, float]:
         """Seconds in which it was busy so far, and those summed over its rows in use."""
-        under_way = 0.0 if self._idle else max(now - self._from, 0.0)
+        under_way = 0.0 if self._idle else now - self._began
         return self.busy + under_way, self._row_seconds + under_way * len(self._running)
 
     @property
@@ -113,40 +119,44 @@ class Replica:
 
     def _interrupt(self) -> None:
         """Let the step under way be the last one before the next look around."""
-        now, n = self._clock.now, len(self._running)
+        n = len(self._running)
         if self._idle:
             self._stamp += 1
-            self._idle = False
-            self._from = max(now, self._from)
+            self._idle, self._began = False, self._clock.now
             # The rest of what comes at this moment is taken with it.
-            self._clock.at(self._from, self._begin, self._stamp)
+            self._clock.at(self._clock.now, self._begin, self._stamp)
             return
         if not n:
             return  # it is about to begin
-        into = now - self._from - self._prefill
+        into = self._clock.worked - self._from - self._prefill
         steps = self._rates.decode.steps_in(max(into, 0.0), n, self._positions)
         steps = max(math.ceil(steps - 1e-9), 1)
         if steps < self._steps:
             self._go_on(steps)
 
     def _begin(self, stamp: int) -> None:
-        """Look around at the end of a stretch: install weights, fill rows, go on."""
+        """Look around at the end of a stretch: send what is done, install weights, fill rows, go on."""
         if stamp != self._stamp:
             return
-        started = self._clock.now
-        time = started + self._debt
-        self._debt = 0.0
+        before, self._debt = self._debt, 0.0
+        if self._done:
+            handling = self._rates.decode.group * len(self._done)
+            self.busy -= handling  # it is no part of what a run counts as generating
+            before += handling
+            self._clock.within(before, self.tell, self, self._done, -1)
+            self._done = []
         if self._offered > self._versions[-1][1]:
-            time += self._rates.weights.install
+            before += self._rates.weights.install
             self._versions.append((self._step, self._offered))
-            self._clock.at(time, self.tell, self, [], self._offered)
-        self.busy += time - started
-        self._from = time
+            self._clock.within(before, self.tell, self, [], self._offered)
+        self._began, self._from = self._clock.now, self._clock.worked + before
         self._prefill = self._rates.prefill.token * self._rates.lengths.prompt * self._refill()
-        if not self._running:
+        if self._running:
+            self._go_on(self._running[0][0] - self._step)
+        elif before:
+            self._go_on(0)
+        else:
             self._idle = True
-            return
-        self._go_on(self._running[0][0] - self._step)
 
     def _refill(self) -> int:
         """Start what waits in free rows; how many prompts must be read for it."""
@@ -167,31 +177,30 @@ class Replica:
         return read
 
     def _go_on(self, steps: int) -> None:
+        """Until so many steps have been made."""
+        self._clock.cancel(self._under_way)
         self._steps = steps
         self._stamp += 1
         lasts = self._prefill + self._rates.decode.seconds(steps, len(self._running), self._positions)
-        self._clock.at(self._from + lasts, self._end, self._stamp)
+        left = max(self._from + lasts - self._clock.worked, 0.0)
+        self._under_way = self._clock.work(left, self._end, self._stamp)
 
     def _end(self, stamp: int) -> None:
         if stamp != self._stamp:
             return
-        n, now = len(self._running), self._clock.now
-        self.busy += now - self._from
-        self._decoded += now - self._from
-        self._row_seconds += (now - self._from) * n
+        n, running = len(self._running), self._running
+        took = self._clock.now - self._began
+        self.busy += took
+        self._row_seconds += took * n
+        self._decoded += self._clock.worked - self._from if n else 0.0
         self._step += self._steps
         self._positions += n * self._steps
-        running = self._running
         while running and running[0][0] == self._step:
             last, _, first, group = heapq.heappop(running)
             self._positions -= self._rates.lengths.prompt + last - first
             self._finish(first, last, group)
-        done = []
         while self._order and not self._order[0].left:
-            done.append(self._order.popleft())
-        if done:
-            self.tell(self, done, -1)
-        self._from = now
+            self._done.append(self._order.popleft())
         self._begin(stamp)
 
     def _finish(self, first: int, last: int, group: Group) -> None:

@@ -51,6 +51,10 @@ class Outcome:
     """Groups in flight at the end of a step, on average: not complete, or not next in order."""
     generated: float
     """Complete and next in order."""
+    core_seconds_per_step: float
+    """Of all roles that share cores; 0 where none do."""
+    cores_of_others: float
+    """That jobs of others keep busy."""
     at_least: dict[str, float]
     """Seconds that a step would take at the least if one thing alone bounded it; see `_bounds`."""
 
@@ -97,9 +101,9 @@ def simulate(
             raise InputError(f"{name}: a number from 1 to {most}, found {value}")
     first = 2 * in_flight
     last = first + -(-steps // in_flight) * in_flight
-    clock = Clock()
+    clock = Clock(rates.machine.cores, rates.machine.together, rates.machine.others)
     driver = Driver(job, rates, generators, trainers, last, seed, clock)
-    driver.collect()
+    driver.go()
     clock.run(lambda: len(driver.steps) >= first)
     before = _spent(driver, clock)
     clock.run(lambda: len(driver.steps) >= last)
@@ -107,14 +111,16 @@ def simulate(
 
 
 def _spent(driver: Driver, clock: Clock) -> np.ndarray:
-    """Of all generators together: busy seconds, and those times rows in use."""
-    return np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
+    """Of all generators together: busy seconds, and those times rows in use. Of all cores: those that roles
+    held, and other jobs."""
+    busy, row_seconds = np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
+    return np.array([busy, row_seconds, clock.held, clock.held_by_others])
 
 
 def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray) -> Outcome:
     steps, generators = driver.steps[first:], len(driver.replicas)
     seconds = steps[-1].time - driver.steps[first - 1].time
-    busy, row_seconds = (float(value) for value in spent)
+    busy, row_seconds, held, held_by_others = (float(value) for value in spent)
 
     def share(name: str) -> float:
         return sum(getattr(step, name) for step in steps) / seconds
@@ -142,6 +148,8 @@ def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, 
         age_histogram=tuple(ages.tolist()),
         generating=float(np.mean([step.generating for step in steps])),
         generated=float(np.mean([step.generated for step in steps])),
+        core_seconds_per_step=held / len(steps),
+        cores_of_others=held_by_others / seconds,
         at_least=_bounds(job, rates, driver, steps),
     )
 
@@ -160,7 +168,7 @@ def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> di
     """
     mean = {
         name: float(np.mean([getattr(step, name) for step in steps]))
-        for name in ("trained", "handled", "verified", "tokens", "longest")
+        for name in ("trained", "driven", "judged", "tokens", "longest")
     }
     arrive_R, sending = driver.broadcast
     weights, in_flight = rates.weights, job.schedule.tickets(job.prompts) // job.prompts
@@ -171,16 +179,16 @@ def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> di
     rate = job.rows / rates.decode.seconds(1, job.rows, round(positions))
     prefills = rates.prefill.token * rates.lengths.prompt * job.prompts
     generation = mean["tokens"] / rate + prefills
-    after = mean["trained"] + mean["handled"] + mean["verified"] + float(arrive_R[-1]) + weights.install
+    after = mean["trained"] + mean["driven"] + mean["judged"] + float(arrive_R[-1]) + weights.install
     phases = 1 if job.schedule.publishes(1) else job.schedule.k
     # With OffPolicy the k steps of a phase come after its generation.
     if phases > 1:
-        after += (phases - 1) * (mean["trained"] + mean["handled"] + mean["verified"])
+        after += (phases - 1) * (mean["trained"] + mean["driven"] + mean["judged"])
     return {
         "generation": generation / len(driver.replicas),
         "training": mean["trained"],
-        "driver": mean["handled"],
-        "verification": mean["verified"],
+        "driver": mean["driven"],
+        "verification": mean["judged"],
         "broadcast": sending / phases,
         "in order": (mean["longest"] * decode_step + after) / in_flight,
     }

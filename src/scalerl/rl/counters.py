@@ -40,6 +40,10 @@ class RunCounters:
     install_seconds: float = 0.0
     decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
     """See `scalerl.rl.types.Counters`."""
+    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
+    cpu: dict[str, float] = field(default_factory=dict, compare=False)
+    """CPU seconds by what they went to: `generate` and `install` of the generators, where those have
+    processes of their own, and of this process what `scalerl.rl.pipeline.Pipeline` tells apart."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -76,7 +80,10 @@ class RunCounters:
         self.verified_seconds += step.verified_seconds
         self.hidden_seconds += step.hidden_seconds
         self.installs, self.install_seconds = generator.installs, generator.install_seconds
-        self.decode_FF = generator.decode_FF
+        self.decode_FF, self.decode_cpu_F = generator.decode_FF, generator.decode_cpu_F
+        spent = {what: self.cpu.get(what, 0.0) + seconds for what, seconds in step.cpu.items()}
+        self.cpu |= spent | {"generate": generator.cpu, "install": generator.install_cpu}
+        self.cpu["messages"] = generator.messages_cpu
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
         self.samples += sum(len(group.rollouts) for group in step.groups)
@@ -111,6 +118,8 @@ class RunCounters:
             "installs": self.installs,
             "install_seconds": self.install_seconds,
             "decode": self.decode_FF[np.triu_indices(5)],
+            "decode_cpu": self.decode_cpu_F,
+            "cpu": self.cpu,
         }
 
     def state(self) -> dict[str, Any]:

@@ -151,14 +151,15 @@ class TorchGenerator:
 
     def work(self) -> None:
         """One decode step."""
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         done = self.tick()
-        seconds = time.perf_counter() - started
+        cpu, seconds = time.thread_time() - cpu, time.perf_counter() - started
         self.counters.seconds += seconds
         if done:
             what_F = np.array([1.0, *done, seconds])
-            # A new array: the one before may be on its way to another process.
+            # New arrays: the ones before may be on their way to another process.
             self.counters.decode_FF = self.counters.decode_FF + np.outer(what_F, what_F)
+            self.counters.decode_cpu_F = self.counters.decode_cpu_F + what_F[:4] * cpu
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """The next `n_groups` groups in order of admission."""
@@ -177,9 +178,10 @@ class TorchGenerator:
 
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         install_weights(self.model, weights)
         self.version = version
+        self.counters.install_cpu += time.thread_time() - cpu
         seconds = time.perf_counter() - started
         self.counters.seconds += seconds
         self.counters.install_seconds += seconds

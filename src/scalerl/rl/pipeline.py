@@ -34,9 +34,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -72,6 +72,8 @@ class Step:
     """Of the trainer, for groups that were not verified yet."""
     hidden_seconds: float = 0.0
     """In which groups were verified while the trainer did something else."""
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of this process since the last step, by what it did; see `Pipeline`."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,11 @@ class _Judging:
 
 
 class Pipeline:
-    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
+    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs.
+
+    The CPU seconds of this process are those to `hear` generators, to `admit`, to `verify`, to `train`, to
+    `publish`, and those between two steps, to `record`.
+    """
 
     def __init__(
         self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
@@ -101,6 +107,7 @@ class Pipeline:
         self._waited = self._verifying = self._hidden = 0.0  # seconds since the last step
         self._idle_since = math.inf
         """When the trainer began to wait."""
+        self._cpu, self._cpu_at = defaultdict[str, float](float), time.process_time()
 
     @property
     def pool_left(self) -> int:
@@ -147,9 +154,11 @@ class Pipeline:
         n_prompts = self._recipe.batch.prompts
         # Every version is the answer to one batch: so many groups have come back as installed weights.
         allowed = self._generator.installed * n_prompts + self._recipe.schedule.tickets(n_prompts)
+        self._spent_to("hear")
         while self.admitted < allowed and (draw := self._pool.draw()) is not None:
             self._generator.submit(*draw, self._recipe.batch.samples)
             self.admitted += 1
+        self._spent_to("admit")
 
     @property
     def _n_judging(self) -> int:
@@ -165,6 +174,7 @@ class Pipeline:
 
     def _collect(self) -> bool:
         """Wait until the groups of a step are verified; False when there are none left."""
+        self._spent_to("record")
         self._idle_since = time.perf_counter()
         while not self._verified:
             self._go_on()
@@ -183,10 +193,12 @@ class Pipeline:
         self._admit()
         if not self._verified and not self._judging and 0 < (n := self._wanted()) <= self._generator.ready:
             sampled, since = self._generator.take(n), time.perf_counter()
+            self._spent_to("hear")
             self._collected += n
             self._judging = _Judging(sampled, self._judge(sampled), since)
         if self._judging and self._judging.rewards.wait(_MOMENT):
             self._keep_judged()
+        self._spent_to("verify")
 
     def _keep_judged(self) -> None:
         assert self._judging is not None
@@ -217,17 +229,26 @@ class Pipeline:
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         pending = learner.begin(batch)
         while not pending.wait(0.0 if self._judging else _MOMENT):
+            self._spent_to("train")
             self._go_on()
             if self._verified and self._batch is None:
                 self._batch = self._make_batch()
         stats = pending.result()
         weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
+        self._spent_to("train")
         if weights is not None:
             self._generator.update(weights, learner.version)
-        waited, verified, hidden = self._waited, self._verifying, self._hidden
+        self._spent_to("publish")
+        waited, verified, hidden, cpu = self._waited, self._verifying, self._hidden, self._cpu
         self._waited = self._verifying = self._hidden = 0.0
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, hidden)
+        self._cpu = defaultdict[str, float](float)
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, hidden, cpu)
+
+    def _spent_to(self, what: str) -> None:
+        """The CPU seconds since the last call went to `what`."""
+        before, self._cpu_at = self._cpu_at, time.process_time()
+        self._cpu[what] += self._cpu_at - before
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import platform
 import threading
 import time
@@ -392,6 +393,12 @@ def _config(
         "devices": {
             "generate and train": str(learner.device),
             "machine": platform.machine(),
+            "cores": _cores(),
         },
         **extra,
     }
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

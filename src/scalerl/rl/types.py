@@ -168,6 +168,14 @@ class Counters:
     decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
     """Sums over the decode steps of the products of (1, rows, prompt tokens read, positions attended,
     seconds) with each other: what a least-squares fit of the seconds needs."""
+    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
+    """The same sums of the first four with the CPU seconds of the thread that decodes."""
+    install_cpu: float = 0.0
+    """CPU seconds of installing weights."""
+    cpu: float = 0.0
+    """CPU seconds of the processes that do nothing but sample, all that they do included."""
+    messages_cpu: float = 0.0
+    """Of these, taking submissions and giving out groups."""
 
 
 class Generator(Protocol):

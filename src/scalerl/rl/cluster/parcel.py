@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,11 +52,35 @@ class StoredWeights(Mapping[str, np.ndarray]):
             yield self._get(ref)
 
     def fetch(self) -> dict[str, np.ndarray]:
-        """All of them, as copies of this process's own; raises what `mappings` does."""
-        return {name: np.array(weight) for bucket in self.mappings() for name, weight in bucket.items()}
+        """All of them, as copies of this process's own; raises what `mappings` does.
+
+        Every node begins with another bucket: if all asked for the same one, who put it would have to send it
+        to all of them, while the others wait, and nobody would have a copy of it to pass on.
+        """
+        first = int(ray.get_runtime_context().get_node_id(), 16) % max(len(self._buckets), 1)
+        order = [*self._buckets[first:], *self._buckets[:first]]
+        return {name: np.array(weight) for _, ref in order for name, weight in self._get(ref).items()}
 
     def _get(self, ref: Any) -> dict[str, np.ndarray]:
         return ray.get(ref, timeout=self._seconds)
+
+
+@dataclass(frozen=True)
+class Posted:
+    """Stored weights as they are sent to many: one reference, as each costs time with every message."""
+
+    ref: Any
+    seconds: float
+
+    @classmethod
+    def of(cls, weights: StoredWeights, seconds: float) -> Posted:
+        """The references to the buckets in the object store too."""
+        return cls(ray.put(weights), seconds)
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """See `StoredWeights.fetch`."""
+        weights: Any = ray.get(self.ref, timeout=self.seconds)
+        return weights.fetch()
 
 
 def put(bucket: dict[str, np.ndarray]) -> Bucket:

@@ -2,7 +2,8 @@
 
 Whatever the transport, the weights are in Ray's object store first, in buckets. From there
 
-    ObjectStore   every generator fetches them by itself, when it can; within a node that is shared memory
+    ObjectStore   every generator fetches them by itself, when it can, from any node that has them; within a
+                  node that is shared memory
     Broadcast     one process fetches them, bucket by bucket, and broadcasts them to all generators at once in
                   a process group of PyTorch's (`scalerl.rl.cluster.broadcast`), by gloo or by NCCL
 
@@ -18,7 +19,7 @@ from typing import Any
 import ray
 
 from scalerl.rl.cluster.broadcast import Group, Incoming, Sender, free_port
-from scalerl.rl.cluster.parcel import StoredWeights, store
+from scalerl.rl.cluster.parcel import Posted, StoredWeights, store
 from scalerl.rl.types import Weights
 
 Send = Callable[[Group, StoredWeights, int], None]
@@ -33,14 +34,15 @@ class ObjectStore:
     def publish(self, weights: Weights, version: int) -> None:
         """These are the weights of the day."""
         self.current = store(weights, self._bucket_mib, self._seconds)
+        self._posted = Posted.of(self.current, self._seconds)
 
     def for_one(self) -> Any:
         """What a generator is sent that fetches for itself."""
-        return self.current
+        return self._posted
 
     def for_all(self, receivers: Sequence[int], version: int) -> list[Any]:
         """What each of all generators is sent; who they are is told by numbers that are never used again."""
-        return [self.current for _ in receivers]
+        return [self._posted for _ in receivers]
 
     def failed(self) -> None:
         """A generator did not get what it was sent."""
