@@ -7,6 +7,7 @@ another. Nothing here waits for longer than it was told to.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -56,6 +57,8 @@ class Member:
     _ping: Any = None
     _pinged: float = field(default_factory=time.monotonic)
     _attention: Attention = field(default_factory=Attention)
+    _lock: Any = field(default_factory=threading.Lock)
+    """A checkpoint's thread waits for an actor while the driver does too."""
 
     def lost(self, cause: BaseException | str) -> LostError:
         """The error that says so."""
@@ -77,6 +80,10 @@ class Member:
         """
         if not self.pid:
             return
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         self._pinged += self._attention.away()
         if self._ping is None:
             self._ping, self._pinged = self.handle.ping.remote(), time.monotonic()

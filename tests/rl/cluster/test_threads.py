@@ -1,0 +1,92 @@
+"""What two threads of a process on a cluster use: nothing is lost between them."""
+
+import threading
+from contextlib import suppress
+from typing import Any
+
+from scalerl.rl.cluster import members
+from scalerl.rl.cluster.generator_actor import GeneratorActor
+from scalerl.rl.cluster.members import Member
+
+
+class Handle:
+    """An actor that answers at once."""
+
+    @property
+    def ping(self):
+        return self
+
+    def remote(self):
+        return "asked"
+
+
+def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
+    """A checkpoint's thread, and the driver."""
+    asked, together, wrong = [], threading.Barrier(2), []
+
+    def ready(refs, timeout):
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
+        return refs, []
+
+    def get(ref, timeout):
+        asked.append(ref)
+
+    monkeypatch.setattr(members.ray, "wait", ready)
+    monkeypatch.setattr(members.ray, "get", get)
+    member = Member("trainer 0", Handle(), 20.0)
+    member.settled(("node a", 1))
+    member.check_life()  # asks
+
+    def look():
+        try:
+            member.check_life()
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert asked == ["asked"]
+
+
+class Parcel:
+    def fetch(self):
+        return {}
+
+
+_Actor: Any = GeneratorActor
+
+
+class Watched(_Actor):
+    """Weights arrive as soon as those before have been looked at, if nothing keeps them out meanwhile."""
+
+    offering = None
+
+    @property
+    def _newest(self):
+        found = self.__dict__.get("newest")
+        if found and found[1] == 1 and self.offering is None:
+            self.offering = threading.Thread(target=self.offer, args=(Parcel(), 2))
+            self.offering.start()
+            self.offering.join(0.5)
+        return found
+
+    @_newest.setter
+    def _newest(self, newest):
+        self.__dict__["newest"] = newest
+
+
+def test_weights_that_arrive_as_others_are_taken_are_kept():
+    actor: Any = Watched()
+    actor.offer(Parcel(), 1)
+    taken = actor._newer(0)
+    assert taken is not None
+    assert taken[1] == 1
+    actor.offering.join()
+    taken = actor._newer(1)
+    assert taken is not None
+    assert taken[1] == 2
