@@ -1,5 +1,6 @@
 """Who is slow, or was not listened to, is not lost; who says nothing while somebody listens is."""
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -64,6 +65,22 @@ def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(seat
     seat.listen()
     with pytest.raises(LostError, match="version 3 of the weights"):
         seat.check()
+
+
+def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(seat):
+    seat.offer("weights", 0)
+    assert seat.offer_at == math.inf
+    pauses = []
+    for _ in range(6):
+        before = time.monotonic()
+        seat.missed()
+        pauses.append(seat.offer_at - before)
+        seat.offer("weights", 0)
+        assert seat.offer_at == math.inf
+    assert pauses == pytest.approx([0.5, 1.0, 1.25, 1.25, 1.25, 1.25], abs=0.2)  # an eighth of its time
+    seat.has_installed(0)
+    seat.missed()
+    assert seat.offer_at - time.monotonic() < 0.6
 
 
 def test_time_in_which_nobody_listened_is_no_silence(seat):

@@ -192,6 +192,8 @@ class RayGenerator(Admission):
             self._attempt(seat, Seat.check)
             if seat.member is None and time.monotonic() >= seat.fill_at:
                 seat.fill()
+            elif time.monotonic() >= seat.offer_at:
+                seat.offer(self._transport.for_one(), self._version)
         self._house()
         self._give_up_alone()
 
@@ -227,7 +229,7 @@ class RayGenerator(Admission):
         if what == "behind":
             _LOG.warning("%s on %s did not get its weights (%s)", seat.name, seat.member.node, value)
             self._transport.failed()
-            seat.offer(self._transport.for_one(), self._version)
+            seat.missed()
             return
         self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
         seat.spent(counters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ class Seat:
     installed: int = -1
     offered: int = -1
     offered_at: float = 0.0
+    offer_at: float = math.inf
+    """When weights that it did not get are offered again."""
+    misses: int = 0
+    """Offers in a row that it did not get."""
     taking_part: bool = False
     in_flight: dict[int, Asked] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
@@ -79,7 +84,7 @@ class Seat:
         """Take note of its weights. Where they are not the newest, those have been on their way since now."""
         if version > self.installed:
             self.offered_at = time.monotonic()
-        self.installed = version
+        self.installed, self.misses = version, 0
 
     def excuse(self, seconds: float) -> None:
         """Nobody listened for so long: it is no silence."""
@@ -98,7 +103,13 @@ class Seat:
             self.member.handle.offer.remote(parcel, version)
             if self.offered == self.installed:
                 self.offered_at = time.monotonic()
-            self.offered = version
+            self.offered, self.offer_at = version, math.inf
+
+    def missed(self) -> None:
+        """It did not get its weights: they are offered again after a pause, as the cause may last."""
+        longest = min(_LONGEST_PAUSE, self.patience.weights / 8)
+        self.offer_at = time.monotonic() + min(longest, FIRST_PAUSE * 2**self.misses)
+        self.misses += 1
 
     def submit(self, groups: Mapping[int, Asked]) -> None:
         """Give it groups to sample, by place."""
@@ -140,6 +151,7 @@ class Seat:
         self.buried.restarted += len(groups)
         self.member = self.placing = self.starting = self.listening = None
         self.installed = self.offered = -1
+        self.offer_at, self.misses = math.inf, 0
         self.taking_part = False
         self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, FIRST_PAUSE * 2**self.deaths)
         self.deaths += 1
