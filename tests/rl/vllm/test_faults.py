@@ -530,3 +530,14 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path, monkeypatch):
         find_python(Vllm())
     with pytest.raises(InputError, match="nowhere"):
         find_python(Vllm(python="/nowhere/bin/python"))
+
+
+def test_an_error_in_the_task_of_a_completion_ends_the_run(peer, connect, monkeypatch):
+    def parsed(*args):
+        raise ZeroDivisionError("nobody has thought of this")
+
+    monkeypatch.setattr(fleet, "parsed", parsed)
+    generator = connect(peer)
+    generator.submit(PROMPTS[0], 0, 1)
+    with pytest.raises(WorkerError, match="cannot go on: ZeroDivisionError: nobody has thought of this"):
+        collect(generator, 1)
