@@ -211,16 +211,17 @@ def on_ray() -> None:
 
 def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
-    from scalerl.rl.cluster.generator import RayGenerator, _Seat
-    from scalerl.rl.cluster.members import Member
+    from scalerl.rl.cluster.generator import RayGenerator
+    from scalerl.rl.cluster.members import Attention, Member
+    from scalerl.rl.cluster.seat import Seat
     from scalerl.rl.cluster.settings import Patience
 
     patience = Patience()
     generator: Any = object.__new__(RayGenerator)
     generator._homeless, generator._patience, generator._version = {}, patience, 0
-    generator._seats = []
+    generator._seats, generator._attention = [], Attention()
     for i in range(n):
-        seat = _Seat(f"generator {i}", patience, lambda: (None, None))
+        seat = Seat(f"generator {i}", patience, lambda: (None, None))
         seat.member, seat.taking_part, seat.installed = Member(seat.name, actor, 60.0), True, 0
         seat.listening, seat.listening_since = actor.listen.remote(), time.monotonic()
         generator._seats.append(seat)

@@ -23,7 +23,11 @@ class Elsewhere(Protocol):
         ...
 
     def mappings(self) -> Iterator[Bucket]:
-        """The buckets one after another, not to be written to."""
+        """The buckets one after another, not to be written to.
+
+        Raises:
+            LearnerLostError: they do not come: the learner that put them there is gone.
+        """
         ...
 
 

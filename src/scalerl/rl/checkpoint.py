@@ -109,8 +109,10 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait, and end the thread."""
-        self.wait()
-        self._thread.shutdown()
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
 
     def _write(self, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         def training(aside: Path) -> None:

@@ -137,6 +137,13 @@ class Learner:
         """What gives tokens their log-probabilities."""
         return Scorer(model, temperature, fp32_logits)
 
+    def check_life(self) -> None:
+        """Whether all of the learner is there, as it is: it is in this process.
+
+        Raises:
+            LearnerLostError: where it is elsewhere, and some of it is gone.
+        """
+
     def weights(self) -> Weights:
         """A copy of the current weights."""
         return copy_weights(self.model)

@@ -177,6 +177,7 @@ class Pipeline:
         self._spent_to("record")
         self._idle_since = time.perf_counter()
         while not self._verified:
+            self._learner.check_life()  # without it nobody gets the weights that the groups wait for
             self._go_on()
             if self._verified or self._judging:
                 continue

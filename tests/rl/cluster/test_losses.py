@@ -16,9 +16,11 @@ import ray
 
 from cluster_runs import check, check_record, steps_of, when_step
 from ray_nodes import Run, simulated, until
+from scalerl.errors import LearnerLostError
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.pool import Uniform
+from scalerl.rl.schedule import PipelineRL
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow
@@ -144,6 +146,31 @@ def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
     lost = [json.loads(line) for line in (folder / "lost.jsonl").read_text().splitlines()]
     assert lost[0]["lost"]["steps"] >= 2
     print(f"\n{said}; lost {lost[0]['lost']['steps']} steps, {len(record.evals)} evaluations")
+
+
+def test_a_learner_that_is_lost_while_generators_need_its_weights_is_missed(sharded, small_base, caplog):
+    """Nothing is asked of it then: the next groups wait for a version that nobody can fetch any more."""
+    hasty = replace(sharded.cluster, patience=Patience(start=240, silence=60))
+    recipe = replace(sharded, curriculum=Uniform(), schedule=PipelineRL(k=0), cluster=hasty)
+    with running(recipe, small_base, 4) as (_, run):
+        update = run.generator.update
+
+        def update_late(weights, version):
+            if version == 2:
+                for member in run.learner._actors.members:
+                    os.kill(member.pid, signal.SIGKILL)
+                    until(lambda pid=member.pid: not psutil.pid_exists(pid))
+                killed.append(time.monotonic())
+            update(weights, version)
+
+        killed: list[float] = []
+        run.generator.update = update_late
+        with caplog.at_level(logging.WARNING, logger="scalerl"), pytest.raises(LearnerLostError) as told:
+            take_steps(run.pipeline.steps(), [], lambda: False)
+    said = [r.getMessage() for r in caplog.records if "did not get its weights" in r.getMessage()]
+    print(f"\n{told.value}; after {time.monotonic() - killed[0]:.1f} s, {len(said)} warnings")
+    assert str(told.value).startswith("trainer ")
+    assert len(said) < 20
 
 
 def test_the_driver_is_killed_and_a_resume_goes_on(recipe, small_base, tmp_path):

@@ -153,3 +153,28 @@ def test_the_driver_works_while_the_ranks_step(nodes, recipe, small_base):
     assert max(age.max() for age in ages) <= recipe.schedule.max_age
     assert any(step.hidden_seconds > 0 for step in steps)
     print(f"\nmean age {np.mean(np.concatenate(ages)):.2f}")
+
+
+@pytest.mark.slow
+def test_a_replacement_that_hangs_as_it_starts_is_replaced(nodes, recipe, small_base, make_rollout, tmp_path):
+    """What it loads waits for ever; on its node alone, so that the other verifier goes on."""
+    path, hangs = tmp_path / "code.py", tmp_path / "hangs"
+    path.write_text(f"import os, time\nwhile os.path.exists({str(hangs)!r}):\n    time.sleep(0.1)\n" + CODE)
+    task = Dataset("unread", verifier=Function(f"{path}:judge"), limits=Limits(seconds=120.0, workers=1))
+    patience = replace(recipe.cluster.patience, start=30, silence=60)
+    cluster = Cluster(generators=1, verifiers=2, patience=patience)
+    groups = [[make_rollout(length=2, prompt="a")] for _ in range(8)]
+    with ExitStack() as closing:
+        session = Session(cluster)
+        closing.callback(session.close)
+        recipe = replace(recipe, task=task, cluster=cluster)
+        verifier = RayVerifier(recipe, str(small_base), session, lambda event: None)
+        closing.callback(verifier.close)
+        hangs.touch()
+        seat = verifier._seats[0]
+        os.kill(seat.member.pid, signal.SIGKILL)
+        until(lambda: verifier.judge(groups) and len(verifier.lost) == 2)
+        assert "verifier 0 on node " in verifier.lost[1]
+        assert "it has not started within 30 s" in verifier.lost[1]
+        hangs.unlink()
+        until(lambda: verifier.judge(groups) and seat.there)

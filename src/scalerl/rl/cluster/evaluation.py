@@ -94,6 +94,9 @@ class RayEvaluator:
             raise WorkerError("the run has ended")
         silence = self._cluster.patience.silence
         self._member = member = Member("the evaluation", self._options.remote(), silence)
+        if self._closed.is_set():  # meanwhile, and without this one
+            member.kill()
+            raise WorkerError("the run has ended")
         start = member.handle.start.remote(*self._arguments)
         member.settled(gather({start: member}, self._cluster.patience.start, "started")[0])
         return member

@@ -21,8 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -31,7 +30,8 @@ from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
-from scalerl.rl.cluster.members import LostError, Member, gather, remote, value_of
+from scalerl.rl.cluster.members import Attention, LostError, gather, remote, value_of
+from scalerl.rl.cluster.seat import FIRST_PAUSE, Seat
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
@@ -41,8 +41,7 @@ from scalerl.rl.types import Counters, Weights
 _LOG = logging.getLogger("scalerl")
 MOST_DEATHS = 5
 """Generators that may be lost for each there is, with no group complete in between, before the run ends."""
-_LISTEN, _WORK = 2.0, 1.0  # seconds that an actor, and the driver, wait for something to be said
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a place is filled again
+_WORK = 1.0  # seconds that the driver waits for something to be said
 
 
 class RayGenerator(Admission):
@@ -69,6 +68,7 @@ class RayGenerator(Admission):
         self._transport, self._timeline = transport, timeline or Timeline()
         put = session.room["generators"]
         actor = remote(GeneratorActor, GROUPS)
+        self._attention = Attention()
         self._homeless: dict[int, Asked] = {}
         """Groups that nobody is there to sample, by place."""
         self._floor = 0
@@ -86,7 +86,7 @@ class RayGenerator(Admission):
             return handle, handle.start.remote(recipe.without_prompts(), model_folder)
 
         self._seats = [
-            _Seat(f"generator {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.generators)
+            Seat(f"generator {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.generators)
         ]
         self._transport.publish(weights, version)
         self._version = version
@@ -120,7 +120,7 @@ class RayGenerator(Admission):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
-        check()
+        self._listen(0)
         self._transport.publish(weights, version)
         self._version = version
         seats = [seat for seat in self._seats if seat.taking_part]
@@ -176,22 +176,28 @@ class RayGenerator(Admission):
     def _listen(self, timeout: float) -> None:
         """Hear what was said within `timeout` seconds, and see to it that whoever is lost is replaced."""
         check()
+        away = self._attention.away()
+        self._alone_since += away
+        for seat in self._seats:
+            seat.excuse(away)
         calls = {ref: seat for seat in self._seats for ref in seat.calls()}
         done = ray.wait(list(calls), num_returns=1, timeout=timeout)[0] if calls else []
         if not calls and timeout:
-            time.sleep(min(timeout, _FIRST_PAUSE))  # until a place may be filled again
+            time.sleep(min(timeout, FIRST_PAUSE))  # until a place may be filled again
         if done:
             done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
         for ref in done:
             self._attempt(calls[ref], lambda seat, ref=ref: self._hear(seat, ref))
         for seat in self._seats:
-            self._attempt(seat, _Seat.check)
+            self._attempt(seat, Seat.check)
             if seat.member is None and time.monotonic() >= seat.fill_at:
                 seat.fill()
+            elif time.monotonic() >= seat.offer_at:
+                seat.offer(self._transport.for_one(), self._version)
         self._house()
         self._give_up_alone()
 
-    def _attempt(self, seat: _Seat, do: Callable[[_Seat], None]) -> None:
+    def _attempt(self, seat: Seat, do: Callable[[Seat], None]) -> None:
         if seat.member is None:
             return
         try:
@@ -201,7 +207,7 @@ class RayGenerator(Admission):
         except ScalerlError as error:  # what it cannot load here, another node may have
             self._lose(seat, str(seat.member.lost(str(error))))
 
-    def _hear(self, seat: _Seat, ref: Any) -> None:
+    def _hear(self, seat: Seat, ref: Any) -> None:
         assert seat.member is not None
         if ref is seat.placing:
             seat.placed(value_of(ref, seat.member))
@@ -215,7 +221,7 @@ class RayGenerator(Admission):
             self._take_note(seat, message)
         seat.listen()
 
-    def _take_note(self, seat: _Seat, message: Message) -> None:
+    def _take_note(self, seat: Seat, message: Message) -> None:
         what, value, counters, at = message
         assert seat.member is not None
         if what == "failed":
@@ -223,14 +229,14 @@ class RayGenerator(Admission):
         if what == "behind":
             _LOG.warning("%s on %s did not get its weights (%s)", seat.name, seat.member.node, value)
             self._transport.failed()
-            seat.offer(self._transport.for_one(), self._version)
+            seat.missed()
             return
         self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
         seat.spent(counters)
         if what == "decoding":
             return
         if what == "installed":
-            seat.installed = value
+            seat.has_installed(value)
             if value >= self._floor and not seat.taking_part:
                 seat.taking_part = True
                 self._timeline.event(f"{seat.name} on {seat.member.node} takes part from version {value}")
@@ -241,7 +247,7 @@ class RayGenerator(Admission):
             del seat.in_flight[place]
         self._deaths = seat.deaths = 0
 
-    def _lose(self, seat: _Seat, why: str) -> None:
+    def _lose(self, seat: Seat, why: str) -> None:
         self.lost.append(why)
         self._deaths += 1
         groups = len(seat.in_flight)
@@ -268,121 +274,3 @@ class RayGenerator(Admission):
             raise WorkerError(f"no generator is left, and none came within {self._patience.start:g} s: {why}")
 
     _alone_since = float("inf")
-
-
-_ARRIVALS = count()
-
-
-@dataclass
-class _Seat:
-    """Room for a generator, and who has it."""
-
-    name: str
-    patience: Patience
-    start: Callable[[], tuple[Any, Any]]
-    member: Member | None = None
-    arrival: int = -1
-    """Which of all that have come this one is."""
-    placing: Any = None
-    starting: Any = None
-    listening: Any = None
-    installed: int = -1
-    offered: int = -1
-    offered_at: float = 0.0
-    taking_part: bool = False
-    in_flight: dict[int, Asked] = field(default_factory=dict)
-    counters: Counters = field(default_factory=Counters)
-    buried: Counters = field(default_factory=Counters)
-    """What those before had spent."""
-    deaths: int = 0
-    fill_at: float = 0.0
-    placed_at: float = 0.0
-    listening_since: float = 0.0
-    moved_at: float = 0.0
-
-    def fill(self) -> None:
-        """Ask for an actor; it comes when there is room."""
-        handle, self.starting = self.start()
-        self.placing = handle.where.remote()
-        self.arrival = next(_ARRIVALS)
-        self.member = Member(self.name, handle, self.patience.silence)
-
-    def placed(self, where: tuple[str, int]) -> None:
-        """There was room, and it begins to load its model."""
-        assert self.member is not None
-        self.member.settled(where)
-        self.placing, self.placed_at = None, time.monotonic()
-
-    def started(self) -> None:
-        """It has loaded its model."""
-        self.starting = None
-        self.listen()
-
-    def listen(self) -> None:
-        """Ask for what it has to say."""
-        assert self.member is not None
-        self.listening = self.member.handle.listen.remote(min(_LISTEN, self.patience.silence / 4))
-        self.listening_since = time.monotonic()
-
-    def spent(self, counters: Counters) -> None:
-        """Take note of what it has spent, and whether it gets on."""
-        if counters.ticks != self.counters.ticks or not self.in_flight:
-            self.moved_at = time.monotonic()
-        self.counters = counters
-
-    def calls(self) -> list[Any]:
-        """What is waited for."""
-        return [ref for ref in (self.placing, self.starting, self.listening) if ref is not None]
-
-    def offer(self, parcel: Any, version: int) -> None:
-        """Tell it of weights, once it has started."""
-        if self.member is not None and self.starting is None:
-            self.member.handle.offer.remote(parcel, version)
-            if self.offered == self.installed:
-                self.offered_at = time.monotonic()
-            self.offered = version
-
-    def submit(self, groups: Mapping[int, Asked]) -> None:
-        """Give it groups to sample, by place."""
-        assert self.member is not None
-        if not self.in_flight:
-            self.moved_at = time.monotonic()
-        self.in_flight |= groups
-        self.member.handle.submit.remote(list(groups.items()))
-
-    def check(self) -> None:
-        """Whether it lives, and keeps up. One that waits for room is let be.
-
-        Raises:
-            LostError: it does not.
-        """
-        assert self.member is not None
-        now, patience = time.monotonic(), self.patience
-        if self.placing is not None:
-            return
-        if self.starting is not None:
-            self.member.check_life()
-            if now - self.placed_at > patience.start:
-                raise self.member.lost(f"it has not loaded its model within {patience.start:g} s")
-            return
-        if now - self.listening_since > patience.silence:  # what was said before that has been heard
-            raise self.member.lost(f"no sign of life for {patience.silence:g} s (pid {self.member.pid})")
-        if self.in_flight and now - self.moved_at > patience.decode:
-            raise self.member.lost(f"it has decoded nothing for {patience.decode:g} s")
-        if self.installed < self.offered and now - self.offered_at > patience.weights:
-            version, seconds = self.offered, patience.weights
-            raise self.member.lost(f"version {version} of the weights was not installed in {seconds:g} s")
-
-    def vacate(self) -> dict[int, Asked]:
-        """End whoever has it, and keep it free for a while; the groups that were in flight."""
-        assert self.member is not None
-        self.member.kill()
-        groups, self.in_flight = self.in_flight, {}
-        self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
-        self.buried.restarted += len(groups)
-        self.member = self.placing = self.starting = self.listening = None
-        self.installed = self.offered = -1
-        self.taking_part = False
-        self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.deaths)
-        self.deaths += 1
-        return groups

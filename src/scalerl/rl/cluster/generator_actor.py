@@ -31,6 +31,8 @@ class GeneratorActor:
         self._counters = Counters()
         self._heard, self._said = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
         self._newest: tuple[Weights, int] | None = None
+        self._lock = threading.Lock()
+        """Of `_newest`, which one thread sets and another takes."""
 
     @ray.method(concurrency_group="life")
     def where(self) -> tuple[str, int]:
@@ -71,10 +73,13 @@ class GeneratorActor:
     def offer(self, parcel: Any, version: int) -> None:
         """Fetch weights, which are installed between two decode steps."""
         try:
-            self._newest = parcel.fetch(), version
+            newest = parcel.fetch(), version
         except Exception as error:
             self._say(("behind", brief_error(error), Counters()))
             return
+        with self._lock:
+            self._newest = newest
+        del newest
         self._heard.put(None)
 
     @ray.method(concurrency_group="listen")
@@ -92,8 +97,9 @@ class GeneratorActor:
         self._said.put((*message, time.time()))
 
     def _newer(self, version: int) -> tuple[Weights, int] | None:
-        newest = self._newest
-        if newest is None or newest[1] == version:
-            return None
-        self._newest = None  # the copy is given back once it is installed
-        return newest
+        with self._lock:
+            newest = self._newest
+            if newest is None or newest[1] == version:
+                return None
+            self._newest = None  # the copy is given back once it is installed
+            return newest

@@ -33,6 +33,7 @@ from scalerl.rl.fsdp.group import LearnerGroup
 from scalerl.rl.pending import Pending
 
 _AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
+_LOOK = 1.0  # seconds between two looks at who still lives
 
 
 class RayRanks:
@@ -47,6 +48,7 @@ class RayRanks:
         put, share = session.room["trainers"], cluster.trainer
         actor = remote(TrainerActor, GROUPS)
         self.members: list[Member] = []
+        self._looked = -math.inf
         for rank in range(cluster.trainers):
             handle = actor.options(
                 num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=put(rank)
@@ -84,6 +86,16 @@ class RayRanks:
     def call(self, method: str, what: str, *args: Any) -> list[Any]:
         """A method of the actors on every rank; what each returns."""
         return self._on(dict.fromkeys(self.members, args), method, what)
+
+    def check_life(self) -> None:
+        """Whether all live; waits for nothing."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        check()
+        with self._losses():
+            for member in self.members:
+                member.check_life()
 
     def close(self) -> None:
         """End the ranks."""
@@ -159,6 +171,10 @@ class RayLearner(LearnerGroup):
         self.address = self._actors.members[0].node.split()[1]
         """Where the first rank can be reached."""
         super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+
+    def check_life(self) -> None:
+        """Whether all ranks live, for a driver that waits for others; waits for nothing itself."""
+        self._actors.check_life()
 
     def weights(self) -> StoredWeights:
         """The current weights, in the object store."""

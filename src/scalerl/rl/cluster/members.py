@@ -7,6 +7,7 @@ another. Nothing here waits for longer than it was told to.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,10 +21,27 @@ from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.cluster.contact import check
 
 _LOOK = 1.0  # seconds between two looks at who still lives
+_AWAY = 1.5  # seconds between two looks, beyond which the driver did something else
 
 
 class LostError(WorkerError):
     """An actor died, does not answer, or cannot go on; the text names actor, node and cause."""
+
+
+class Attention:
+    """Whether somebody was listened to: silence counts only while the driver listens.
+
+    What was said while it did something else may not be here at once, as an answer that lies in the store of
+    another node is only fetched once it is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._at = time.monotonic()
+
+    def away(self) -> float:
+        """Seconds since the last call that do not count; 0 where the driver looks often."""
+        before, self._at = self._at, time.monotonic()
+        return max(self._at - before - _AWAY, 0.0)
 
 
 @dataclass(eq=False)
@@ -38,6 +56,9 @@ class Member:
     pid: int = 0
     _ping: Any = None
     _pinged: float = field(default_factory=time.monotonic)
+    _attention: Attention = field(default_factory=Attention)
+    _lock: Any = field(default_factory=threading.Lock)
+    """A checkpoint's thread waits for an actor while the driver does too."""
 
     def lost(self, cause: BaseException | str) -> LostError:
         """The error that says so."""
@@ -59,6 +80,11 @@ class Member:
         """
         if not self.pid:
             return
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        self._pinged += self._attention.away()
         if self._ping is None:
             self._ping, self._pinged = self.handle.ping.remote(), time.monotonic()
             return
@@ -97,6 +123,7 @@ class Calls:
         self._limit, self._what = limit, what
         self._ends = time.monotonic() + limit
         self._looked = -math.inf
+        self._attention = Attention()
 
     def wait(self, seconds: float) -> bool:
         """Whether all have returned; waits for no longer than `seconds`."""
@@ -114,6 +141,7 @@ class Calls:
 
     def _take_note(self, timeout: float) -> None:
         check()
+        self._ends += self._attention.away()
         done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=timeout)
         for ref in done:
             value_of(ref, self._calls[ref])  # one that has failed is heard of at once, whoever waits for it

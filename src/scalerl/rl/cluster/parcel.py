@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.exceptions import RayError
 
+from scalerl.errors import LearnerLostError, brief_error
 from scalerl.rl.buckets import in_buckets
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.types import Weights
@@ -46,7 +48,7 @@ class StoredWeights(Mapping[str, np.ndarray]):
         """The buckets one after another, not to be written to.
 
         Raises:
-            ray.exceptions.RayError: one did not come in time, or is gone with the process that put it.
+            LearnerLostError: one did not come in time, or is gone with the process that put it.
         """
         for _, ref in self._buckets:
             yield self._get(ref)
@@ -62,7 +64,10 @@ class StoredWeights(Mapping[str, np.ndarray]):
         return {name: np.array(weight) for _, ref in order for name, weight in self._get(ref).items()}
 
     def _get(self, ref: Any) -> dict[str, np.ndarray]:
-        return ray.get(ref, timeout=self._seconds)
+        try:
+            return ray.get(ref, timeout=self._seconds)
+        except RayError as error:
+            raise LearnerLostError(f"weights do not come from the learner ({brief_error(error)})") from error
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import ray
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.cluster.members import Calls, LostError, Member, gather, remote
+from scalerl.rl.cluster.members import Attention, Calls, LostError, Member, gather, remote
 from scalerl.rl.cluster.session import Session, here
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.model import load_tokenizer
@@ -45,13 +45,17 @@ Share = tuple[list[dict[str, Any]], np.ndarray, np.ndarray]
 class VerifierActor:
     """What `scalerl.rl.verify.Verifier` does, elsewhere."""
 
-    def start(self, recipe: Any, model_folder: str) -> tuple[str, int]:
-        """Load the tokenizer, and start the processes; node and process."""
+    @ray.method(concurrency_group="life")
+    def where(self) -> tuple[str, int]:
+        """Node and process."""
+        return here()
+
+    def start(self, recipe: Any, model_folder: str) -> None:
+        """Load the tokenizer, and start the processes."""
         from scalerl.rl.setup import load_verifier
 
         torch.set_num_threads(1)
         self._verifier = load_verifier(recipe, load_tokenizer(model_folder))
-        return here()
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:
@@ -82,7 +86,7 @@ class RayVerifier(Verification):
         limits = getattr(recipe.task, "limits", None)
         self._least = limits.workers if limits else 1
         self._deaths = 0
-        self._alone_since = math.inf
+        self._alone_since, self._attention = math.inf, Attention()
         self.lost: list[str] = []
         """What was said of each verifier that was lost."""
         actor, arguments = remote(VerifierActor, {"life": 1}), (recipe.without_prompts(), model_folder)
@@ -164,6 +168,7 @@ class RayVerifier(Verification):
 
     def _give_up_alone(self) -> None:
         """Not to wait for ever where nobody is left."""
+        self._alone_since += self._attention.away()
         if any(seat.there for seat in self._seats):
             self._alone_since = math.inf
             return
@@ -209,7 +214,9 @@ class _Seat:
     there: bool = False
     """Whether it has started."""
     ref: Any = None
-    """What it was asked for: to start, or to judge a share."""
+    """What it was asked for: where it is, to start, or to judge a share."""
+    starting: Any = None
+    """Its start, for as long as it waits for room."""
     share: int | None = None
     deaths: int = 0
     fill_at: float = 0.0
@@ -222,15 +229,18 @@ class _Seat:
 
     def fill(self) -> None:
         """Ask for an actor; it comes when there is room."""
-        handle, self.ref = self.start()
+        handle, self.starting = self.start()
         self.member = Member(self.name, handle, self.patience.silence)
-        self._call = Calls({self.ref: self.member}, math.inf, "started")
+        self.ref = handle.where.remote()
+        self._call = Calls({self.ref: self.member}, math.inf, "come")
 
     def start_within(self, seconds: float) -> None:
         """Wait until it has started."""
         assert self.member is not None
-        gather({self.ref: self.member}, max(seconds, 0.0), "started")
-        self.outcomes()
+        ends = time.monotonic() + seconds
+        for what in ("come", "started"):
+            gather({self.ref: self.member}, max(ends - time.monotonic(), 0.0), what)
+            self.outcomes()
 
     def give(self, number: int, share: Share) -> None:
         """Have it judge a share."""
@@ -248,11 +258,14 @@ class _Seat:
         if self.member is None or self._call is None or not self._call.wait(0.0):
             return {}
         (found,) = self._call.result()
+        if self.starting is not None:
+            self.member.settled(found)
+            self.ref, self.starting = self.starting, None
+            self._call = Calls({self.ref: self.member}, self.patience.start, "started")
+            return {}
         number, self._call, self.ref, self.share = self.share, None, None, None
         if number is None:
-            if not self.there:
-                self.member.settled(found)
-                self.there = True
+            self.there = True
             return {}
         self.deaths = 0
         return {number: found}
@@ -266,7 +279,7 @@ class _Seat:
         assert self.member is not None
         self.member.kill()
         shares = [] if self.share is None else [self.share]
-        self.member = self.ref = self.share = self._call = None
+        self.member = self.ref = self.starting = self.share = self._call = None
         self.there = False
         self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.deaths)
         self.deaths += 1

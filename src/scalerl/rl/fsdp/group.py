@@ -125,6 +125,9 @@ class LearnerGroup:
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
         return _Step(self, self._ranks.begin("step", values))
 
+    def check_life(self) -> None:
+        """A rank that is gone ends those of torchrun."""
+
     def weights(self) -> Weights:
         """See `Learner.weights`."""
         return self._ranks.all("weights")

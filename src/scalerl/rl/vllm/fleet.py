@@ -189,6 +189,14 @@ class Fleet:
     # -- a completion ----------------------------------------------------------------------------------------
 
     async def _complete(self, server: Kept, flight: Flight) -> None:
+        """A task that ended silently would leave its completion in flight for ever."""
+        try:
+            await self._ask(server, flight)
+        except Exception as error:
+            if not self._broken.done():
+                self._broken.set_exception(error)
+
+    async def _ask(self, server: Kept, flight: Flight) -> None:
         try:
             answer = await server.client.ask(
                 "/v1/completions", self._body(server, flight), seconds=self._settings.request_seconds
@@ -196,10 +204,6 @@ class Fleet:
             completed = parsed(server.client.name, answer, flight)
         except Gone as error:
             await self._dropped(server, flight, error)
-            return
-        except ScalerlError as error:
-            if not self._broken.done():
-                self._broken.set_exception(error)
             return
         self._landed(server, flight)
         if completed is None:  # called back

@@ -23,10 +23,9 @@ import torch
 from torch.cuda import nccl
 
 from scalerl.errors import InputError, LearnerLostError, brief_error
-from scalerl.rl.buckets import layout_of
+from scalerl.rl.buckets import buckets_of, layout_of
 from scalerl.rl.types import Weights
 from scalerl.rl.vllm.client import Client, Gone
-from scalerl.rl.vllm.weights import fetched
 
 
 class NcclTransport:
@@ -47,15 +46,15 @@ class NcclTransport:
         self._weights, self.version = weights, version
 
     @asynccontextmanager
-    async def newest(self) -> AsyncIterator[tuple[int, tuple[Weights, int]]]:
+    async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
         """See `Transport`."""
-        yield self.version, (self._weights, self.version)
+        yield self.version, self._weights
 
-    async def load(self, client: Client, source: tuple[Weights, int], seconds: float) -> Any:
+    async def load(self, client: Client, source: Weights, seconds: float) -> Any:
         """See `Transport`."""
         if client not in self._groups:
             self._groups[client] = await self._join(client, seconds)
-        layout = layout_of(source[0])
+        layout = layout_of(source)
         info = {
             "names": [name for name, _ in layout],
             "dtype_names": ["float32"] * len(layout),
@@ -64,7 +63,7 @@ class NcclTransport:
         await client.ask("/start_weight_update", {}, seconds=seconds)
         await asyncio.gather(
             client.ask("/update_weights", {"update_info": info}, seconds=seconds),
-            _aside(client, seconds, _broadcast, *source, self._groups[client]),
+            _aside(client, seconds, _broadcast, source, self._groups[client]),
         )
         await client.ask("/finish_weight_update", {}, seconds=seconds)
         return await client.ask("/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds)
@@ -118,8 +117,8 @@ def _first(world: int, name: bytes) -> Any:
     return group
 
 
-def _broadcast(weights: Weights, version: int, group: Any) -> None:
-    for bucket in fetched(weights, version):
+def _broadcast(weights: Weights, group: Any) -> None:
+    for bucket in buckets_of(weights):
         for weight in bucket.values():
             nccl.broadcast([torch.from_numpy(np.array(weight)).cuda()], root=0, comms=[group])
             torch.cuda.synchronize()  # before the tensor's memory is used again

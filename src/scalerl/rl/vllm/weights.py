@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors.numpy import save_file
 
-from scalerl.errors import LearnerLostError, WorkerError, brief_error
-from scalerl.rl.buckets import Bucket, buckets_of
+from scalerl.errors import LearnerLostError, WorkerError
+from scalerl.rl.buckets import buckets_of
 from scalerl.rl.types import Weights
 from scalerl.rl.vllm.client import Client
 
@@ -95,7 +95,7 @@ class FileTransport:
         aside = path.with_suffix(".part")
         try:
             aside.mkdir()
-            for i, bucket in enumerate(fetched(weights, version)):
+            for i, bucket in enumerate(buckets_of(weights)):
                 tensors = {name: np.ascontiguousarray(weight) for name, weight in bucket.items()}
                 save_file(tensors, aside / f"{i:05}.safetensors")
             aside.replace(path)  # whole, or not there
@@ -108,17 +108,3 @@ class FileTransport:
                 "--shm-size), or weights_folder names another place"
             ) from error
         return path
-
-
-def fetched(weights: Weights, version: int) -> Iterator[Bucket]:
-    """The buckets of `weights`.
-
-    Raises:
-        LearnerLostError: they are elsewhere, and do not come: the learner that put them there is gone.
-    """
-    try:
-        yield from buckets_of(weights)
-    except Exception as error:
-        raise LearnerLostError(
-            f"version {version} of the weights does not come from the learner ({brief_error(error)})"
-        ) from error

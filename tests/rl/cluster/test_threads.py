@@ -1,0 +1,139 @@
+"""What two threads of a process on a cluster use: nothing is lost between them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from scalerl.errors import WorkerError
+from scalerl.rl.checkpoint import Checkpointing, Checkpoints
+from scalerl.rl.cluster import members
+from scalerl.rl.cluster.evaluation import RayEvaluator
+from scalerl.rl.cluster.generator_actor import GeneratorActor
+from scalerl.rl.cluster.members import Member
+
+
+class Handle:
+    """An actor that answers at once."""
+
+    @property
+    def ping(self):
+        return self
+
+    def remote(self):
+        return "asked"
+
+
+def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
+    """A checkpoint's thread, and the driver."""
+    asked, together, wrong = [], threading.Barrier(2), []
+
+    def ready(refs, timeout):
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # both come as far as this, where nothing keeps one of them out
+        return refs, []
+
+    def get(ref, timeout):
+        asked.append(ref)
+
+    monkeypatch.setattr(members.ray, "wait", ready)
+    monkeypatch.setattr(members.ray, "get", get)
+    member = Member("trainer 0", Handle(), 20.0)
+    member.settled(("node a", 1))
+    member.check_life()  # asks
+
+    def look():
+        try:
+            member.check_life()
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert asked == ["asked"]
+
+
+class Parcel:
+    def fetch(self):
+        return {}
+
+
+_Actor: Any = GeneratorActor
+
+
+class Watched(_Actor):
+    """Weights arrive as soon as those before have been looked at, if nothing keeps them out meanwhile."""
+
+    offering = None
+
+    @property
+    def _newest(self):
+        found = self.__dict__.get("newest")
+        if found and found[1] == 1 and self.offering is None:
+            self.offering = threading.Thread(target=self.offer, args=(Parcel(), 2))
+            self.offering.start()
+            self.offering.join(0.5)
+        return found
+
+    @_newest.setter
+    def _newest(self, newest):
+        self.__dict__["newest"] = newest
+
+
+def test_weights_that_arrive_as_others_are_taken_are_kept():
+    actor: Any = Watched()
+    actor.offer(Parcel(), 1)
+    taken = actor._newer(0)
+    assert taken is not None
+    assert taken[1] == 1
+    actor.offering.join()
+    taken = actor._newer(1)
+    assert taken is not None
+    assert taken[1] == 2
+
+
+def test_an_evaluation_that_starts_as_the_run_ends_is_ended_too(recipe, monkeypatch):
+    killed = []
+    monkeypatch.setattr(Member, "kill", lambda member: killed.append(member.name))
+    evaluator: Any = object.__new__(RayEvaluator)
+    evaluator._closed, evaluator._member = threading.Event(), None
+    evaluator._thread, evaluator._cluster = ThreadPoolExecutor(1), recipe.cluster
+
+    class Options:
+        """The run ends while the actor is asked for."""
+
+        def remote(self):
+            closing.start()
+            evaluator._closed.wait()
+            return None
+
+    closing, evaluator._options = threading.Thread(target=evaluator.close), Options()
+    starting = evaluator._thread.submit(evaluator._start)
+    with pytest.raises(WorkerError, match="the run has ended"):
+        starting.result(timeout=60)
+    closing.join(60)
+    assert "the evaluation" in killed
+
+
+def test_a_checkpoint_that_fails_keeps_no_thread(tmp_path):
+    checkpoints = Checkpoints(tmp_path, Checkpointing(), Learnerless(), None)
+    checkpoints.make(1, {})
+    with pytest.raises(ZeroDivisionError):
+        checkpoints.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
+
+
+class Learnerless:
+    """What cannot be saved."""
+
+    def saver(self, near, resumable=True):
+        def save(folder):
+            raise ZeroDivisionError
+
+        return save
