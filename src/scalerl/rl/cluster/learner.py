@@ -112,7 +112,7 @@ class RayRanks:
         except LostError as error:
             cause = self._dead_first() or error
             self.close()
-            raise LearnerLostError(str(cause)) from error
+            raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
     def _dead_first(self) -> LostError | None:
         """Who died, where somebody did: the others complain of their connection to it."""
@@ -159,6 +159,11 @@ class RayLearner(LearnerGroup):
         self.address = self._actors.members[0].node.split()[1]
         """Where the first rank can be reached."""
         super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+
+    @property
+    def ranks(self) -> list[tuple[str, str]]:
+        """Name and node of each."""
+        return [(member.name, member.node) for member in self._actors.members]
 
     def weights(self) -> StoredWeights:
         """The current weights, in the object store."""
