@@ -143,7 +143,7 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
 
 
 def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
-    """What is to be said where the rates are those of another model than the recipe's, as far as that shows."""
+    """What is to be said where the rates are those of another model than the recipe's, as far as it shows."""
     from scalerl.plan.rates import names
     from scalerl.rl.base import is_built
 
