@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -52,16 +52,46 @@ def connected(cluster: Cluster) -> Iterator[None]:
             yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    with contact.last_words():
+    with contact.last_words(), _Began(cluster.address == "local") as began:
         try:
             _init(ray, cluster)
             if threading.current_thread() is threading.main_thread():
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
+            began.note()
             with _watched(ray, cluster):
                 yield
         finally:
             ray.shutdown()
+
+
+class _Began:
+    """The processes of a cluster that is started here: where its head was killed, Ray leaves some of them."""
+
+    def __init__(self, local: bool) -> None:
+        self._local, self._processes = local, []
+
+    def __enter__(self) -> _Began:
+        self._before = self._below()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import psutil  # Ray brings it
+
+        for process in self._processes:
+            with suppress(psutil.Error):  # it has ended, as most have by now
+                process.kill()
+
+    def note(self) -> None:
+        """All have begun."""
+        self._processes = [process for process in self._below() if process not in self._before]
+
+    def _below(self) -> list[Any]:
+        if not self._local:
+            return []
+        import psutil
+
+        return psutil.Process().children(recursive=True)
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
