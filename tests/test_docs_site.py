@@ -237,3 +237,16 @@ def test_what_is_broken_stops_the_build(tmp_path, page, text, said):
     status, output = build(tmp_path, tmp_path / "site")
     assert status != 0
     assert said in output
+
+
+def test_the_table_of_a_cluster_has_every_key_with_its_default(script):
+    """Those of the learner and of vLLM are on pages of their own."""
+    tables = script("docs_tables")
+    from scalerl.rl.cluster.settings import Cluster
+
+    rows = re.findall(r"^\| (`cluster\.\S+`) \| (`\S+`) \|", (DOCS / "cluster.md").read_text(), re.M)
+    kinds = {("`cluster.engine.kind`", "`torch`"), ("`cluster.learner.kind`", "`one`")}
+    kinds.add(("`cluster.transport.kind`", "`object_store`"))
+    others = ("`cluster.engine.", "`cluster.learner.")
+    keys = {(key, default) for key, default, _ in tables._rows(Cluster, "cluster") if default}
+    assert set(rows) == kinds | {row for row in keys if not row[0].startswith(others)}

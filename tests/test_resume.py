@@ -274,6 +274,17 @@ def test_a_finished_run_of_another_recipe_is_refused(recipe, tmp_path):
         run(replace(recipe, seed=1), tmp_path / "run", resume=True)
 
 
+def test_another_budget_is_told_by_its_key(recipe, tmp_path):
+    run(recipe, tmp_path / "run")
+    less = replace(recipe, budget=replace(recipe.budget, amount=7))
+    says = rf"the run has budget.amount = {recipe.budget.amount:g}, and this recipe 7; .*--until stops a run"
+    with pytest.raises(InputError, match=says):
+        run(less, tmp_path / "run", resume=True)
+    other = replace(recipe, loss=replace(recipe.loss, max_ratio=9.0))
+    with pytest.raises(InputError, match=r"loss.max_ratio = 5.0, and this recipe 9.0; .*another run \(-o\)"):
+        run(other, tmp_path / "run", resume=True)
+
+
 def test_a_recipe_with_an_infinite_bound_is_resumed_and_run_again(recipe, tmp_path):
     recipe = replace(recipe, loss=Cispo(max_ratio=math.inf))
     with pytest.raises(CutError):

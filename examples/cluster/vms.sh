@@ -10,9 +10,11 @@ case "${1:-}" in
     ray start --head --node-ip-address="$2" --port=6379 --include-dashboard=false --num-cpus=0 --num-gpus=0 ;;
   worker) # ADDRESS: of the head
     ray start --address="$2:6379" ;;
+  stop)   # on every machine, the workers first: ends Ray there, and what it runs
+    ray stop ;;
   train)  # RECIPE RUN: goes on where it was, however it ended
     exec scalerl train "$2" -o "$3" --cluster ray --resume ;;
   *)
-    echo "usage: vms.sh head ADDRESS | worker ADDRESS-OF-HEAD | train RECIPE RUN" >&2
+    echo "usage: vms.sh head ADDRESS | worker ADDRESS-OF-HEAD | train RECIPE RUN | stop" >&2
     exit 2 ;;
 esac

@@ -59,7 +59,16 @@ class WorkerError(ScalerlError):
 
 
 class LearnerLostError(WorkerError):
-    """Processes of a learner on a cluster died: the run can go on from its last checkpoint."""
+    """Processes of a learner on a cluster died: the run can go on from its last checkpoint.
+
+    `who` was lost, on which `node`, and when (`at`, Unix seconds), where that is known.
+    """
+
+    def __init__(
+        self, message: str, who: str = "the learner", node: str = "", at: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.who, self.node, self.at = who, node, at
 
 
 class WriteError(ScalerlError):

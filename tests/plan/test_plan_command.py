@@ -42,12 +42,35 @@ def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
     shown = {name: text.strip() for name, text in rows.items()}
     assert shown["rates"] == "by hand"
     assert shown["pace"] == "240 steps/hour, 15 s a step"
-    assert shown["generators"] == "33% idle; 67% of the rows in use"
+    assert shown["generators"] == ("33% idle; 67% of the rows in use (8 completions at once in each)")
+    assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33%, wait 67% for groups"
     assert shown["age"] == "mean 0.00, largest 0 (the bound is 0)"
     assert shown["cost"] == "5.00 dollars an hour"
     assert "in order" in out
     assert "100.0%" in out
+
+
+def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
+    words = ["--generators", "1", "--trainers", "1", "--steps", "5"]
+    run = write_run(tmp_path / "run").path
+    config = {"name": "made", "seed": 0, "recipe": {"model": "/models/8b"}}
+    (run / "config.json").write_text(json.dumps(config))
+    for source, of in (("--from", "/models/8b"), ("--rates", "a model of billions of weights")):
+        what = str(run) if source == "--from" else "h100-8b"
+        assert main(["plan", "demo", source, what, *SMALL, *words]) == 0
+        said = f"warning: the rates of {what} are of {of}, and the recipe's model is chain-base\n"
+        assert capsys.readouterr().err == said
+    assert main(["plan", "demo", *rates, *SMALL, *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_large_numbers_are_readable(rates, capsys):
+    fast = ["--rate", "decode.base=1e-6", "--rate", "trainer.fixed=1e-6"]
+    assert main(["plan", "demo", *rates, *fast, *SMALL, "--generators", "2", "--trainers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "e+" not in out
+    assert "2 generators, 1 trainer\n" in out
 
 
 def test_json_has_the_same(rates, capsys):
@@ -101,7 +124,7 @@ def test_the_curve_of_a_run_says_the_hours_to_a_target(rates, capsys, tmp_path):
         (["--rates", "h100-8b", "--devices", "4", "--target", "0.5"], "--target needs the curve of a run"),
         (["--rates", "none.toml", "--devices", "4"], "none.toml: no such file"),
         (["--rates", "h100-8b", "--devices", "4", "--rate", "decode.rows=1"], "did you mean 'decode.row'"),
-        (["--from", "nowhere", "--devices", "4"], "nowhere"),
+        (["--from", "nowhere"], "--from nowhere: no such run folder"),
         (["--rates", "h100-8b", "--devices", "4", "--seed", "-1"], "--seed: a number of 0 or more"),
     ],
 )

@@ -1,10 +1,13 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
-from scalerl.rl.base import BaseModel, build_base
+from scalerl.errors import InputError
+from scalerl.rl.base import BaseModel, build_base, find_model
 from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.recipe import load_recipe
 from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations
 
 SPEC = BaseModel(
@@ -42,3 +45,9 @@ def test_the_base_model_ends_its_completions(tmp_path):
     with torch.no_grad():
         p_V = model(input_ids=ids).logits[0, -1].softmax(-1)
     assert p_V[VOCABULARY.index("<eos>")] > 0.5
+
+
+@pytest.mark.parametrize("name", ["/nowhere/models/base", "./base", "nowhere/models/base"])
+def test_a_folder_that_is_not_there_is_no_name_on_the_hub(name):
+    with pytest.raises(InputError, match=f"model: no folder {name}$"):
+        find_model(replace(load_recipe("demo"), model=name))

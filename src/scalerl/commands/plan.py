@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.commands._parser import examples
-from scalerl.commands._text import level, positive, print_rows, print_table, share
+from scalerl.commands._text import level, positive, print_rows, print_table, print_warnings, share
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scalerl.plan.rates import Rates
     from scalerl.plan.simulate import Outcome
     from scalerl.record import RunRecord
+    from scalerl.rl.recipe import Recipe
 
 _WIDTH = 40  # letters of the longest bar
 
@@ -97,6 +98,7 @@ def run(args: argparse.Namespace) -> None:
         outcome = best(tuple(tried))
     else:
         outcome = simulate(job, rates, args.generators, args.trainers, **how)
+    print_warnings(_other_model(recipe, args, record))
     target = None
     if args.target is not None and record is not None:
         target = to_target(record, args.target, job, outcome, args.price, args.level)
@@ -107,7 +109,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """The options that go together."""
+    """The options that go together, and the run that is to be there."""
+    if args.run_folder is not None and not args.run_folder.is_dir():
+        raise InputError(f"plan: --from {args.run_folder}: no such run folder")
     if (args.run_folder is None) == (args.rates is None):
         raise InputError(
             "plan: give --from RUN, whose rates count, or --rates FILE (of the package: h100-8b); one of them"
@@ -136,6 +140,20 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
     record = RunRecord.read(args.run_folder)
     rates = rates_of(record)
     return record, load_rates(rates, args.rate) if args.rate else rates
+
+
+def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
+    """What is to be said where the rates are those of another model than the recipe's, as far as it shows."""
+    from scalerl.plan.rates import names
+    from scalerl.rl.base import is_built
+
+    if record is not None:
+        of = (record.config.get("recipe") or {}).get("model", recipe.model)
+        other = of != recipe.model
+    else:
+        of, other = "a model of billions of weights", is_built(recipe.model) and args.rates in names()
+    source = args.run_folder or args.rates
+    return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
 
 
 def _job(job: Job, args: argparse.Namespace, record: RunRecord | None) -> Job:
@@ -194,7 +212,7 @@ def _print(
                 (
                     f"{one.generators:,}",
                     f"{one.trainers:,}",
-                    f"{one.steps_per_hour:,.4g}",
+                    _readable(one.steps_per_hour),
                     f"{one.generators_idle:.0%}",
                     f"{one.trainers_train:.0%}",
                     one.bound_by,
@@ -219,10 +237,21 @@ def _rows(
     rows = [
         ("recipe", f"{args.recipe}: {job.prompts} x {job.samples} a step, {schedule}, {job.rows} rows"),
         ("rates", rates.source),
-        ("devices", f"{outcome.devices:,}: {outcome.generators:,} generators, {outcome.trainers:,} trainers"),
-        ("pace", f"{outcome.steps_per_hour:,.4g} steps/hour, {outcome.seconds_per_step:.4g} s a step"),
-        ("tokens", f"{outcome.tokens_per_second:,.4g} a second"),
-        ("generators", f"{outcome.generators_idle:.0%} idle; {outcome.rows_in_use:.0%} of the rows in use"),
+        (
+            "devices",
+            f"{outcome.devices:,}: {_counted(outcome.generators, 'generator')}, "
+            f"{_counted(outcome.trainers, 'trainer')}",
+        ),
+        (
+            "pace",
+            f"{_readable(outcome.steps_per_hour)} steps/hour, {_readable(outcome.seconds_per_step)} s a step",
+        ),
+        ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
+        (
+            "generators",
+            f"{outcome.generators_idle:.0%} idle; {outcome.rows_in_use:.0%} of the rows in use "
+            f"({job.rows:,} completions at once in each)",
+        ),
         ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {said}" if said else "")),
         (
             "age",
@@ -238,6 +267,17 @@ def _rows(
     if target is not None:
         rows += _target_rows(target)
     return rows
+
+
+def _readable(value: float) -> str:
+    """Four digits, with none of them as a power of ten: 105,500 and 0.4213."""
+    digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
+    text = f"{round(value, digits):,.{max(digits, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _target_rows(target: Target) -> list[tuple[str, str]]:

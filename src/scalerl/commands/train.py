@@ -28,8 +28,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         epilog=examples("""
   scalerl train demo -o runs/mine                               # a recipe of the package
   scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
-  scalerl train runs/mine --set seed=1                          # the recipe of a run, with another seed
   scalerl train runs/mine --resume                              # go on with a run that was cut
+  scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a cluster of its own, here
 """),
     )
     train.add_argument(
@@ -53,10 +53,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="go on from the newest checkpoint of the run folder; start where there is none",
     )
-    cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same")
+    cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same, and more")
     cluster.add_argument("--cluster", choices=["ray"], help="place the parts of the run on a Ray cluster")
-    cluster.add_argument("--generators", type=int, metavar="N", help="processes that decode")
-    cluster.add_argument("--trainers", type=int, metavar="M", help="processes that train; FSDP2 from two on")
+    cluster.add_argument("--generators", type=int, metavar="N", help="processes that decode (1)")
+    cluster.add_argument(
+        "--trainers", type=int, metavar="M", help="processes that train (1); FSDP2 from two on"
+    )
     add_json_argument(train)
     train.set_defaults(run=run)
 

@@ -89,10 +89,12 @@ def find_model(
     `chain-base:seed=1,hidden_size=32` for another one (`base_spec`).
 
     Raises:
-        InputError: the name has an option that is none, or the task is another.
+        InputError: there is no such folder; the name has an option that is none, or the task is another.
         WriteError: the disk does not take the base model.
     """
     if not is_built(recipe.model):
+        if _is_path(recipe.model) and not Path(recipe.model).is_dir():
+            raise InputError(f"model: no folder {recipe.model}")
         return recipe.model, {}
     spec = _spec_of(recipe)
     folder = build_base(spec, cache_folder(), progress)
@@ -119,6 +121,11 @@ def model_shape(recipe: Recipe) -> nn.Module:
     spec = _spec_of(recipe)
     with torch.device("meta"):
         return _new_model(spec).to(dtype)
+
+
+def _is_path(model: str) -> bool:
+    """Whether it can be no name on the Hub."""
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
 
 
 def is_built(model: str) -> bool:

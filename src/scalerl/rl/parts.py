@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+from scalerl.errors import LearnerLostError
 from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.setup import load_verifier, place_generator
@@ -22,6 +23,10 @@ class Parts(Protocol):
 
     timeline: Any
     """Who did what when, where that is recorded: see `scalerl.rl.cluster.timeline`."""
+
+    def went_back(self, error: LearnerLostError, step: int) -> None:
+        """The run has begun again from a step, for that the learner of the parts before was lost."""
+        ...
 
     def learner(self) -> Any:
         """The learner, at version 0: a `Learner`, or what has its methods."""
@@ -50,6 +55,9 @@ class PartsHere:
     ) -> None:
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._aside, self._load = aside, load
+
+    def went_back(self, error: LearnerLostError, step: int) -> None:
+        """See `Parts`."""
 
     def learner(self) -> Any:
         """See `Parts`."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.jsonl import plain
+from scalerl.jsonl import dumps, plain
 from scalerl.record import UNTRAINED, final_folder
 from scalerl.rl.checkpoint import newest_checkpoints, step_folders
 from scalerl.rl.recipe import Recipe, recipe_of_run
@@ -83,8 +84,28 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     path = folder / "config.json"
     if not path.exists():
         return
-    before, now = recipe_of_run(path), plain(recipe.to_json())
-    different = [key for key in now if key not in UNTRAINED and now[key] != before.get(key)]
-    if different:
-        key = different[0]
-        raise InputError(f"{folder}: the run has {key} = {before.get(key)}, and this recipe {now[key]}")
+    before, now = (
+        {key: value for key, value in values.items() if key not in UNTRAINED}
+        for values in (recipe_of_run(path), plain(recipe.to_json()))
+    )
+    different = next(_differences(before, now, ""), None)
+    if different is None:
+        return
+    key, *values = different
+    was, here = ("not set" if value is None else dumps(value) for value in values)
+    how = (
+        "--until stops a run sooner, and more than its budget is another run"
+        if key.startswith("budget.")
+        else "another recipe is another run (-o)"
+    )
+    goes_on = f"scalerl train {folder} --resume goes on as it was"
+    raise InputError(f"{folder}: the run has {key} = {was}, and this recipe {here}; {goes_on}; {how}")
+
+
+def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that are not the same, with both values; tables are gone into."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**now, **before}:
+            yield from _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif before != now:
+        yield key, before, now

@@ -154,17 +154,19 @@ def _try_until_done(
 ) -> None:
     """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
     resume."""
-    rewinds, began, lost = 0, -1, ""
+    rewinds, began = 0, -1
+    lost: LearnerLostError | None = None
     while True:
         try:
             with ExitStack() as closing:
                 run = attempt(resume, closing)
                 rewinds, began = (0 if run.began > began else rewinds), run.began
-                if lost and run.parts.timeline is not None:
-                    run.parts.timeline.event(lost)
+                if lost:
+                    _LOG.warning("the run goes on from step %d", began)
+                    run.parts.went_back(lost, began)
                 return go_on(run, closing)
         except LearnerLostError as error:
-            rewinds, resume, lost = rewinds + 1, True, str(error)
+            rewinds, resume, lost = rewinds + 1, True, error
             if rewinds > MOST_REWINDS:
                 raise
             _LOG.warning("%s; the run goes on from its last checkpoint", error)
@@ -208,6 +210,8 @@ class _Run:
         else:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
         closing.callback(self.writer.close)
+        if parts.timeline is not None:
+            closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
         self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at

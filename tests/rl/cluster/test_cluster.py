@@ -46,7 +46,7 @@ def by_learner_alone(recipe, model, steps):
 
 def overlap(lines):
     """Seconds in which a generator decoded while the learner trained."""
-    spans = {role: [x for x in lines if x.get("role") == role] for role in ("generate", "train")}
+    spans = {role: [x for x in lines if x["role"] == role and "busy" in x] for role in ("generate", "train")}
     shared = 0.0
     for g in spans["generate"]:
         for t in spans["train"]:
@@ -69,7 +69,9 @@ def test_two_generators_and_two_ranks_on_three_nodes(nodes, sharded, small_base,
     found = [(step.stats.loss, step.stats.grad_norm) for step in steps]
     np.testing.assert_allclose(found, by_learner_alone(recipe, small_base, steps), rtol=1e-5, atol=1e-5)
     assert overlap(lines) > 0
-    who = {line["who"] for line in lines if line.get("role") == "generate"}
+    who = {line["who"] for line in lines if line["role"] == "generate" and "busy" in line}
+    came = {(line["role"], line["who"]) for line in lines if line.get("kind") == "arrived"}
+    assert {("train", "trainer 0"), ("train", "trainer 1"), ("generate", "generator 0")} < came
     assert who == {"generator 0", "generator 1"}
     ages = [s.index - 1 - r.version_T for s in steps for g in s.groups for r in g.rollouts]
     assert min(a.min() for a in ages) >= 0

@@ -1,6 +1,8 @@
 """The head of a cluster dies: a run ends with a line, and a resume on a new cluster goes on."""
 
 import json
+import subprocess
+import sys
 import time
 
 import psutil
@@ -67,3 +69,32 @@ def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kind
     assert driver.returncode == 0, said
     assert json.loads(out)["status"] == "finished"  # and Ray has said nothing there
     check_record(folder, 250)
+
+
+_LOCAL = """
+import time
+
+import psutil
+
+from scalerl.rl.cluster.contact import ClusterLostError, check
+from scalerl.rl.cluster.session import connected
+from scalerl.rl.cluster.settings import Cluster, Patience
+
+below = []
+try:
+    with connected(Cluster(address="local", patience=Patience(silence=5))):
+        below = psutil.Process().children(recursive=True)
+        next(p for p in below if p.name() == "gcs_server").kill()
+        while True:
+            time.sleep(0.5)
+            check()
+except ClusterLostError:
+    left = psutil.wait_procs(below, timeout=30)[1]
+    print("of", len(below) > 3, "left", [p.name() for p in left])
+"""
+
+
+@pytest.mark.slow
+def test_a_local_cluster_whose_head_dies_leaves_nobody_behind():
+    done = subprocess.run([sys.executable, "-c", _LOCAL], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "of True left []\n", done.stderr

@@ -138,13 +138,26 @@ def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
         train(recipe, folder, small_base)
         killer.join()
     record = check_record(folder, 20)
-    (said,) = [r.getMessage() for r in caplog.records if "from its last checkpoint" in r.getMessage()]
-    cause = "no sign of life for 20 s" if number == signal.SIGSTOP else "died"
+    (heard,) = [r for r in caplog.records if "from its last checkpoint" in r.getMessage()]
+    said = heard.getMessage()
+    cause = (
+        "no sign of life for 20 s" if number == signal.SIGSTOP else f"its process ended (pid {killed[0]}, "
+    )
     assert said.startswith("trainer ")
     assert cause in said
     assert "on node " in said
     lost = [json.loads(line) for line in (folder / "lost.jsonl").read_text().splitlines()]
     assert lost[0]["lost"]["steps"] >= 2
+    lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+    (loss,) = [line for line in lines if line.get("kind") == "lost"]
+    again = [
+        x for x in lines if x.get("kind") == "arrived" and x["role"] == "train" and x["time"] > loss["time"]
+    ]
+    assert (loss["role"], len(again)) == ("train", 2)
+    assert loss["time"] <= heard.created  # of the loss, and not of the restart
+    back = int(loss["event"].partition("the run goes on from step ")[2])
+    assert f"the run goes on from step {back}" in [r.getMessage() for r in caplog.records]
+    assert 0 <= back < 7
     print(f"\n{said}; lost {lost[0]['lost']['steps']} steps, {len(record.evals)} evaluations")
 
 

@@ -38,6 +38,12 @@ def test_a_table_of_a_recipe_and_back():
         ("cluster.generatos=3", "did you mean 'cluster.generators'"),
         ("cluster.generator.cpus=0", "one of them positive"),
         ("cluster.verifiers=-1", "must not be negative"),
+        ("cluster.transport.kind=nccl", "generator.gpus = 1, or another kind"),
+        (
+            "cluster.transport.kind=nccl cluster.generator.gpus=1 cluster.learner.kind=fsdp2",
+            "trainer.gpus = 1, or another kind",
+        ),
+        ("cluster.transport.kind=nccl cluster.generator.gpus=0.5", "a GPU for each: generator"),
         ("cluster.engine.kind=vllm cluster.generators=2", "vLLM has engine.servers or engine.urls"),
         ("cluster.engine.kind=vllm cluster.transport.kind=gloo", "vLLM has engine.transport"),
     ],
@@ -61,6 +67,17 @@ def test_options_of_a_cluster_need_one(options, capsys):
 def test_no_cluster_there_is_a_line():
     cluster = Cluster(address="127.0.0.1:1")
     complaint = r"no Ray cluster answers at 127.0.0.1:1 .*ray start --head"
+    with pytest.raises(InputError, match=complaint), connected(cluster):
+        pass
+
+
+@pytest.mark.slow
+def test_a_local_cluster_that_can_never_have_room_is_refused_at_once():
+    cluster = Cluster(generators=60, address="local", generator=Share(gpus=1.0))
+    complaint = (
+        "asks for 60 generators of 1 CPU and 1 GPU, 1 evaluation of 1 CPU and 1 GPU: 61 CPUs and 61 GPUs; "
+        "there are 61 CPUs and [0-9]+ GPUs? on 1 node, .* no other machine joins"
+    )
     with pytest.raises(InputError, match=complaint), connected(cluster):
         pass
 

@@ -15,6 +15,7 @@ from ray_nodes import Run, simulated, until
 from scalerl.errors import InputError
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Cluster
+from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.verifier import RayVerifier, _packed, _unpacked
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.model import load_tokenizer
@@ -67,10 +68,9 @@ def start(recipe, small_base):
         recipe_ = replace(recipe, task=task, cluster=cluster)
         session = Session(cluster)
         made.append(session)
-        made.append(RayVerifier(recipe_, str(small_base), session, said.append))
+        made.append(RayVerifier(recipe_, str(small_base), session, Timeline()))
         return made[-1]
 
-    said: list[str] = []
     yield make
     for part in reversed(made):
         part.close()
@@ -124,9 +124,13 @@ def test_a_verifier_that_is_lost_is_replaced_and_its_share_is_judged_by_another(
     assert until(lambda: judging.wait(1.0))
     assert judging.result() == [[Reward(1.0, True), Reward(-1.0, False)]] * 8  # a token is a character
     assert "verifier 0 on " + node in verifier.lost[0]
-    assert verifier.lost == [r.getMessage().partition("; others")[0] for r in caplog.records]
+    assert caplog.records[0].getMessage() == verifier.lost[0] + "; others judge what it was given"
     until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
     until(lambda: verifier.judge(groups) and seat.there)  # another has come in its place
+    events = [(e["kind"], e["role"], e["who"]) for e in verifier._timeline.events()]
+    came = [("arrived", "verify", f"verifier {i}") for i in (0, 1)]
+    assert events[:3] == [*came, ("lost", "verify", "verifier 0")]
+    assert events[-1] == ("arrived", "verify", "verifier 0")
     assert seat.member.pid != pid
 
 
@@ -168,7 +172,7 @@ def test_a_replacement_that_hangs_as_it_starts_is_replaced(nodes, recipe, small_
         session = Session(cluster)
         closing.callback(session.close)
         recipe = replace(recipe, task=task, cluster=cluster)
-        verifier = RayVerifier(recipe, str(small_base), session, lambda event: None)
+        verifier = RayVerifier(recipe, str(small_base), session, Timeline())
         closing.callback(verifier.close)
         hangs.touch()
         seat = verifier._seats[0]

@@ -445,6 +445,10 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
     came, lost, again, span, _ = lines.lines(1, 0.0, 0.0)
     assert came["event"] == again["event"] == f"vLLM at {peer.url} takes part from version 0"
     assert lost["event"].startswith(f"vLLM at {peer.url} is lost: ")
+    assert [line["kind"] for line in (came, lost, again)] == ["arrived", "lost", "arrived"]
+    assert {(line["role"], line["who"], line["node"]) for line in (came, lost)} == {
+        ("generate", f"vLLM at {peer.url}", "127.0.0.1")
+    }
     assert (span["who"], span["node"]) == (f"vLLM at {peer.url}", "127.0.0.1")
     assert 0 < span["busy"] <= span["ended"] - span["began"] + 1e-3
 

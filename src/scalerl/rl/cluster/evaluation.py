@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from scalerl.errors import WorkerError
 from scalerl.rl.cluster.members import LostError, Member, gather, remote
 from scalerl.rl.cluster.parcel import StoredWeights, store
 from scalerl.rl.cluster.session import Session, here
+from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.evaluate import Evaluation, Evaluator
 from scalerl.rl.types import Prompt, Weights
 
@@ -45,10 +46,8 @@ class EvaluationActor:
 class RayEvaluator:
     """Evaluates in an actor, in order, while training goes on; see `EvaluationProcess`."""
 
-    def __init__(
-        self, recipe: Any, model_folder: str, session: Session, on_event: Callable[[str], None]
-    ) -> None:
-        self._cluster, self._on_event = recipe.cluster, on_event
+    def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
+        self._cluster, self._timeline = recipe.cluster, timeline
         put = session.room["evaluation"]
         self._options = remote(EvaluationActor, {"life": 1}).options(
             num_cpus=recipe.cluster.generator.cpus,
@@ -99,6 +98,8 @@ class RayEvaluator:
             raise WorkerError("the run has ended")
         start = member.handle.start.remote(*self._arguments)
         member.settled(gather({start: member}, self._cluster.patience.start, "started")[0])
+        what = f"{member.name} on {member.node} takes part"
+        self._timeline.event("arrived", "evaluate", member.name, member.node, what)
         return member
 
     def _lose(self, error: LostError, death: int) -> None:
@@ -110,4 +111,4 @@ class RayEvaluator:
         if death >= MOST_DEATHS:
             raise error
         _LOG.warning("%s; it begins again", error)
-        self._on_event(str(error))
+        self._timeline.event("lost", "evaluate", error.who, error.node, str(error), error.at)

@@ -26,7 +26,7 @@ from typing import Any
 
 import ray
 
-from scalerl.errors import ScalerlError, WorkerError
+from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
@@ -203,9 +203,9 @@ class RayGenerator(Admission):
         try:
             do(seat)
         except LostError as error:
-            self._lose(seat, str(error))
+            self._lose(seat, error)
         except ScalerlError as error:  # what it cannot load here, another node may have
-            self._lose(seat, str(seat.member.lost(str(error))))
+            self._lose(seat, seat.member.lost(str(error)))
 
     def _hear(self, seat: Seat, ref: Any) -> None:
         assert seat.member is not None
@@ -239,7 +239,9 @@ class RayGenerator(Admission):
             seat.has_installed(value)
             if value >= self._floor and not seat.taking_part:
                 seat.taking_part = True
-                self._timeline.event(f"{seat.name} on {seat.member.node} takes part from version {value}")
+                node, what = seat.member.node, f"takes part from version {value}"
+                arrived = f"{seat.name} on {node} {what}"
+                self._timeline.event("arrived", "generate", seat.name, node, arrived)
             return
         places, sizes, packed = value
         self._keep(places, sizes, packed)
@@ -247,13 +249,13 @@ class RayGenerator(Admission):
             del seat.in_flight[place]
         self._deaths = seat.deaths = 0
 
-    def _lose(self, seat: Seat, why: str) -> None:
-        self.lost.append(why)
+    def _lose(self, seat: Seat, error: LostError) -> None:
+        self.lost.append(why := str(error))
         self._deaths += 1
-        groups = len(seat.in_flight)
-        _LOG.warning("%s; its %d groups go to others", why, groups)
-        self._timeline.event(why)
-        self._homeless |= seat.vacate()
+        self._timeline.event("lost", "generate", error.who, error.node, why, error.at)
+        groups = seat.vacate()
+        _LOG.warning("%s%s", why, _fate(len(groups), bool(self.alive)))
+        self._homeless |= groups
         self._transport.failed()
         if self._deaths > MOST_DEATHS * len(self._seats):
             raise WorkerError(f"{self._deaths} generators were lost with no group complete in between: {why}")
@@ -274,3 +276,11 @@ class RayGenerator(Admission):
             raise WorkerError(f"no generator is left, and none came within {self._patience.start:g} s: {why}")
 
     _alone_since = float("inf")
+
+
+def _fate(groups: int, others: bool) -> str:
+    """What becomes of the groups of a generator that is lost."""
+    if not groups:
+        return ""
+    become = ("goes to others", "go to others") if others else ("waits for another", "wait for another")
+    return f"; its {counted(groups, 'group')} {become[groups != 1]}"

@@ -124,7 +124,7 @@ class RayRanks:
         except LostError as error:
             cause = self._dead_first() or error
             self.close()
-            raise LearnerLostError(str(cause)) from error
+            raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
 
     def _dead_first(self) -> LostError | None:
         """Who died, where somebody did: the others complain of their connection to it."""
@@ -171,6 +171,11 @@ class RayLearner(LearnerGroup):
         self.address = self._actors.members[0].node.split()[1]
         """Where the first rank can be reached."""
         super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+
+    @property
+    def ranks(self) -> list[tuple[str, str]]:
+        """Name and node of each."""
+        return [(member.name, member.node) for member in self._actors.members]
 
     def check_life(self) -> None:
         """Whether all ranks live, for a driver that waits for others; waits for nothing itself."""

@@ -7,6 +7,7 @@ another. Nothing here waits for longer than it was told to.
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from scalerl.errors import ScalerlError, WorkerError, brief_error
+from scalerl.errors import ScalerlError, WorkerError, brief_error, first_line
 from scalerl.rl.cluster.contact import check
 
 _LOOK = 1.0  # seconds between two looks at who still lives
@@ -26,6 +27,10 @@ _AWAY = 1.5  # seconds between two looks, beyond which the driver did something 
 
 class LostError(WorkerError):
     """An actor died, does not answer, or cannot go on; the text names actor, node and cause."""
+
+    def __init__(self, message: str, who: str = "", node: str = "") -> None:
+        super().__init__(message)
+        self.who, self.node, self.at = who, node, time.time()
 
 
 class Attention:
@@ -62,8 +67,8 @@ class Member:
 
     def lost(self, cause: BaseException | str) -> LostError:
         """The error that says so."""
-        text = cause if isinstance(cause, str) else _cause(cause)
-        return LostError(f"{self.name} on {self.node} is lost: {text}")
+        text = cause if isinstance(cause, str) else cause_of(cause, self.pid)
+        return LostError(f"{self.name} on {self.node} is lost: {text}", self.name, self.node)
 
     def settled(self, where: tuple[str, int]) -> None:
         """It has said where it runs."""
@@ -179,10 +184,30 @@ def value_of(ref: Any, member: Member) -> Any:
         raise member.lost(error) from error
 
 
-def _cause(error: BaseException) -> str:
-    """What Ray says of a death, on one line: the reason, which stands in the middle of many lines."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    wanted = ("The actor died because", "The actor is dead because", "the actor's node was", "OOM", "exit ")
-    telling = [line for line in lines if line.startswith(wanted)] or lines[:1]
-    kind = {ActorDiedError: "it died", ActorUnavailableError: "it cannot be reached"}.get(type(error))
-    return f"{kind or type(error).__name__} ({'; '.join(telling)})"
+_EXIT = re.compile(r"Worker exit type: (\w+)(?: Worker exit detail: (.+?)(?:\. |\.?$))?", re.MULTILINE)
+_RPC = re.compile(r"RPC error: (.+?)(?:\.| rpc_code|$)")
+_NODE = re.compile(r"the actor's node was (?:terminated|preempted)[^:\n]*: *(.*)")
+
+
+def cause_of(error: BaseException, pid: int) -> str:
+    """What Ray says of a death, in a few words: it says it in many lines, with guesses that are none of ours.
+
+    Ray tells no signal: a process that was killed, and one that crashed, have ended for it in the same way.
+    """
+    text = str(error)
+    process = f"its process ended (pid {pid}" if pid else "its process ended (before it had a place"
+    if isinstance(error, ActorUnavailableError):
+        found = _RPC.search(text)
+        return f"it cannot be reached ({found[1] if found else first_line(error)})"
+    if found := _EXIT.search(text):
+        kind, detail = found[1], (found[2] or "").removeprefix("Worker unexpectedly exits with a ")
+        if kind == "NODE_OUT_OF_MEMORY":
+            return f"{process}): Ray ended it, as its node was out of memory"
+        return f"{process}, {kind}{': ' * bool(detail)}{detail})"
+    if "its node has died" in text:
+        reason = _NODE.search(text)
+        return f"its node is gone{f' ({reason[1].strip()})' if reason and reason[1].strip() else ''}"
+    if isinstance(error, RayActorError):
+        reason = text.rpartition("The actor is dead because ")[2] if "dead because" in text else ""
+        return f"it died ({first_line(ValueError(reason or text))})"
+    return brief_error(error)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from scalerl.errors import LearnerLostError
 from scalerl.rl.cluster.evaluation import RayEvaluator
 from scalerl.rl.cluster.generator import RayGenerator
 from scalerl.rl.cluster.learner import RayLearner
@@ -31,12 +32,19 @@ class RayParts:
         self.timeline = Timeline()
         closing.callback(self._session.close)
 
+    def went_back(self, error: LearnerLostError, step: int) -> None:
+        """The run has begun again from a step, for that a rank of the learner was lost."""
+        what = f"{error}; the run goes on from step {step}"
+        self.timeline.event("lost", "train", error.who, error.node, what, error.at)
+
     def learner(self) -> Learner | RayLearner:
         """The learner: in the driver, or over actors."""
         if self._recipe.cluster.learner.kind == "one":
             return load_learner(self._recipe, self._model_folder)
         learner = RayLearner(self._recipe, self._model_folder, self._session)
         self._closing.callback(learner.close)
+        for name, node in learner.ranks:
+            self.timeline.event("arrived", "train", name, node, f"{name} on {node} takes part")
         return learner
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
@@ -55,7 +63,7 @@ class RayParts:
     def verifier(self, tokenizer: Any) -> Verification:
         """What judges: in processes beside the driver, or in actors."""
         if self._recipe.cluster.verifiers:
-            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline.event)
+            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline)
         else:
             verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
@@ -85,6 +93,6 @@ class RayParts:
 
     def evaluate(self) -> RayEvaluator:
         """What evaluates."""
-        evaluator = RayEvaluator(self._recipe, self._model_folder, self._session, self.timeline.event)
+        evaluator = RayEvaluator(self._recipe, self._model_folder, self._session, self.timeline)
         self._closing.callback(evaluator.close)
         return evaluator

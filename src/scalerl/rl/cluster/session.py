@@ -9,12 +9,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from scalerl.errors import InputError, first_line
+from scalerl.errors import InputError, counted, first_line
 from scalerl.rl.cluster import contact
 from scalerl.rl.cluster.settings import Cluster, Share
 
@@ -52,16 +52,46 @@ def connected(cluster: Cluster) -> Iterator[None]:
             yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    with contact.last_words():
+    with contact.last_words(), _Began(cluster.address == "local") as began:
         try:
             _init(ray, cluster)
             if threading.current_thread() is threading.main_thread():
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
+            began.note()
             with _watched(ray, cluster):
                 yield
         finally:
             ray.shutdown()
+
+
+class _Began:
+    """The processes of a cluster that is started here: where its head was killed, Ray leaves some of them."""
+
+    def __init__(self, local: bool) -> None:
+        self._local, self._processes = local, []
+
+    def __enter__(self) -> _Began:
+        self._before = self._below()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import psutil  # Ray brings it
+
+        for process in self._processes:
+            with suppress(psutil.Error):  # it has ended, as most have by now
+                process.kill()
+
+    def note(self) -> None:
+        """All have begun."""
+        self._processes = [process for process in self._below() if process not in self._before]
+
+    def _below(self) -> list[Any]:
+        if not self._local:
+            return []
+        import psutil
+
+        return psutil.Process().children(recursive=True)
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
@@ -77,6 +107,9 @@ def _init(ray: Any, cluster: Cluster) -> None:
         cpus = sum(n * share.cpus for _, n, share, _ in _wanted(cluster))
         cpus = max(math.ceil(cpus), os.cpu_count() or 1)
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+        there = ray.cluster_resources()
+        if any(n > there.get(name, 0.0) for name, n in _in_all(cluster).items()):
+            raise InputError(f"{_lack(cluster, there)}, and no other machine joins a cluster that is local")
         return
     try:
         ray.init(address=_answering(ray, address), **quiet)
@@ -113,6 +146,12 @@ def _wanted(cluster: Cluster) -> list[tuple[str, int, Share, str]]:
         *verifiers * (cluster.verifiers > 0),
         ("evaluation", 1, cluster.generator, "PACK"),
     ]
+
+
+def _in_all(cluster: Cluster) -> dict[str, float]:
+    """How much a run asks for of everything."""
+    shares = [(n, share.bundle()) for _, n, share, _ in _wanted(cluster)]
+    return {name: sum(n * share.get(name, 0.0) for n, share in shares) for name in ("CPU", "GPU")}
 
 
 class Session:
@@ -161,10 +200,15 @@ class Session:
 def _lack(cluster: Cluster, before: Mapping[str, float]) -> str:
     """What is asked for, and what there is."""
     ray = _ray()
-    asked = [f"{n} {who} of {_words(share.bundle())}" for who, n, share, _ in _wanted(cluster)]
-    nodes = sum(node["Alive"] for node in ray.nodes())
-    there = f"{_words(ray.cluster_resources())} on {nodes} node{'s' * (nodes != 1)}"
-    return f"[cluster] asks for {', '.join(asked)}; there are {there}, {_words(before)} of them free"
+    asked = [
+        f"{counted(n, who.removesuffix('s'))} of {_words(share.bundle())}"
+        for who, n, share, _ in _wanted(cluster)
+    ]
+    in_all = _in_all(cluster)
+    kinds = [name for name, n in in_all.items() if n]
+    nodes = counted(sum(node["Alive"] for node in ray.nodes()), "node")
+    there = f"{_words(ray.cluster_resources(), kinds)} on {nodes}, {_words(before, kinds)} of them free"
+    return f"[cluster] asks for {', '.join(asked)}: {_words(in_all, kinds)}; there are {there}"
 
 
 def here() -> tuple[str, int]:
@@ -174,7 +218,8 @@ def here() -> tuple[str, int]:
     return f"node {ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})", os.getpid()
 
 
-def _words(resources: Mapping[str, float]) -> str:
+def _words(resources: Mapping[str, float], kinds: Sequence[str] = ()) -> str:
+    """Amounts in words; of `kinds` they are told where there are none, too."""
     amounts = {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
-    words = [f"{n:g} {name}{'s' * (n != 1)}" for name, n in amounts.items() if n or name == "CPU"]
-    return " and ".join(words)
+    words = [f"{n:g} {name}{'s' * (n != 1)}" for name, n in amounts.items() if n or name in kinds]
+    return " and ".join(words) or "nothing"

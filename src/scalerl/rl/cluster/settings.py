@@ -110,6 +110,15 @@ class Cluster:
                 )
             if self.transport.kind != "object_store":
                 raise ValueError("transport is the built-in engine's; vLLM has engine.transport")
+        if self.transport.kind == "nccl":
+            without = [name for name in self._receivers_and_senders() if getattr(self, name).gpus < 1]
+            if without:
+                raise ValueError(
+                    f'transport.kind "nccl" needs a GPU for each: {without[0]}.gpus = 1, or another kind'
+                )
+
+    def _receivers_and_senders(self) -> list[str]:
+        return ["generator", *["trainer"] * (self.learner.kind != "one")]
 
     @property
     def processes(self) -> int:

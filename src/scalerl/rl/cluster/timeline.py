@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ class Timeline:
 
     _generated: dict[tuple[str, str], _Span] = field(default_factory=dict)
     _last: dict[tuple[str, str], float] = field(default_factory=dict)
-    _events: list[dict[str, Any]] = field(default_factory=list)
+    _events: deque[dict[str, Any]] = field(default_factory=deque)
 
     def generated(self, who: str, node: str, at: float, busy: float) -> None:
         """A generator has decoded for `busy` seconds since it last said something, until `at`."""
@@ -30,9 +31,14 @@ class Timeline:
         span.ended, span.busy = at, span.busy + busy
         self._last[key] = at
 
-    def event(self, what: str) -> None:
-        """Something happened now: somebody came, or was lost."""
-        self._events.append({"event": what, "time": time.time()})
+    def event(self, kind: str, role: str, who: str, node: str, what: str, at: float | None = None) -> None:
+        """Somebody has `arrived`, or is `lost`: now, or at another time; `what` is a sentence."""
+        event = {"kind": kind, "role": role, "who": who, "node": node, "event": what}
+        self._events.append(event | {"time": time.time() if at is None else at})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Those since the last call; threads may add to them meanwhile."""
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def lines(self, step: int, began: float, seconds: float) -> list[dict[str, Any]]:
         """What was noted since the last call, and the step that was trained meanwhile."""
@@ -41,6 +47,5 @@ class Timeline:
             for (who, node), s in self._generated.items()
         ]
         train = {"role": "train", "step": step, "began": began, "ended": began + seconds, "busy": seconds}
-        lines = [*self._events, *spans, train]
-        self._events, self._generated = [], {}
-        return lines
+        self._generated = {}
+        return [*self.events(), *spans, train]

@@ -24,6 +24,7 @@ from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.cluster.members import Attention, Calls, LostError, Member, gather, remote
 from scalerl.rl.cluster.session import Session, here
 from scalerl.rl.cluster.settings import Patience
+from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pending import Pending
 from scalerl.rl.types import Prompt
@@ -76,13 +77,11 @@ class RayVerifier(Verification):
         WorkerError: the verifiers do not start; or (by what `ask` begins) are lost again and again.
     """
 
-    def __init__(
-        self, recipe: Any, model_folder: str, session: Session, on_event: Callable[[str], None]
-    ) -> None:
+    def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
         cluster, put = recipe.cluster, session.room["verifiers"]
         self._patience: Patience = cluster.patience
-        self._on_event = on_event
+        self._timeline = timeline
         limits = getattr(recipe.task, "limits", None)
         self._least = limits.workers if limits else 1
         self._deaths = 0
@@ -112,6 +111,7 @@ class RayVerifier(Verification):
                 seat.fill()
             for seat in self._seats:
                 seat.start_within(ends - time.monotonic())
+                self._arrived(seat)
         except ScalerlError:
             self.close()
             raise
@@ -148,21 +148,32 @@ class RayVerifier(Verification):
         found: dict[int, list[Outcome]] = {}
         for seat in self._seats:
             try:
+                before = seat.there
                 found |= seat.outcomes()
+                if seat.there and not before:
+                    self._arrived(seat)
             except ScalerlError as error:  # what it cannot load here, another node may have
                 self._lose(seat, error, waiting)
         self._deaths = 0 if found else self._deaths
         self._give_up_alone()
         return found
 
+    def _arrived(self, seat: _Seat) -> None:
+        assert seat.member is not None
+        name, node = seat.name, seat.member.node
+        self._timeline.event("arrived", "verify", name, node, f"{name} on {node} takes part")
+
     def _lose(self, seat: _Seat, error: ScalerlError, waiting: deque[int]) -> None:
         assert seat.member is not None
         why = error if isinstance(error, LostError) else seat.member.lost(str(error))
         self.lost.append(str(why))
         self._deaths += 1
-        waiting.extendleft(seat.vacate())
-        _LOG.warning("%s; others judge what it was given", why)
-        self._on_event(str(why))
+        self._timeline.event("lost", "verify", why.who, why.node, str(why), why.at)
+        shares = seat.vacate()
+        others = any(other.there for other in self._seats)
+        who = "others judge" if others else "another is waited for, to judge"
+        _LOG.warning("%s%s", why, f"; {who} what it was given" if shares else "")
+        waiting.extendleft(shares)
         if self._deaths > MOST_DEATHS * len(self._seats):
             raise WorkerError(f"{self._deaths} verifiers were lost with nothing judged in between: {why}")
 

@@ -211,10 +211,9 @@ class VllmGenerator(Admission):
 
     def _note_time(self, busy: list[float]) -> None:
         """Have the timeline know what each server did since it was last told."""
-        before, self._busy, urls = self._busy, busy, self._settings.urls
+        before, self._busy = self._busy, busy
         for i, name in enumerate(self._names if self._timeline else ()):
-            node = (urlsplit(urls[i]).hostname if urls else None) or platform.node()
-            self._timeline.generated(name, node, time.time(), busy[i] - before[i])
+            self._timeline.generated(name, self._node(i), time.time(), busy[i] - before[i])
 
     def begin(self) -> None:
         """Wait until every server has the first weights.
@@ -264,7 +263,7 @@ class VllmGenerator(Admission):
             self._finish(event)
         elif isinstance(event, Installed):
             if self._installed[event.server] < 0:
-                self._tell(f"{self._names[event.server]} takes part from version {event.version}")
+                self._tell("arrived", event.server, f"takes part from version {event.version}")
             self._installed[event.server] = event.version
             self._away.discard(event.server)
             self.install_seconds.append(event.seconds)
@@ -277,14 +276,19 @@ class VllmGenerator(Admission):
             self._away.add(event.server)
             self._counters.restarted += len(event.places)
             self.restarts += 1
-            self._tell(f"{self._names[event.server]} is lost: {event.why}")
+            self._tell("lost", event.server, f"is lost: {event.why}")
         else:
             assert isinstance(event, Failed)
             raise event.error
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, kind: str, server: int, what: str) -> None:
         if self._timeline:
-            self._timeline.event(what)
+            name = self._names[server]
+            self._timeline.event(kind, "generate", name, self._node(server), f"{name} {what}")
+
+    def _node(self, server: int) -> str:
+        urls = self._settings.urls
+        return (urlsplit(urls[server]).hostname if urls else None) or platform.node()
 
     def _finish(self, completed: Completed) -> None:
         request = completed.request
