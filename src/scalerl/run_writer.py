@@ -69,18 +69,18 @@ class RunWriter:
             raise _write_error(writer.path, error) from error
         return writer
 
-    def change_recipe(self, changes: Mapping[str, Any]) -> None:
-        """Put the parts `changes` of the recipe into config.json, where they are others there.
+    def change(self, **changes: Mapping[str, Any]) -> None:
+        """Put parts of its tables (the recipe, say) into config.json, where they are others there.
 
         Raises:
             WriteError: the disk does not take it.
         """
         path = self.path / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
-        if changed := {key: value for key, value in changes.items() if config["recipe"].get(key) != value}:
-            config["recipe"] |= changed
+        changed = config | {name: {**config.get(name, {}), **parts} for name, parts in changes.items()}
+        if changed != config:
             try:
-                write_atomically(path, dumps(config, indent=2) + "\n")
+                write_atomically(path, dumps(changed, indent=2) + "\n")
             except OSError as error:
                 raise _write_error(self.path, error) from error
 

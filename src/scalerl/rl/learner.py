@@ -101,6 +101,9 @@ class Learner:
     step of a small learning rate would round to nothing.
     """
 
+    trainers = 1
+    """Processes that it is on."""
+
     def __init__(
         self,
         model: nn.Module,

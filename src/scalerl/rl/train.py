@@ -203,13 +203,13 @@ class _Run:
         self.generator = parts.generator(self.learner, version)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
-            self.writer.change_recipe(free_choices(recipe))
+            self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
             drop_newer(folder, saved["step"] if saved else 0)
         else:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
         closing.callback(self.writer.close)
 
-        self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
+        self.counters = RunCounters(recipe.where.processes, self.learner.trainers, recipe.where.apart)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
@@ -292,11 +292,11 @@ class _Run:
         return parts | {"lengths": self.writer.lengths()}
 
     def _record(self, step: Step) -> None:
-        self.counters.add(step, self.generator.counters, self.clock.lap())
+        self.counters.add(step, self.generator.counters, *self.clock.lap())
         with self.clock.stopped():
             started = time.perf_counter()
             probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
-            self.counters.evaluate_seconds += time.perf_counter() - started
+            self.counters.evaluate_seconds += (time.perf_counter() - started) * self.learner.trainers
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:
@@ -355,19 +355,22 @@ class _Clock:
     """Wall time of training: laps, without the time in which it is stopped."""
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self._since, self._stopped = time.perf_counter(), 0.0
 
-    def lap(self) -> float:
-        """Seconds since the last one."""
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last one, and those in which it was stopped."""
         before, self._since = self._since, time.perf_counter()
-        return self._since - before
+        stopped, self._stopped = self._stopped, 0.0
+        return self._since - before, stopped
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """What is done meanwhile does not count."""
+        """What is done meanwhile does not count as training."""
         started = time.perf_counter()
         yield
-        self._since += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._since += seconds
+        self._stopped += seconds
 
 
 def _config(
@@ -392,6 +395,7 @@ def _config(
         },
         "devices": {
             "generate and train": str(learner.device),
+            "trainers": learner.trainers,
             "machine": platform.machine(),
             "cores": _cores(),
         },

@@ -35,6 +35,9 @@ from scalerl.rl.types import Weights
 class Ranks(Protocol):
     """Calls methods of `LearnerRank` by name."""
 
+    size: int
+    """How many there are."""
+
     def all(self, name: str, *args: Any) -> Any:
         """On every rank, in the order of the calls; what rank 0 returns. Of one thread of the driver.
 
@@ -113,7 +116,7 @@ class LearnerGroup:
         Raises:
             InputError: it cannot be loaded or sharded.
         """
-        self._ranks = ranks
+        self._ranks, self.trainers = ranks, ranks.size
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder), asdict(settings)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
         """Its shape, without weights."""
