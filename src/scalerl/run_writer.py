@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -212,13 +213,32 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
+    """Raise InputError if `folder` cannot become a new run: a file, not empty, out of reach, or closed."""
     try:
         is_used = folder.exists() and (not folder.is_dir() or not all(map(_is_of_a_start, folder.iterdir())))
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
     if is_used:
         raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise InputError if no file can be made in `folder`, or the folder itself cannot be; nothing stays."""
+    made: list[Path] = []
+    try:
+        for place in reversed([folder, *folder.parents]):
+            if not place.exists():
+                place.mkdir()
+                made.append(place)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder}: nothing can be written there ({error.strerror or error})") from error
+    finally:
+        for place in reversed(made):
+            with suppress(OSError):  # another run has begun there
+                place.rmdir()
 
 
 def _is_of_a_start(path: Path) -> bool:

@@ -44,13 +44,14 @@ from scalerl.rl.resume import (
     find_checkpoint,
     free_choices,
     is_finished,
+    resume_line,
 )
 from scalerl.rl.setup import check_prompts, load_learner
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.watch import Finding, Watch
-from scalerl.run_writer import RunWriter, check_unused
+from scalerl.run_writer import RunWriter, check_unused, check_writable
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -123,6 +124,8 @@ def train(
     elif is_finished(folder):
         check_recipe(folder, check_prompts(recipe, model_folder))
         return RunRecord.read(folder)
+    else:
+        check_writable(folder)
     trackers = [*recipe.tracking.trackers(), *trackers]
     check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
@@ -332,7 +335,7 @@ class _Run:
         if ends or stopped:
             self.checkpoints.finish()
         if reason := self.health.pause_for:
-            raise PausedError(f"paused at {reason}; scalerl train {self.folder} --resume goes on")
+            raise PausedError(f"paused at {reason}; {resume_line(self.folder)} goes on")
         if stopped:
             raise KeyboardInterrupt
 
