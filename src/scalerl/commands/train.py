@@ -119,6 +119,7 @@ def run_training(
     from scalerl.report import print_closing, write_report
     from scalerl.rl.base import find_model
     from scalerl.rl.process import stopped_by_signals
+    from scalerl.rl.resume import resume_line
     from scalerl.rl.setup import load_learner
     from scalerl.rl.train import train
     from scalerl.run_writer import check_unused
@@ -145,7 +146,7 @@ def run_training(
         if not (folder / "config.json").exists():
             raise
         fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
-        raise InterruptedRunError(f"interrupted; scalerl train {folder} --resume goes on{fits}") from None
+        raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
     report = write_report(record)
     if as_json:
         print(dumps(_closing(record, report)))
