@@ -85,6 +85,7 @@ def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(s
     assert train(1, *small, "-o", str(one))[0] == 0
     status, output = train(2, *small, "-o", str(many), "--until", "4")
     assert status == 0, output
+    assert "Warning" not in output
     assert (many / "checkpoints" / "step-00004" / "learner" / ".metadata").exists()
     check_seconds(many, 2)
     status, output = train(3, str(many), "--resume")
