@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError
+from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError, WriteError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
@@ -286,8 +286,13 @@ class _Run:
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
         self.checkpoints.wait()
-        save = self.learner.saver(self.folder, resumable=False)
-        write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
+        try:
+            save = self.learner.saver(self.folder, resumable=False)
+            write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
+        except WriteError as error:
+            raise WriteError(
+                f"{error}; the record is whole: free space, and {resume_line(self.folder)} goes on to its end"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalerl.errors import WriteError
 from scalerl.rl.batch import Batch
 from scalerl.rl.fsdp.checkpoint import DISK, Saving
 from scalerl.rl.fsdp.learner import ShardedLearner, load_sharded_learner
@@ -147,14 +148,20 @@ class LearnerGroup:
         """
         part = near / ".learner.part"
         shutil.rmtree(part, ignore_errors=True)
-        self._ranks.all("save", str(part.absolute()), resumable)
+        try:
+            self._ranks.all("save", str(part.absolute()), resumable)
+        except WriteError:
+            shutil.rmtree(part, ignore_errors=True)  # the room is somebody else's
+            raise
 
         def move(folder: Path) -> None:
-            if resumable:
-                self._ranks.first("wait_saved")
-            for path in part.iterdir():
-                path.rename(folder / path.name)
-            part.rmdir()
+            try:
+                if resumable:
+                    self._ranks.first("wait_saved")
+                for path in part.iterdir():
+                    path.rename(folder / path.name)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
 
         return move
 
