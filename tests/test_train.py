@@ -78,6 +78,28 @@ def test_one_seed_gives_one_result_wherever_evaluations_run(recipe, model, run, 
     assert (again.path / weights).read_bytes() == (run.path / weights).read_bytes()
 
 
+def test_seconds_are_those_of_all_devices(recipe, model, run, tmp_path):
+    """In this process every second of training is one of its device. Generators apart go on while the trainer
+    evaluates, which is no training: all of that is theirs."""
+    for row in lines(run.path / "steps.jsonl"):
+        spent = row["device_seconds"]
+        assert spent["generate"] + spent["train"] + spent["idle"] == pytest.approx(row["wall_seconds"])
+    apart = from_dict(
+        recipe.to_dict()
+        | {"placement": {"kind": "local", "generators": 2}}
+        | {"budget": {"kind": "steps", "amount": 8}, "evaluation": {"count": 8, "samples": 40}}
+    )
+    rows = lines(train(apart, tmp_path / "apart", model, evaluate_aside=False).path / "steps.jsonl")
+    first, last = rows[0], rows[-1]
+    passed = last["time"] - first["time"]
+    trained = last["wall_seconds"] - first["wall_seconds"]
+    assert trained < 0.7 * passed  # it has evaluated for the rest
+    held = [row["device_seconds"]["generate"] + row["idle_seconds"]["generate"] for row in (first, last)]
+    assert held[1] - held[0] == pytest.approx(2 * passed, rel=0.05)
+    spent = last["device_seconds"]
+    assert spent["generate"] + spent["train"] + spent["idle"] == pytest.approx(held[1] + last["wall_seconds"])
+
+
 def test_another_seed_gives_another_result(recipe, model, run, tmp_path):
     short = replace(recipe, seed=1, budget=replace(recipe.budget, amount=4))
     other = train(short, tmp_path / "c", model, evaluate_aside=False)

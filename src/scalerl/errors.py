@@ -43,7 +43,11 @@ class DivergedError(ScalerlError):
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(f"step {step}: {what}")
-        self.step = step
+        self.step, self.what = step, what
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again from its arguments, not from its text: it may come from the process of a learner."""
+        return type(self), (self.step, self.what)
 
 
 class PausedError(ScalerlError):

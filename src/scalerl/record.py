@@ -212,6 +212,13 @@ class RunRecord:
         return cls(Path(source), {}, tuple(evals), warnings=tuple(warnings), lines=tuple(lines))
 
     @property
+    def trainers(self) -> int:
+        """Processes that train, as config.json has them; 1 where it does not say."""
+        devices, recipe = (_table(self.config, name) for name in ("devices", "recipe"))
+        found = devices.get("trainers", _table(recipe, "cluster").get("trainers"))
+        return max(found, 1) if isinstance(found, int) else 1
+
+    @property
     def evals_file(self) -> Path:
         """The file that the evaluations came from."""
         return self.path / "evals.jsonl" if self.path.is_dir() else self.path
@@ -406,6 +413,11 @@ def compute_of(point: EvalPoint, axis: str) -> float:
     if axis == "tokens":
         return point.tokens.generated + point.tokens.trained
     return float(point.samples if axis == "samples" else point.step)
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _read_config(path: Path) -> dict[str, Any]:

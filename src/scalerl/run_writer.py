@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,18 +70,18 @@ class RunWriter:
             raise _write_error(writer.path, error) from error
         return writer
 
-    def change_recipe(self, changes: Mapping[str, Any]) -> None:
-        """Put the parts `changes` of the recipe into config.json, where they are others there.
+    def change(self, **changes: Mapping[str, Any]) -> None:
+        """Put parts of its tables (the recipe, say) into config.json, where they are others there.
 
         Raises:
             WriteError: the disk does not take it.
         """
         path = self.path / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
-        if changed := {key: value for key, value in changes.items() if config["recipe"].get(key) != value}:
-            config["recipe"] |= changed
+        changed = config | {name: {**config.get(name, {}), **parts} for name, parts in changes.items()}
+        if changed != config:
             try:
-                write_atomically(path, dumps(config, indent=2) + "\n")
+                write_atomically(path, dumps(changed, indent=2) + "\n")
             except OSError as error:
                 raise _write_error(self.path, error) from error
 
@@ -212,13 +213,32 @@ def _last_row(lines: Sequence[str]) -> dict[str, Any]:
 
 
 def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: a file, not empty, or out of reach."""
+    """Raise InputError if `folder` cannot become a new run: a file, not empty, out of reach, or closed."""
     try:
         is_used = folder.exists() and (not folder.is_dir() or not all(map(_is_of_a_start, folder.iterdir())))
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
     if is_used:
         raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise InputError if no file can be made in `folder`, or the folder itself cannot be; nothing stays."""
+    made: list[Path] = []
+    try:
+        for place in reversed([folder, *folder.parents]):
+            if not place.exists():
+                place.mkdir()
+                made.append(place)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder}: nothing can be written there ({error.strerror or error})") from error
+    finally:
+        for place in reversed(made):
+            with suppress(OSError):  # another run has begun there
+                place.rmdir()
 
 
 def _is_of_a_start(path: Path) -> bool:

@@ -33,6 +33,29 @@ def test_a_run_shows_the_rates_it_was_made_with(tmp_path):
     assert evaluated_every(record) == 8
 
 
+def test_trainers_of_a_run_are_those_that_its_config_tells_of(tmp_path):
+    """Of a cluster in the recipe, or as torchrun was told: seconds are those of all of them."""
+    one = rates_of(write_run(tmp_path / "one"))
+    for name, config in {
+        "torchrun": {"devices": {"trainers": 2}},
+        "cluster": {"recipe": {"cluster": {"trainers": 2}}},
+    }.items():
+
+        def of_two(row):
+            row["device_seconds"]["train"] *= 2
+            row["idle_seconds"]["train"] *= 2
+            return row
+
+        record = write_run(tmp_path / name, change=of_two)
+        (record.path / "config.json").write_text(json.dumps({"name": "made", "seed": 0, **config}))
+        record = RunRecord.read(record.path)
+        assert record.trainers == 2
+        rates = rates_of(record)
+        assert rates.trainer.fixed == pytest.approx(one.trainer.fixed)
+        assert rates.trainer.token == pytest.approx(2 * one.trainer.token)  # each has half of them
+        assert rates.driver.step == pytest.approx(one.driver.step)
+
+
 def test_processes_that_share_cores_are_rated_in_cpu_seconds(tmp_path):
     """Their clocks show how long they waited for a core, which the simulation finds out by itself."""
     share = 0.4

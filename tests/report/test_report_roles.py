@@ -49,6 +49,13 @@ def test_each_role_has_its_busy_and_idle_time_and_its_speed():
     assert role_rows([{"step": 1}]) == []
 
 
+def test_all_trainers_together_have_their_share_of_the_time():
+    of_two = step(10)
+    of_two["device_seconds"]["train"], of_two["idle_seconds"]["train"] = 10.0, 8.0
+    text = dict(role_rows([of_two], 2))["trainer"]
+    assert text.startswith("busy 10 s, idle 8 s (40 %), verifying and recording 2 s; 1.0k tokens")
+
+
 def test_busy_shares_are_those_of_each_piece_of_the_run():
     wall_N = np.arange(101.0)
     busy_N = np.where(wall_N < 50, 0, wall_N - 50)  # idle in the first half, busy in the second

@@ -6,13 +6,14 @@ import argparse
 import math
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive
-from scalerl.errors import InputError, InterruptedRunError
+from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:
     from scalerl.record import RunRecord
@@ -117,10 +118,10 @@ def run_training(
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
     from scalerl.console import TrainingProgress
     from scalerl.curve.freeze import freeze
-    from scalerl.jsonl import dumps
-    from scalerl.report import print_closing, write_report
+    from scalerl.record import RunRecord
     from scalerl.rl.base import find_model
     from scalerl.rl.process import stopped_by_signals
+    from scalerl.rl.resume import resume_line
     from scalerl.rl.setup import load_learner
     from scalerl.rl.train import train
     from scalerl.run_writer import check_unused
@@ -147,15 +148,37 @@ def run_training(
         if not (folder / "config.json").exists():
             raise
         fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
-        raise InterruptedRunError(f"interrupted; scalerl train {folder} --resume goes on{fits}") from None
-    report = write_report(record)
+        raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
+    except WriteError:
+        with suppress(ScalerlError):  # what was trained is told, whatever could not be saved
+            _close(RunRecord.read(folder), as_json)
+        raise
+    _close(record, as_json)
+
+
+def _close(record: RunRecord, as_json: bool) -> None:
+    """Write the report, and print the closing table or the same as JSON.
+
+    Raises:
+        WriteError: the disk does not take the report; the rest is printed.
+    """
+    from scalerl.jsonl import dumps
+    from scalerl.report import print_closing, write_report
+
+    report = failed = None
+    try:
+        report = write_report(record)
+    except WriteError as error:
+        failed = error
     if as_json:
         print(dumps(_closing(record, report)))
     else:
         print_closing(record, report=report)
+    if failed is not None:
+        raise failed
 
 
-def _closing(record: RunRecord, report: Path) -> dict[str, Any]:
+def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
     """The closing figures: what was measured, and the forecast that is judged by it, as it was frozen."""
     from scalerl.record import final_folder
     from scalerl.report import frozen_forecasts, judge, main_forecast
@@ -189,5 +212,5 @@ def _closing(record: RunRecord, report: Path) -> dict[str, Any]:
         "compute": {axis: float(record.compute(axis)[-1]) for axis in axes},
         "forecast": forecast,
         "alarms": len(record.alarms),
-        "report": str(report),
+        "report": report and str(report),
     }

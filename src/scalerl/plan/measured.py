@@ -36,7 +36,7 @@ def rates_of(record: RunRecord) -> Rates:
     Raises:
         InputError: it has too few steps, or was recorded without `pace`.
     """
-    rows, cores, trainers = _rows(record), _cores(record), _trainers(record)
+    rows, cores, trainers = _rows(record), _cores(record), record.trainers
     spent = _by_cpu(rows) if cores else _by_clock(rows, trainers)
     first, last, counted = rows[0], rows[-1], rows[1:]
     completions = sum(row["completions"] for row in counted)
@@ -218,11 +218,6 @@ def _cores(record: RunRecord) -> int:
 def _passes(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Micro-batches of each step after the first, where one trainer has all of it; else none."""
     size = ((record.config.get("recipe") or {}).get("batch") or {}).get("micro")
-    if not size or _trainers(record) > 1:
+    if not size or record.trainers > 1:
         return np.zeros(len(rows) - 1)
     return np.array([-(-row["completions_used"] // size) for row in rows[1:]], dtype=float)
-
-
-def _trainers(record: RunRecord) -> int:
-    cluster = (record.config.get("recipe") or {}).get("cluster") or {}
-    return int(cluster.get("trainers", 1))

@@ -21,12 +21,14 @@ class RunCounters:
 
     generators: int = 1
     """Processes that decode."""
-    devices: int = 1
-    """Devices whose time is counted; one where generator and trainer take turns."""
+    trainers: int = 1
+    """Processes that train."""
+    apart: bool = False
+    """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
     generator_seconds: float = 0.0
     """In which processes that decode were there, idle or not, all together."""
     wall_seconds: float = 0.0
-    """Of training, evaluations in this process left out."""
+    """Of training; the probe, and evaluations that hold it up, left out."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -60,23 +62,24 @@ class RunCounters:
         return self.generate_flops + self.train_flops
 
     @property
-    def _trainers(self) -> int:
-        return max(self.devices - self.generators, 1)
-
-    @property
     def idle_seconds(self) -> float:
         """Device-seconds in which neither role did anything."""
-        held = self.generator_seconds + self.wall_seconds * (self.devices - self.generators)
+        held = self.wall_seconds * self.trainers + (self.generator_seconds if self.apart else 0.0)
         return max(held - self.generate_seconds - self.train_seconds, 0.0)
 
-    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
-        """Take note of a step; `generator` is cumulative."""
+    def add(self, step: Step, generator: Counters, wall_seconds: float, held_up: float = 0.0) -> None:
+        """Take note of a step; `generator` is cumulative.
+
+        `held_up` are further seconds in which the trainer did what is no part of training: generators apart
+        went on meanwhile.
+        """
         self.wall_seconds += wall_seconds
-        self.generator_seconds += wall_seconds * (generator.alive or self.generators)
+        seconds = wall_seconds + held_up if self.apart else wall_seconds
+        self.generator_seconds += seconds * (generator.alive or self.generators)
         self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
-        self.train_seconds += step.train_seconds * self._trainers
-        self.waited_seconds += step.waited_seconds * self._trainers
+        self.train_seconds += step.train_seconds * self.trainers
+        self.waited_seconds += step.waited_seconds * self.trainers
         self.verified_seconds += step.verified_seconds
         self.hidden_seconds += step.hidden_seconds
         self.installs, self.install_seconds = generator.installs, generator.install_seconds
@@ -129,8 +132,8 @@ class RunCounters:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; on as many devices as there are now."""
         held = {"generator_seconds": state["wall_seconds"] * state["generators"]}  # older checkpoints lack it
-        devices = {"generators": self.generators, "devices": self.devices}
-        self.__dict__.update(held | dict(state) | devices)
+        now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
+        self.__dict__.update(held | dict(state) | now)
 
 
 FATES = ("trained", "zero_variance", "truncated", "failed")

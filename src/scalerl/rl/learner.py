@@ -101,6 +101,9 @@ class Learner:
     step of a small learning rate would round to nothing.
     """
 
+    trainers = 1
+    """Processes that it is on."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -172,7 +175,10 @@ class Learner:
             InputError: it is the state of a learner on several processes.
         """
         if "masters" not in state:
-            raise InputError(f"{folder}: saved by a learner on several processes: resume it by torchrun")
+            again = (
+                f"torchrun --nproc-per-node N -m scalerl.cli train {folder and folder.parents[1]} --resume"
+            )
+            raise InputError(f"{folder}: saved by a learner on several processes: resume it by {again}")
         self.version = state["version"]
         for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
             master.copy_(value)

@@ -133,8 +133,13 @@ class Inline:
 
     @property
     def devices(self) -> int:
-        """Devices whose time is counted."""
+        """Devices whose time is counted, where one process trains."""
         return 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,11 @@ class Local:
     def devices(self) -> int:
         """Devices whose time is counted: the generators and the trainer."""
         return self.generators + 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own."""
+        return True
 
 
 @dataclass(frozen=True)

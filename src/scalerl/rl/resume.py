@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,16 @@ from scalerl.rl.recipe import Recipe, recipe_of_run
 from scalerl.run_writer import RECORDS
 
 _LOG = logging.getLogger("scalerl")
+
+
+def resume_line(folder: Path) -> str:
+    """The command that goes on with the run of this process: by torchrun, where that has started it."""
+    start = "scalerl"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        several = f"--nnodes {nodes} " if nodes > 1 else ""
+        start = f"torchrun {several}--nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m scalerl.cli"
+    return f"{start} train {folder} --resume"
 
 
 def is_finished(folder: Path) -> bool:

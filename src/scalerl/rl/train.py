@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from scalerl._version import __version__
-from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError
+from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError, WriteError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
@@ -44,13 +44,14 @@ from scalerl.rl.resume import (
     find_checkpoint,
     free_choices,
     is_finished,
+    resume_line,
 )
 from scalerl.rl.setup import check_prompts, load_learner
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.watch import Finding, Watch
-from scalerl.run_writer import RunWriter, check_unused
+from scalerl.run_writer import RunWriter, check_unused, check_writable
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -123,6 +124,8 @@ def train(
     elif is_finished(folder):
         check_recipe(folder, check_prompts(recipe, model_folder))
         return RunRecord.read(folder)
+    else:
+        check_writable(folder)
     trackers = [*recipe.tracking.trackers(), *trackers]
     check(trackers, forecaster)
     torch.set_num_threads(1)  # results must not depend on how many cores there are
@@ -205,7 +208,7 @@ class _Run:
         self.generator = parts.generator(self.learner, version)
         if resume and (folder / "config.json").exists():
             self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
-            self.writer.change_recipe(free_choices(recipe))
+            self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
             drop_newer(folder, saved["step"] if saved else 0)
         else:
             self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
@@ -213,7 +216,7 @@ class _Run:
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
-        self.counters = RunCounters(recipe.where.processes, recipe.where.devices)
+        self.counters = RunCounters(recipe.where.processes, self.learner.trainers, recipe.where.apart)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
@@ -287,8 +290,13 @@ class _Run:
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
         self.checkpoints.wait()
-        save = self.learner.saver(self.folder, resumable=False)
-        write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
+        try:
+            save = self.learner.saver(self.folder, resumable=False)
+            write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
+        except WriteError as error:
+            raise WriteError(
+                f"{error}; the record is whole: free space, and {resume_line(self.folder)} goes on to its end"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
@@ -296,11 +304,11 @@ class _Run:
         return parts | {"lengths": self.writer.lengths()}
 
     def _record(self, step: Step) -> None:
-        self.counters.add(step, self.generator.counters, self.clock.lap())
+        self.counters.add(step, self.generator.counters, *self.clock.lap())
         with self.clock.stopped():
             started = time.perf_counter()
             probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
-            self.counters.evaluate_seconds += time.perf_counter() - started
+            self.counters.evaluate_seconds += (time.perf_counter() - started) * self.learner.trainers
         row = step_row(step, self.counters, self.pipeline) | probed
         self.writer.step(row, groups_row(step))
         if self.parts.timeline is not None:
@@ -336,7 +344,7 @@ class _Run:
         if ends or stopped:
             self.checkpoints.finish()
         if reason := self.health.pause_for:
-            raise PausedError(f"paused at {reason}; scalerl train {self.folder} --resume goes on")
+            raise PausedError(f"paused at {reason}; {resume_line(self.folder)} goes on")
         if stopped:
             raise KeyboardInterrupt
 
@@ -359,19 +367,22 @@ class _Clock:
     """Wall time of training: laps, without the time in which it is stopped."""
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self._since, self._stopped = time.perf_counter(), 0.0
 
-    def lap(self) -> float:
-        """Seconds since the last one."""
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last one, and those in which it was stopped."""
         before, self._since = self._since, time.perf_counter()
-        return self._since - before
+        stopped, self._stopped = self._stopped, 0.0
+        return self._since - before, stopped
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """What is done meanwhile does not count."""
+        """What is done meanwhile does not count as training."""
         started = time.perf_counter()
         yield
-        self._since += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._since += seconds
+        self._stopped += seconds
 
 
 def _config(
@@ -396,6 +407,7 @@ def _config(
         },
         "devices": {
             "generate and train": str(learner.device),
+            "trainers": learner.trainers,
             "machine": platform.machine(),
             "cores": _cores(),
         },

@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scalerl.rl.fsdp.score import can_pack
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.vocabulary import chunked_log_probs
 from scalerl.rl.model import load_model
+from scalerl.rl.resume import resume_line
 from scalerl.rl.setup import load_learner
 
 
@@ -29,6 +31,7 @@ def test_chunked_log_probs_and_their_gradients_are_those_of_the_whole_softmax(ch
     expected_W = logp_WV.gather(-1, target_W[:, None])[:, 0]
     expected = torch.autograd.grad(expected_W, inputs, grad_W)
     logp_W, entropy_W = chunked_log_probs(hidden_WD, weight_VD, bias_V, target_W, 0.7, chunk)
+    assert logp_W._base is entropy_W._base is None  # no views, of which FSDP2 would warn
     torch.testing.assert_close(logp_W, expected_W)
     torch.testing.assert_close(entropy_W, -(logp_WV.exp() * logp_WV).sum(-1))
     for found, other in zip(torch.autograd.grad(logp_W, inputs, grad_W), expected, strict=True):
@@ -90,8 +93,21 @@ def test_a_model_that_counts_its_positions_itself_is_padded(save_model):
 
 def test_what_many_processes_saved_is_refused_by_one_in_a_line(tiny_recipe, tmp_path):
     learner = load_learner(tiny_recipe, tiny_recipe.model)
-    with pytest.raises(InputError, match="saved by a learner on several processes: resume it by torchrun"):
-        learner.restore({"version": 3}, tmp_path)
+    again = f"resume it by torchrun --nproc-per-node N -m scalerl.cli train {tmp_path} --resume"
+    with pytest.raises(InputError, match=f"saved by a learner on several processes: {again}$"):
+        learner.restore({"version": 3}, tmp_path / "checkpoints" / "step-00003")
+
+
+def test_the_line_that_goes_on_is_that_of_whoever_started_the_run(monkeypatch):
+    run = Path("runs/mine")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert resume_line(run) == "scalerl train runs/mine --resume"
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    line = "torchrun --nproc-per-node 4 -m scalerl.cli train runs/mine --resume"
+    assert resume_line(run) == line
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert resume_line(run) == line.replace("torchrun", "torchrun --nnodes 2")
 
 
 NOBODY: Any = None

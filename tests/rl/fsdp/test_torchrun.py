@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from scalerl.record import RunRecord
+
 PATIENCE = 280
 
 
@@ -67,15 +69,28 @@ def steps_of(run):
     return [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
 
 
+def check_seconds(run, n_ranks):
+    """All ranks are held all the time, those that wait while the first generates included."""
+    assert RunRecord.read(run).trainers == n_ranks
+    for row in steps_of(run):
+        spent, wall = row["device_seconds"], row["wall_seconds"]
+        assert spent["generate"] + spent["train"] + spent["idle"] == pytest.approx(n_ranks * wall)
+        assert spent["idle"] > (n_ranks - 1) * spent["generate"]
+        assert spent["train"] < n_ranks * wall
+
+
 @pytest.mark.slow
 def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(small, tmp_path):
     one, many = tmp_path / "one", tmp_path / "many"
     assert train(1, *small, "-o", str(one))[0] == 0
     status, output = train(2, *small, "-o", str(many), "--until", "4")
     assert status == 0, output
+    assert "Warning" not in output
     assert (many / "checkpoints" / "step-00004" / "learner" / ".metadata").exists()
+    check_seconds(many, 2)
     status, output = train(3, str(many), "--resume")
     assert status == 0, output
+    assert RunRecord.read(many).trainers == 3
     found, expected = steps_of(many), steps_of(one)
     assert len(found) == len(expected) == 6
     for row, other in zip(found, expected, strict=True):

@@ -44,7 +44,7 @@ class RayRanks:
     """
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
-        self._patience = cluster.patience
+        self._patience, self.size = cluster.patience, cluster.trainers
         put, share = session.room["trainers"], cluster.trainer
         actor = remote(TrainerActor, GROUPS)
         self.members: list[Member] = []

@@ -132,6 +132,11 @@ class Cluster:
         """Devices whose time is counted: the generators and the trainers."""
         return self.processes + self.trainers
 
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own."""
+        return True
+
 
 def _positive(**values: float) -> None:
     for name, value in values.items():

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from scalerl.errors import WriteError
 from scalerl.rl.batch import Batch
 from scalerl.rl.fsdp.checkpoint import DISK, Saving
 from scalerl.rl.fsdp.learner import ShardedLearner, load_sharded_learner
@@ -34,6 +35,9 @@ from scalerl.rl.types import Weights
 
 class Ranks(Protocol):
     """Calls methods of `LearnerRank` by name."""
+
+    size: int
+    """How many there are."""
 
     def all(self, name: str, *args: Any) -> Any:
         """On every rank, in the order of the calls; what rank 0 returns. Of one thread of the driver.
@@ -113,7 +117,7 @@ class LearnerGroup:
         Raises:
             InputError: it cannot be loaded or sharded.
         """
-        self._ranks = ranks
+        self._ranks, self.trainers = ranks, ranks.size
         self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder), asdict(settings)))
         self.model = empty_model(model_folder, dtype_of(recipe.precision))
         """Its shape, without weights."""
@@ -147,14 +151,20 @@ class LearnerGroup:
         """
         part = near / ".learner.part"
         shutil.rmtree(part, ignore_errors=True)
-        self._ranks.all("save", str(part.absolute()), resumable)
+        try:
+            self._ranks.all("save", str(part.absolute()), resumable)
+        except WriteError:
+            shutil.rmtree(part, ignore_errors=True)  # the room is somebody else's
+            raise
 
         def move(folder: Path) -> None:
-            if resumable:
-                self._ranks.first("wait_saved")
-            for path in part.iterdir():
-                path.rename(folder / path.name)
-            part.rmdir()
+            try:
+                if resumable:
+                    self._ranks.first("wait_saved")
+                for path in part.iterdir():
+                    path.rename(folder / path.name)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
 
         return move
 

@@ -78,6 +78,7 @@ class _Leader:
 
     def __init__(self, rank: LearnerRank, commands: Any, seconds: float) -> None:
         self._rank, self._commands, self._seconds = rank, commands, seconds
+        self.size = dist.get_world_size()
 
     def all(self, name: str, *args: Any) -> Any:
         """See `Ranks`."""

@@ -41,7 +41,10 @@ class _Chunked(torch.autograd.Function):
         temperature: float,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        logp_W, entropy_W, log_sum_W = hidden_WD.new_empty(3, len(hidden_WD), dtype=torch.float32)
+        # Each by itself: FSDP2 warns of views that leave a module, whose hooks are lost if they are changed.
+        logp_W, entropy_W, log_sum_W = (
+            hidden_WD.new_empty(len(hidden_WD), dtype=torch.float32) for _ in range(3)
+        )
         for start in range(0, len(hidden_WD), chunk):
             part = slice(start, start + chunk)
             logits_CV = linear(hidden_WD[part], weight_VD, bias_V).float().div_(temperature)
