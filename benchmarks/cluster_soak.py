@@ -154,6 +154,15 @@ class Memory:
                 largest[second] = max(largest.get(second, 0.0), size)
         return _slope([list(largest.items())]), _slope(list(by_pid.values()))
 
+    def tell(self) -> None:
+        """A line for each role."""
+        after = f"{YOUNG:g} s after starts"
+        print(f"MiB a minute, {after}: the largest after the first quarter, and within processes")
+        for role, looks in self.looks.items():
+            largest, within = self.slopes(role)
+            most = max(size for _, _, size in looks)
+            print(f"  {role:<16}{largest:+8.2f}{within:+8.2f}   largest ever {most:.0f}")
+
 
 def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
     """The common slope of lines that each have their own height, per minute."""
@@ -268,13 +277,23 @@ def check(record: RunRecord) -> tuple[int, int, int]:
 
 
 def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float) -> dict[int, Any]:
-    """The evaluations by step of a run that is left alone, up to a step or for so many minutes."""
-    driver = Driver(folder, nodes.address, seed, "--until", str(step))
-    try:
-        driver.process.wait(timeout=60 * minutes)
-    except subprocess.TimeoutExpired:
+    """The evaluations by step of a run that is left alone, up to a step or for so many minutes; prints what
+    becomes of its memory."""
+    driver, memory, began = (
+        Driver(folder, nodes.address, seed, "--until", str(step)),
+        Memory(),
+        time.monotonic(),
+    )
+    while driver.process.poll() is None and (second := time.monotonic() - began) < 60 * minutes:
+        memory.look(second, driver)
+        time.sleep(LOOK)
+    if driver.process.poll() is None:
         driver.stop()
-    return {point.step: point for point in RunRecord.read(folder).evals}
+    record = RunRecord.read(folder)
+    minutes = (time.monotonic() - began) / 60
+    print(f"left alone, seed {seed}: {len(record.steps())} steps in {minutes:.1f} minutes")
+    memory.tell()
+    return {point.step: point for point in record.evals}
 
 
 def rewinds_of(folder: Path) -> Iterator[int]:
@@ -317,17 +336,7 @@ def report(folder: Path, nodes: Nodes, options: argparse.Namespace) -> None:
     print(f"groups begun again since the last rewind {record.steps()[-1]['restarted']}")
     print(f"ledgers that do not add up: {wrong} of {n_steps}, and {outcome.unbalanced} seen on the way")
     print(f"largest age {oldest} (k = {record.config['recipe']['schedule']['k']})")
-    print(
-        f"MiB a minute, {YOUNG:g} s after starts: the largest after the first quarter, and within processes"
-    )
-    for role in ROLES[:-1]:
-        if role in outcome.memory.looks:
-            sizes = [size for _, _, size in outcome.memory.looks[role]]
-            print(
-                "  {:<16}{:+8.2f}{:+8.2f}   largest ever {:.0f}".format(
-                    role, *outcome.memory.slopes(role), max(sizes)
-                )
-            )
+    outcome.memory.tell()
     last, minutes = max(record.evals[-1].step, 1), options.minutes / 2
     seeds = [options.seed, options.seed + 1]
     alone = [undisturbed(folder / f"alone-{seed}", nodes, seed, last, minutes) for seed in seeds]

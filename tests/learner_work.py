@@ -24,9 +24,9 @@ def train(rank, recipe, batches, settings=None):
     return [(learner.step(batch), log_probs(learner, batch)) for batch in batches], weights
 
 
-def train_and_save(rank, recipe, batches, folder):
+def train_and_save(rank, recipe, batches, folder, settings=None):
     """Train, save, and train once more while the save is under way."""
-    learner = load_sharded_learner(recipe, recipe.model)
+    learner = load_sharded_learner(recipe, recipe.model, settings)
     for batch in batches[:-1]:
         learner.step(batch)
     saving = learner.save(folder)
@@ -35,9 +35,9 @@ def train_and_save(rank, recipe, batches, folder):
     return last, log_probs(learner, batches[-1])
 
 
-def load_and_train(rank, recipe, batch, folder):
+def load_and_train(rank, recipe, batch, folder, settings=None):
     """Go on from what was saved."""
-    learner = load_sharded_learner(recipe, recipe.model)
+    learner = load_sharded_learner(recipe, recipe.model, settings)
     learner.load(folder)
     return learner.step(batch), log_probs(learner, batch), learner.version
 

@@ -212,7 +212,8 @@ def held_back(tmp_path, recipe):
     verifier.close()
 
 
-def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(start, recipe, held_back):
+def judging(start, recipe, held_back):
+    """A run whose next step ends while groups are being verified, which go on once a file is there: this."""
     verifier, free = held_back
     run = start(recipe, verifier.begin)
     free.touch()
@@ -220,6 +221,11 @@ def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(s
     take(run, 1)
     free.unlink()
     run.learner.ready = lambda: run.pipeline._judging is not None
+    return run, free
+
+
+def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(start, recipe, held_back):
+    run, free = judging(start, recipe, held_back)
     step = next(run.loop)
     assert run.pipeline.queue()["verified"] == 0
     assert run.generator._published() == step.index == 2
@@ -245,13 +251,7 @@ def until_admitted(run, n, free):
 
 
 def test_a_checkpoint_waits_for_the_groups_that_are_being_verified(start, recipe, held_back):
-    verifier, free = held_back
-    run = start(recipe, verifier.begin)
-    free.touch()
-    run.wait_for_the_next()
-    take(run, 1)
-    free.unlink()
-    run.learner.ready = lambda: run.pipeline._judging is not None
+    run, free = judging(start, recipe, held_back)
     next(run.loop)
     timer = threading.Timer(0.2, free.touch)
     timer.start()

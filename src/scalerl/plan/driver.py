@@ -25,6 +25,7 @@ import numpy as np
 from scalerl.plan.broadcast import arrivals
 from scalerl.plan.clock import Clock
 from scalerl.plan.job import Job
+from scalerl.plan.queue import Queue
 from scalerl.plan.rates import Rates
 from scalerl.plan.replica import Group, Replica
 
@@ -351,51 +352,6 @@ class Driver:
         if self._evaluations:
             self._clock.work(self._rates.evaluate.seconds, self._evaluated)
         self._let_go()
-
-
-class Queue:
-    """Groups from their admission until they are taken, which are complete when all their parts are."""
-
-    def __init__(self, in_order: bool) -> None:
-        self._in_order = in_order
-        self._left: dict[int, int] = {}  # parts that are not complete, by place
-        self._complete: dict[int, Group] = {}
-        self._next = 0  # the first place that is not ready
-        self._taken = 0
-
-    def admit(self, place: int, n_parts: int) -> None:
-        """A group comes in so many parts."""
-        self._left[place] = n_parts
-
-    def complete(self, part: Group) -> None:
-        """A part of a group is."""
-        group = self._complete.setdefault(part.place, part)
-        if group is not part:
-            group.lengths += part.lengths
-            for version, tokens in part.tokens.items():
-                group.tokens[version] = group.tokens.get(version, 0) + tokens
-        self._left[part.place] -= 1
-        if not self._left[part.place]:
-            del self._left[part.place]
-        while self._next in self._complete and self._next not in self._left:
-            self._next += 1
-
-    @property
-    def ready(self) -> int:
-        """Groups that can be taken."""
-        if self._in_order:
-            return self._next - self._taken
-        return sum(place not in self._left for place in self._complete)
-
-    def take(self, n: int) -> list[Group]:
-        """So many of them, those first that were admitted first."""
-        places = sorted(place for place in self._complete if place not in self._left)[:n]
-        self._taken += n
-        return [self._complete.pop(place) for place in places]
-
-    def __len__(self) -> int:
-        """Groups of which a part is complete."""
-        return len(self._complete)
 
 
 _SECONDS = ("trained", "waited", "verified", "handled", "evaluated", "driven", "judged")

@@ -34,14 +34,13 @@ def is_finished(folder: Path) -> bool:
     return final_folder(folder).is_dir()
 
 
-def find_checkpoint(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+def find_checkpoint(folder: Path) -> dict[str, Any] | None:
     """The state in the newest checkpoint that is whole, and whose record is whole, with its `folder`; None
     where there are none.
 
     Raises:
-        InputError: the run is one of another recipe, or none of its checkpoints can be used.
+        InputError: none of its checkpoints can be used.
     """
-    check_recipe(folder, recipe)
     checkpoints = folder / "checkpoints"
     for step, state in newest_checkpoints(checkpoints):
         short = [name for name, length in state["lengths"].items() if _size(folder / name) < length]

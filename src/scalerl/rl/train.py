@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from scalerl._version import __version__
 from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError, WriteError
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
@@ -46,6 +41,7 @@ from scalerl.rl.resume import (
     is_finished,
     resume_line,
 )
+from scalerl.rl.run_config import config_of
 from scalerl.rl.setup import check_prompts, load_learner
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
@@ -121,10 +117,11 @@ def train(
     folder = Path(folder)
     if not resume:
         check_unused(folder)
-    elif is_finished(folder):
-        check_recipe(folder, check_prompts(recipe, model_folder))
-        return RunRecord.read(folder)
-    else:
+    recipe = check_prompts(recipe, model_folder)
+    if resume:
+        check_recipe(folder, recipe)
+        if is_finished(folder):
+            return RunRecord.read(folder)
         check_writable(folder)
     trackers = [*recipe.tracking.trackers(), *trackers]
     check(trackers, forecaster)
@@ -189,15 +186,14 @@ class _Run:
         make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
-        self.folder = folder
-        self.recipe = recipe = check_prompts(recipe, model_folder)
+        self.folder, self.recipe = folder, recipe
         self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
         task = recipe.task
         self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
 
-        saved = find_checkpoint(folder, recipe) if resume else None
+        saved = find_checkpoint(folder) if resume else None
         if saved:
             check_same_prompts(saved, task)
             self.learner.restore(saved["learner"], saved["folder"])
@@ -211,7 +207,7 @@ class _Run:
             self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
             drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, _config(recipe, model_folder, self.learner, extra))
+            self.writer = RunWriter(folder, config_of(recipe, self.learner, extra))
         closing.callback(self.writer.close)
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
@@ -383,38 +379,3 @@ class _Clock:
         seconds = time.perf_counter() - started
         self._since += seconds
         self._stopped += seconds
-
-
-def _config(
-    recipe: Recipe, model_folder: str | Path, learner: Any, extra: Mapping[str, Any]
-) -> dict[str, Any]:
-    import transformers
-
-    parameters = sum(p.numel() for p in learner.model.parameters())
-    return {
-        "name": recipe.name,
-        "seed": recipe.seed,
-        "recipe": recipe.to_json(),
-        "model": {"path": recipe.model, "parameters": parameters},
-        "budget": asdict(recipe.budget),
-        "placement": "cluster" if recipe.cluster else recipe.placement.kind,
-        "versions": {
-            "scalerl": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        },
-        "devices": {
-            "generate and train": str(learner.device),
-            "trainers": learner.trainers,
-            "machine": platform.machine(),
-            "cores": _cores(),
-        },
-        **extra,
-    }
-
-
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -105,15 +105,12 @@ def test_an_evaluation_that_starts_as_the_run_ends_is_ended_too(recipe, monkeypa
     evaluator._closed, evaluator._member = threading.Event(), None
     evaluator._thread, evaluator._cluster = ThreadPoolExecutor(1), recipe.cluster
 
-    class Options:
+    def ask(number):
         """The run ends while the actor is asked for."""
+        closing.start()
+        evaluator._closed.wait()
 
-        def remote(self):
-            closing.start()
-            evaluator._closed.wait()
-            return None
-
-    closing, evaluator._options = threading.Thread(target=evaluator.close), Options()
+    closing, evaluator._ask = threading.Thread(target=evaluator.close), ask
     starting = evaluator._thread.submit(evaluator._start)
     with pytest.raises(WorkerError, match="the run has ended"):
         starting.result(timeout=60)

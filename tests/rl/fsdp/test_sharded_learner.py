@@ -43,15 +43,28 @@ def test_twenty_steps_are_those_of_one_process(ranks, fsdp_recipe, sampled_batch
     assert (expected[0][1] - expected[15][1]).abs().max() > 0.01  # the same batch, 15 steps later
 
 
-@pytest.mark.parametrize("n_after", [1, 3])
-def test_what_two_ranks_saved_goes_on_with_any_number(ranks, fsdp_recipe, sampled_batches, tmp_path, n_after):
+SHARED = Fsdp2(tensor_parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("n_before", "before", "n_after", "after"),
+    [
+        (2, Fsdp2(), 1, Fsdp2()),
+        (2, Fsdp2(), 3, Fsdp2()),
+        pytest.param(4, SHARED, 1, Fsdp2(), id="products shared in two rows, then one rank"),
+        pytest.param(1, Fsdp2(), 2, SHARED, id="one rank, then products shared"),
+    ],
+)
+def test_what_some_ranks_saved_goes_on_with_any_number(
+    ranks, fsdp_recipe, sampled_batches, tmp_path, n_before, before, n_after, after
+):
     batches = sampled_batches(fsdp_recipe.model, 4)
     folder = tmp_path / "saved"
-    before = ranks(2, learner_work.train_and_save, fsdp_recipe, batches, folder)
-    after = ranks(n_after, learner_work.load_and_train, fsdp_recipe, batches[-1], folder)
-    for stats, logp, version in after:
+    saved = ranks(n_before, learner_work.train_and_save, fsdp_recipe, batches, folder, before)
+    loaded = ranks(n_after, learner_work.load_and_train, fsdp_recipe, batches[-1], folder, after)
+    for stats, logp, version in loaded:
         assert version == 4
-        assert_equal([(stats, logp)], [before[0]])
+        assert_equal([(stats, logp)], [saved[0]])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma", "qwen3_moe"])

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from scalerl.errors import WorkerError
-from scalerl.rl.cluster.members import LostError, Member, gather, remote
+from scalerl.rl.cluster.members import LostError, Member, gather, pause_after, remote
 from scalerl.rl.cluster.parcel import StoredWeights, store
 from scalerl.rl.cluster.session import Session, here
 from scalerl.rl.cluster.timeline import Timeline
@@ -22,7 +22,6 @@ from scalerl.rl.types import Prompt, Weights
 _LOG = logging.getLogger("scalerl")
 MOST_DEATHS = 5
 """Actors that may be lost in a row before the run ends."""
-_FIRST_PAUSE = 0.5  # seconds; it doubles
 
 
 class EvaluationActor:
@@ -48,13 +47,8 @@ class RayEvaluator:
 
     def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
         self._cluster, self._timeline = recipe.cluster, timeline
-        put = session.room["evaluation"]
-        self._options = remote(EvaluationActor, {"life": 1}).options(
-            num_cpus=recipe.cluster.generator.cpus,
-            num_gpus=recipe.cluster.generator.gpus,
-            max_restarts=0,
-            scheduling_strategy=put(0),
-        )
+        share, put = recipe.cluster.generator, session.room["evaluation"]
+        self._ask = remote(EvaluationActor, {"life": 1}, share, put)
         self._arguments = recipe.without_prompts(), model_folder, recipe.task.prompts("heldout")
         self._member: Member | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
@@ -75,7 +69,6 @@ class RayEvaluator:
         self._thread.shutdown(wait=True)
 
     def _evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
-        pause = _FIRST_PAUSE
         for death in range(1, MOST_DEATHS + 1):
             try:
                 member = self._member or self._start()
@@ -83,16 +76,15 @@ class RayEvaluator:
                 return gather({call: member}, self._cluster.patience.step, "evaluated")[0]
             except LostError as error:
                 self._lose(error, death)
-            if self._closed.wait(pause):
+            if self._closed.wait(pause_after(death - 1)):
                 break
-            pause *= 2
         raise WorkerError(f"the evaluation of version {version} was given up")
 
     def _start(self) -> Member:
         if self._closed.is_set():
             raise WorkerError("the run has ended")
         silence = self._cluster.patience.silence
-        self._member = member = Member("the evaluation", self._options.remote(), silence)
+        self._member = member = Member("the evaluation", self._ask(0), silence)
         if self._closed.is_set():  # meanwhile, and without this one
             member.kill()
             raise WorkerError("the run has ended")

@@ -30,8 +30,8 @@ from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
-from scalerl.rl.cluster.members import Attention, LostError, gather, remote, value_of
-from scalerl.rl.cluster.seat import FIRST_PAUSE, Seat
+from scalerl.rl.cluster.members import FIRST_PAUSE, Attention, LostError, gather, remote, value_of
+from scalerl.rl.cluster.seat import Seat
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
@@ -66,8 +66,7 @@ class RayGenerator(Admission):
         cluster = recipe.cluster
         self._patience: Patience = cluster.patience
         self._transport, self._timeline = transport, timeline or Timeline()
-        put = session.room["generators"]
-        actor = remote(GeneratorActor, GROUPS)
+        ask = remote(GeneratorActor, GROUPS, cluster.generator, session.room["generators"])
         self._attention = Attention()
         self._homeless: dict[int, Asked] = {}
         """Groups that nobody is there to sample, by place."""
@@ -77,12 +76,7 @@ class RayGenerator(Admission):
         """What was said of each generator that was lost."""
 
         def start(i: int) -> tuple[Any, Any]:
-            handle = actor.options(
-                num_cpus=cluster.generator.cpus,
-                num_gpus=cluster.generator.gpus,
-                max_restarts=0,
-                scheduling_strategy=put(i),
-            ).remote()
+            handle = ask(i)
             return handle, handle.start.remote(recipe.without_prompts(), model_folder)
 
         self._seats = [

@@ -45,15 +45,11 @@ class RayRanks:
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
         self._patience, self.size = cluster.patience, cluster.trainers
-        put, share = session.room["trainers"], cluster.trainer
-        actor = remote(TrainerActor, GROUPS)
+        ask = remote(TrainerActor, GROUPS, cluster.trainer, session.room["trainers"])
         self.members: list[Member] = []
         self._looked = -math.inf
         for rank in range(cluster.trainers):
-            handle = actor.options(
-                num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=put(rank)
-            ).remote()
-            self.members.append(Member(f"trainer {rank}", handle, cluster.patience.silence))
+            self.members.append(Member(f"trainer {rank}", ask(rank), cluster.patience.silence))
         self._meet(cluster)
 
     def _meet(self, cluster: Cluster) -> None:

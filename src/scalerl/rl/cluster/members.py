@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error, first_line
 from scalerl.rl.cluster.contact import check
+from scalerl.rl.cluster.settings import Share
 
+FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before what failed is tried again
 _LOOK = 1.0  # seconds between two looks at who still lives
 _AWAY = 1.5  # seconds between two looks, beyond which the driver did something else
 
@@ -108,10 +110,29 @@ class Member:
             ray.kill(self.handle, no_restart=True)
 
 
-def remote(cls: type, groups: Mapping[str, int]) -> Any:
-    """A class as an actor, with so many threads for each group of calls."""
+def remote(
+    cls: type, groups: Mapping[str, int], share: Share, put: Callable[[int], Any]
+) -> Callable[[int], Any]:
+    """What asks for the actor of a number, which is of `cls`, has so many threads for each group of calls and
+    `share` of a node, and is put where `put` says.
+
+    Ray restarts none that is lost: whoever asked for it has another one made.
+    """
     make: Any = ray.remote
-    return make(concurrency_groups=dict(groups))(cls)
+    actor = make(concurrency_groups=dict(groups))(cls)
+
+    def ask(number: int) -> Any:
+        where = put(number)
+        return actor.options(
+            num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=where
+        ).remote()
+
+    return ask
+
+
+def pause_after(times: int, longest: float = _LONGEST_PAUSE) -> float:
+    """Seconds before another attempt, where `times` have failed before the last one: they double."""
+    return min(longest, _LONGEST_PAUSE, FIRST_PAUSE * 2**times)
 
 
 class Calls:

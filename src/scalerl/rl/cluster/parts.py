@@ -14,7 +14,6 @@ from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.cluster.verifier import RayVerifier
-from scalerl.rl.generator import Sampling
 from scalerl.rl.learner import Learner
 from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
@@ -50,9 +49,9 @@ class RayParts:
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
         """Generators with the weights of `learner` as `version`."""
         recipe, model = self._recipe, self._model_folder
-        tokenizer, sampling = check_sampler(recipe, model, learner.model)
+        check_sampler(recipe, model, learner.model)
         if recipe.cluster.engine.kind == "vllm":
-            return self._vllm(tokenizer, sampling, learner, version)
+            return self._vllm(learner, version)
         transport = transport_of(recipe.cluster, learner)
         generator = RayGenerator(
             recipe, model, learner.weights(), self._session, transport, version, self.timeline
@@ -69,24 +68,12 @@ class RayParts:
         self._closing.callback(verifier.close)
         return verifier
 
-    def _vllm(
-        self, tokenizer: Any, sampling: Sampling, learner: Learner | RayLearner, version: int
-    ) -> Generator:
+    def _vllm(self, learner: Learner | RayLearner, version: int) -> Generator:
         from scalerl.rl.vllm.generator import VllmGenerator
 
-        recipe = self._recipe
-        generator = VllmGenerator(
-            recipe.cluster.engine,
-            sampling,
-            tokenizer,
-            self._model_folder,
-            learner.weights(),
-            version,
-            rows=recipe.rows,
-            precision=recipe.precision,
-            logs=self._folder,
-            timeline=self.timeline,
-        )
+        recipe, model, weights = self._recipe, self._model_folder, learner.weights()
+        where = {"logs": self._folder, "timeline": self.timeline}
+        generator = VllmGenerator.of(recipe, model, recipe.cluster.engine, weights, version, **where)
         self._closing.callback(generator.close)
         generator.begin()
         return generator

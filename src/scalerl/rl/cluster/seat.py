@@ -10,11 +10,10 @@ from itertools import count
 from typing import Any
 
 from scalerl.rl.admission import Asked, sum_of
-from scalerl.rl.cluster.members import Member
+from scalerl.rl.cluster.members import Member, pause_after
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.types import Counters
 
-FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a place is filled again
 _LISTEN = 2.0  # seconds that an actor waits for something to be said
 _ARRIVALS = count()
 
@@ -107,8 +106,7 @@ class Seat:
 
     def missed(self) -> None:
         """It did not get its weights: they are offered again after a pause, as the cause may last."""
-        longest = min(_LONGEST_PAUSE, self.patience.weights / 8)
-        self.offer_at = time.monotonic() + min(longest, FIRST_PAUSE * 2**self.misses)
+        self.offer_at = time.monotonic() + pause_after(self.misses, self.patience.weights / 8)
         self.misses += 1
 
     def submit(self, groups: Mapping[int, Asked]) -> None:
@@ -153,6 +151,6 @@ class Seat:
         self.installed = self.offered = -1
         self.offer_at, self.misses = math.inf, 0
         self.taking_part = False
-        self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, FIRST_PAUSE * 2**self.deaths)
+        self.fill_at = time.monotonic() + pause_after(self.deaths)
         self.deaths += 1
         return groups

@@ -21,7 +21,7 @@ import ray
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.cluster.members import Attention, Calls, LostError, Member, gather, remote
+from scalerl.rl.cluster.members import Attention, Calls, LostError, Member, gather, pause_after, remote
 from scalerl.rl.cluster.session import Session, here
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
@@ -36,7 +36,6 @@ MOST_DEATHS = 5
 """Verifiers that may be lost for each there is, with no share judged in between, before the run ends."""
 SHARES = 4
 """Of a collection, for each verifier: who is quick takes more of them."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a place is filled again
 _LOOK = 1.0  # seconds between two looks at who may be replaced
 
 Share = tuple[list[dict[str, Any]], np.ndarray, np.ndarray]
@@ -79,7 +78,7 @@ class RayVerifier(Verification):
 
     def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
-        cluster, put = recipe.cluster, session.room["verifiers"]
+        cluster = recipe.cluster
         self._patience: Patience = cluster.patience
         self._timeline = timeline
         limits = getattr(recipe.task, "limits", None)
@@ -88,15 +87,11 @@ class RayVerifier(Verification):
         self._alone_since, self._attention = math.inf, Attention()
         self.lost: list[str] = []
         """What was said of each verifier that was lost."""
-        actor, arguments = remote(VerifierActor, {"life": 1}), (recipe.without_prompts(), model_folder)
+        ask = remote(VerifierActor, {"life": 1}, cluster.verifier, session.room["verifiers"])
+        arguments = recipe.without_prompts(), model_folder
 
         def start(i: int) -> tuple[Any, Any]:
-            handle = actor.options(
-                num_cpus=cluster.verifier.cpus,
-                num_gpus=cluster.verifier.gpus,
-                max_restarts=0,
-                scheduling_strategy=put(i),
-            ).remote()
+            handle = ask(i)
             return handle, handle.start.remote(*arguments)
 
         self._seats = [
@@ -292,7 +287,7 @@ class _Seat:
         shares = [] if self.share is None else [self.share]
         self.member = self.ref = self.starting = self.share = self._call = None
         self.there = False
-        self.fill_at = time.monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.deaths)
+        self.fill_at = time.monotonic() + pause_after(self.deaths)
         self.deaths += 1
         return shares
 

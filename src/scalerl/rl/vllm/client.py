@@ -79,6 +79,10 @@ class Client:
             return False
         return True
 
+    async def progress(self, seconds: float) -> Any:
+        """Tokens that the server has sampled so far of each completion in flight, by its name there."""
+        return await self.ask("/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds)
+
     def _read(self, path: str, response: httpx.Response) -> Any:
         status = response.status_code
         if status in (401, 403):

@@ -333,10 +333,7 @@ class Fleet:
         seconds = self._settings.answer_seconds
         await server.client.ask("/health", seconds=seconds)
         if server.flights:
-            answer = await server.client.ask(
-                "/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds
-            )
-            server.see(self._progress(server, answer))
+            server.see(self._progress(server, await server.client.progress(seconds)))
 
     async def _install(self, server: Kept) -> float:
         """Install the newest weights; seconds from the pause to the end of it."""

@@ -145,6 +145,7 @@ class VllmGenerator(Admission):
         *,
         logs: str | Path,
         evaluation: bool = False,
+        timeline: Any = None,
     ) -> VllmGenerator:
         """The generator of a recipe: for training, or for evaluations, with a seed and caches of their own.
 
@@ -165,6 +166,7 @@ class VllmGenerator(Admission):
             precision=recipe.precision,
             logs=logs,
             purpose="evaluation" if evaluation else "train",
+            timeline=timeline,
         )
 
     # -- the interface ---------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class NcclTransport:
             _aside(client, seconds, _broadcast, source, self._groups[client]),
         )
         await client.ask("/finish_weight_update", {}, seconds=seconds)
-        return await client.ask("/collective_rpc", {"method": "scalerl_progress"}, seconds=seconds)
+        return await client.progress(seconds)
 
     def forget(self, client: Client) -> None:
         """See `Transport`."""
