@@ -29,6 +29,7 @@ from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.learner import StepStats
 from scalerl.rl.model import dtype_of, empty_model
 from scalerl.rl.pending import Pending
+from scalerl.rl.process import return_freed_memory
 from scalerl.rl.recipe import Recipe, from_dict
 from scalerl.rl.types import Weights
 
@@ -94,6 +95,7 @@ class LearnerRank:
 
     def save(self, folder: str, resumable: bool) -> None:
         """The model in Hugging Face format, and what training needs to go on: this one is only begun."""
+        return_freed_memory()  # before there are more copies
         self.learner.save_pretrained(folder)
         if resumable:
             self._saving = self.learner.save(Path(folder) / DISK)
