@@ -2,8 +2,8 @@
 
     python benchmarks/plan.py [--within 10] [--steps 240] [--repeats 1] [--cases 0,1,7]
 
-Generators in processes of their own (placement `local`), one and two of them; several schedules and
-batches.
+Generators in processes of their own (placement `local`), one to three of them; several schedules and
+batches. Runs that were kept (`--keep`) are not made again.
 The first run, on-policy with one generator, whose rows run empty, gives the rates; every run, that one
 included, is then compared with its simulation. How much slower a core is while the others work too is
 measured before, by generators that decode alone and at once. The learning rate is next to nothing, so that
@@ -37,17 +37,18 @@ from typing import Any
 import numpy as np
 
 CASES = [  # generators, schedule, k, prompts x samples, rows
-    (1, "pipeline_rl", 0, "16x16", 128),  # gives the rates: its rows run empty
-    (1, "pipeline_rl", 4, "16x16", 128),
-    (1, "pipeline_rl", 8, "16x16", 128),
-    (1, "pipeline_rl", 4, "8x8", 32),
-    (1, "pipeline_rl", 1, "8x16", 256),
-    (1, "off_policy", 4, "16x16", 128),
-    (2, "pipeline_rl", 0, "16x16", 128),
-    (2, "pipeline_rl", 4, "16x16", 128),
-    (2, "pipeline_rl", 8, "16x16", 128),
-    (2, "pipeline_rl", 4, "8x8", 32),
-    (2, "off_policy", 4, "16x16", 128),
+    (1, "pipeline_rl", 0, "64x16", 512),  # gives the rates: its rows run empty
+    (1, "pipeline_rl", 4, "64x16", 512),
+    (1, "pipeline_rl", 8, "64x16", 512),
+    (1, "pipeline_rl", 4, "32x8", 128),
+    (1, "pipeline_rl", 1, "32x16", 1024),
+    (1, "off_policy", 4, "64x16", 512),
+    (2, "pipeline_rl", 0, "64x16", 512),
+    (2, "pipeline_rl", 4, "64x16", 512),
+    (2, "pipeline_rl", 8, "64x16", 512),
+    (2, "pipeline_rl", 4, "32x8", 128),
+    (2, "off_policy", 4, "64x16", 512),
+    (3, "pipeline_rl", 4, "64x16", 512),
 ]
 NAMES = ("steps/h", "gen idle", "train waits", "age", "CPU")
 QUIET = 0.05
@@ -194,7 +195,10 @@ def simulated(
 
 
 def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> list[tuple[float, float]]:
-    """Make it; times, and what `busy_seconds` was then."""
+    """Make it, unless it was kept; times, and what `busy_seconds` was then."""
+    kept = folder.with_suffix(".busy.json")
+    if kept.exists():
+        return json.loads(kept.read_text())
     options = {"case": number, "steps": steps, "seed": seed, "model": model, "folder": folder}
     command = [sys.executable, __file__, *(f"--{key}={value}" for key, value in options.items())]
     samples = []
@@ -204,6 +208,7 @@ def one_run(number: int, seed: int, steps: int, model: str, folder: Path) -> lis
             time.sleep(0.1)
     if process.returncode:
         sys.exit(f"the run of case {number} ended with status {process.returncode}")
+    kept.write_text(json.dumps(samples))
     return samples
 
 
@@ -222,7 +227,11 @@ def compare(args: argparse.Namespace) -> float:
     from scalerl.rl.recipe import load_recipe
 
     model, _ = find_model(load_recipe("demo"))
-    share = together(model)
+    kept = Path(args.keep or os.devnull) / "together.json"
+    share = json.loads(kept.read_text()) if kept.exists() else together(model)
+    if args.keep:
+        Path(args.keep).mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(share))
     print(f"a core while all work: {share:.0%} of its speed alone\n")
     print("| generators, schedule, batch, rows | " + " | ".join((*NAMES, "others")) + " |\n|" + "---|" * 7)
     apart: dict[str, list[float]] = {name: [] for name in NAMES}

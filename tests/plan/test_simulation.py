@@ -93,31 +93,62 @@ def test_with_a_lead_the_slower_role_sets_the_pace(k):
     assert training.bound_by == "training"
 
 
-def test_work_shares_cores():
+def test_workers_share_cores():
     clock, ended = Clock(cores=2), {}
 
     def end(name):
         ended[name] = clock.now
 
-    clock.work(1.0, end, "a")
-    clock.work(2.0, end, "b")
-    stopped = clock.work(2.5, end, "c")
+    for name, seconds in (("a", 1.0), ("b", 2.0)):
+        clock.worker().work(seconds, end, name)
+    third = clock.worker()
+    stopped = third.work(2.5, end, "c")
 
     def other():
-        clock.cancel(stopped)
-        clock.work(0.5, end, "d")
+        third.cancel(stopped)
+        clock.worker().work(0.5, end, "d")
 
     clock.at(2.5, other)
     clock.run(lambda: False)
-    # Three share two cores until 1.5, when each has had a second, and two have one each from then on.
-    assert (ended["a"], ended["b"]) == pytest.approx((1.5, 2.5))
-    assert ended["d"] == pytest.approx(3.0)
-    assert clock.held == pytest.approx(1 + 2 + 2 + 0.5)
-    slower, busy = Clock(cores=2, together=0.5, others=1.0), {}
-    slower.work(1.0, lambda: busy.setdefault("alone", slower.now))
+    # The third shares a core with the first until both of the others are done at 2, and is stopped at 2.5.
+    assert ended == pytest.approx({"a": 2.0, "b": 2.0, "d": 3.0})
+    assert clock.held == pytest.approx(1 + 2 + 1.5 + 0.5)
+    assert third.worked == pytest.approx(1.5)
+
+
+def test_an_idle_core_takes_a_worker_from_one_that_is_shared():
+    clock, ended = Clock(cores=2), {}
+    for name, seconds in (("a", 1.0), ("b", 0.5), ("c", 2.0)):
+        clock.worker().work(seconds, lambda name=name: ended.setdefault(name, clock.now))
+    clock.run(lambda: False)
+    # From .5 on, when the first and the third have had .25 each, all have a core.
+    assert ended == pytest.approx({"a": 0.5 + 0.75, "b": 0.5, "c": 0.5 + 1.75})
+
+
+def test_who_always_works_keeps_a_core_and_those_who_begin_and_end_share_the_other():
+    clock, rounds = Clock(cores=2), [0, 0]
+    clock.worker().work(10.0, lambda: clock.at(clock.now, rounds.append, clock.now))
+
+    def begin(i, worker):
+        worker.work(0.5, end, i, worker)
+
+    def end(i, worker):
+        rounds[i] += 1
+        clock.at(clock.now + 0.1, begin, i, worker)
+
+    for i in (0, 1):
+        begin(i, clock.worker())
+    clock.run(lambda: len(rounds) > 2)
+    assert rounds[2] == pytest.approx(10.0, abs=0.6)  # who came last shared with it once
+    assert sum(rounds[:2]) == pytest.approx(10 / 0.5, abs=2)  # which is all that one core does
+
+
+def test_cores_that_all_work_may_be_slower_and_others_have_an_even_part_of_each():
+    slower, ended = Clock(cores=2, together=0.5, others=2.0), []
+    slower.worker().work(1.0, lambda: ended.append(slower.now))
     slower.run(lambda: False)
-    assert busy["alone"] == pytest.approx(2.0)
-    assert slower.held_by_others == pytest.approx(2.0)
+    assert ended == pytest.approx([4.0])  # half of a core at half of its speed
+    assert slower.held_by_others == pytest.approx(4 + 2)
 
 
 def test_roles_that_share_a_core_take_as_long_as_all_of_them_together():

@@ -73,6 +73,8 @@ class Driver:
         self._job, self._rates, self._trainers, self._clock = job, rates, trainers, clock
         self._n_steps, self._rng = n_steps, np.random.default_rng(seed)
         self._overlapped = job.overlapped or rates.driver.overlapped
+        self._driving, self._verifying, self._evaluating = (clock.worker() for _ in range(3))
+        self._trainer = clock.worker() if self._overlapped else self._driving
         self.replicas = [Replica(i, job.rows, rates, clock, self.hear) for i in range(generators)]
         self.steps: list[Step] = []
         self.admitted = self.taken = 0
@@ -131,7 +133,7 @@ class Driver:
         self._account()
         self._busy = True
         self._spent["driven"] += seconds
-        self._clock.work(seconds + looks, self._did, then, args)
+        self._driving.work(seconds + looks, self._did, then, args)
 
     def _did(self, then: Callable[..., None], args: tuple[Any, ...]) -> None:
         self._account()
@@ -227,7 +229,7 @@ class Driver:
         seconds = len(groups) * self._job.samples * verify.completion / verify.workers
         self._spent["judged"] += seconds
         self._judging, self._looked = True, False
-        self._clock.work(seconds, self._judged, groups)
+        self._verifying.work(seconds, self._judged, groups)
 
     def _judged(self, groups: list[Group]) -> None:
         self._account()
@@ -248,7 +250,7 @@ class Driver:
         self._training = True
         seconds = trainer.fixed + trainer.token * largest_share(length_N, self._trainers)
         seconds += trainer.micro * math.ceil(len(length_N) / self._trainers / self._job.micro)
-        self._clock.work(seconds, self._trained, groups, used)
+        self._trainer.work(seconds, self._trained, groups, used)
 
     def _trained(self, groups: list[Group], used: Sequence[Group]) -> None:
         self._account()
@@ -322,7 +324,7 @@ class Driver:
             then()
         elif evaluate.by == "trainer":
             self._hold(then)
-            self._clock.work(evaluate.seconds, self._let_go)
+            self._trainer.work(evaluate.seconds, self._let_go)
         elif self._evaluations < MAX_PENDING:
             self._ask()
             then()
@@ -345,12 +347,12 @@ class Driver:
         """One evaluation after another, aside."""
         self._evaluations += 1
         if self._evaluations == 1:
-            self._clock.work(self._rates.evaluate.seconds, self._evaluated)
+            self._evaluating.work(self._rates.evaluate.seconds, self._evaluated)
 
     def _evaluated(self) -> None:
         self._evaluations -= 1
         if self._evaluations:
-            self._clock.work(self._rates.evaluate.seconds, self._evaluated)
+            self._evaluating.work(self._rates.evaluate.seconds, self._evaluated)
         self._let_go()
 
 

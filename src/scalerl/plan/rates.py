@@ -179,16 +179,18 @@ class Machine:
     """What generators, trainer and driver share, where they do."""
 
     cores: float = math.inf
-    """At n pieces of work each gets min(1, cores / n) of a core, and rates are in CPU seconds; without a
-    number every role has a device of its own."""
+    """A whole number that all processes share as Linux gives them out, and rates are in CPU seconds; without
+    a number every role has a device of its own."""
     together: float = 1.0
     """The speed of a core while all work, as a share of that of one that works alone."""
     others: float = 0.0
     """Pieces of work of other jobs, which never end."""
 
     def __post_init__(self) -> None:
-        if not self.cores > 0 or not 0 < self.together <= 1 or self.others < 0:
-            raise ValueError("cores must be above 0, together a share above 0, and others not negative")
+        if not self.cores >= 1 or self.cores % 1 > 0 or not 0 < self.together <= 1 or self.others < 0:
+            raise ValueError(
+                "cores must be a whole number from 1 on, together a share above 0, and others not negative"
+            )
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Replica:
         "_under_way",
         "_versions",
         "_waiting",
+        "_worker",
         "busy",
         "index",
         "tell",
@@ -72,7 +73,7 @@ class Replica:
         tell: Callable[[Replica, list[Group], int], None],
     ) -> None:
         self.index, self.tell = index, tell
-        self._rows, self._rates, self._clock = rows, rates, clock
+        self._rows, self._rates, self._clock, self._worker = rows, rates, clock, clock.worker()
         self.busy = 0.0
         """Seconds in which it decoded, read prompts, or installed weights; stretches that have ended."""
         self._decoded = self._row_seconds = 0.0
@@ -128,7 +129,7 @@ class Replica:
             return
         if not n:
             return  # it is about to begin
-        into = self._clock.worked - self._from - self._prefill
+        into = self._worker.worked - self._from - self._prefill
         steps = self._rates.decode.steps_in(max(into, 0.0), n, self._positions)
         steps = max(math.ceil(steps - 1e-9), 1)
         if steps < self._steps:
@@ -143,13 +144,13 @@ class Replica:
             handling = self._rates.decode.group * len(self._done)
             self.busy -= handling  # it is no part of what a run counts as generating
             before += handling
-            self._clock.within(before, self.tell, self, self._done, -1)
+            self._worker.work(before, self.tell, self, self._done, -1)
             self._done = []
         if self._offered > self._versions[-1][1]:
             before += self._rates.weights.install
             self._versions.append((self._step, self._offered))
-            self._clock.within(before, self.tell, self, [], self._offered)
-        self._began, self._from = self._clock.now, self._clock.worked + before
+            self._worker.work(before, self.tell, self, [], self._offered)
+        self._began, self._from = self._clock.now, self._worker.worked + before
         self._prefill = self._rates.prefill.token * self._rates.lengths.prompt * self._refill()
         if self._running:
             self._go_on(self._running[0][0] - self._step)
@@ -178,12 +179,12 @@ class Replica:
 
     def _go_on(self, steps: int) -> None:
         """Until so many steps have been made."""
-        self._clock.cancel(self._under_way)
+        self._worker.cancel(self._under_way)
         self._steps = steps
         self._stamp += 1
         lasts = self._prefill + self._rates.decode.seconds(steps, len(self._running), self._positions)
-        left = max(self._from + lasts - self._clock.worked, 0.0)
-        self._under_way = self._clock.work(left, self._end, self._stamp)
+        left = max(self._from + lasts - self._worker.worked, 0.0)
+        self._under_way = self._worker.work(left, self._end, self._stamp)
 
     def _end(self, stamp: int) -> None:
         if stamp != self._stamp:
@@ -192,7 +193,7 @@ class Replica:
         took = self._clock.now - self._began
         self.busy += took
         self._row_seconds += took * n
-        self._decoded += self._clock.worked - self._from if n else 0.0
+        self._decoded += self._worker.worked - self._from if n else 0.0
         self._step += self._steps
         self._positions += n * self._steps
         while running and running[0][0] == self._step:
