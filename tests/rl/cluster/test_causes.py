@@ -22,6 +22,15 @@ GONE = (
     "The actor died because its node has died. Node Id: 64a9bb3c\n\tthe actor's node was terminated "
     "unexpectedly: health check failed due to missing too many heartbeats"
 )
+_TRACE = (
+    "\x1b[36mray::A.__init__()\x1b[39m (pid=9, ip=10.0.0.3, actor_id=3005ffd1, repr=<scalerl.TemporaryActor>)"
+    "\n            ^^^^^^^^^^\n"
+)
+NO_MODULE = (
+    f"The actor died because of an error raised in its creation task, {_TRACE}RuntimeError: The actor with "
+    "name A failed to import on the worker. This may be because needed library dependencies are not in"
+    f"stalled in the worker environment:\n\n{_TRACE}ModuleNotFoundError: No module named 'scalerl'"
+)
 AWAY = "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14."
 
 
@@ -46,6 +55,7 @@ def died(text):
             died(HEAD + "The actor is dead because it was killed by `ray.kill`."),
             "it died (it was killed by `ray.kill`.)",
         ),
+        (died(NO_MODULE), "it could not begin at 10.0.0.3 (ModuleNotFoundError: No module named 'scalerl')"),
         (ActorUnavailableError(AWAY, b"a" * 16), "it cannot be reached (Socket closed)"),
     ],
 )

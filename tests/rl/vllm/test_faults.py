@@ -252,6 +252,23 @@ def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(pe
     assert {body["seed"] for body in peer.bodies[2:]} <= again  # what is begun again draws the same
 
 
+def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer, connect, tokenizer):
+    generator = connect(peer, rows=2)
+    peer.held.clear()
+    submit(generator, PROMPTS[:1])
+    while len(peer.bodies) < 2:
+        pass
+    peer.close()
+    while generator.installed != -1:
+        generator.work()
+    revived = FaultyServer(tokenizer, TOKENS, peer.port)
+    try:
+        assert [group[0].prompt.id for group in collect(generator, 1)] == ["p/0"]
+    finally:
+        revived.close()
+    assert generator.restarts == 1
+
+
 def test_an_update_marks_what_had_begun_and_calls_back_what_had_not(peer, connect, weights):
     generator = connect(peer, rows=2)
     peer.held.clear()

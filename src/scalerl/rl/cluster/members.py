@@ -207,6 +207,7 @@ def value_of(ref: Any, member: Member) -> Any:
 
 _EXIT = re.compile(r"Worker exit type: (\w+)(?: Worker exit detail: (.+?)(?:\. |\.?$))?", re.MULTILINE)
 _RPC = re.compile(r"RPC error: (.+?)(?:\.| rpc_code|$)")
+_CREATION = re.compile(r"error raised in its creation task.*?ip=([^,)\s]+)", re.DOTALL)
 _NODE = re.compile(r"the actor's node was (?:terminated|preempted)[^:\n]*: *(.*)")
 
 
@@ -228,6 +229,8 @@ def cause_of(error: BaseException, pid: int) -> str:
     if "its node has died" in text:
         reason = _NODE.search(text)
         return f"its node is gone{f' ({reason[1].strip()})' if reason and reason[1].strip() else ''}"
+    if found := _CREATION.search(text):
+        return f"it could not begin at {found[1]} ({text.strip().splitlines()[-1].strip()})"
     if isinstance(error, RayActorError):
         reason = text.rpartition("The actor is dead because ")[2] if "dead because" in text else ""
         return f"it died ({first_line(ValueError(reason or text))})"

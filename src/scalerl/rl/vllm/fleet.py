@@ -270,9 +270,11 @@ class Fleet:
         if server.process:
             server.process.kill()
         server.deaths += 1
-        if not server.ever or server.deaths > MOST_DEATHS:
+        # One that has completed nothing is likely to be wrong; but what ends it may come before its first.
+        most = MOST_DEATHS if server.ever else int(server.installed >= 0)
+        if server.deaths > most:
             log = f"; its log is {server.process.log}" if server.process else ""
-            times = f" {server.deaths} times in a row" if server.ever else ""
+            times = f" {server.deaths} times in a row" if server.deaths > 1 else ""
             raise WorkerError(f"{why}{words}: the server failed{times}{log}")
         requests = [flight.request for flight in server.flights.values()]
         _LOG.warning("%s%s: it is begun again, with %d completions", why, words, len(requests))
