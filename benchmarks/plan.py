@@ -2,7 +2,7 @@
 
     python benchmarks/plan.py [--within 10] [--steps 240] [--repeats 1] [--cases 0,1,7]
 
-Generators in processes of their own (placement `local`), one to three of them; several schedules and
+Generators in processes of their own (placement `local`), one to four of them; several schedules and
 batches. Runs that were kept (`--keep`) are not made again.
 The first run, on-policy with one generator, whose rows run empty, gives the rates; every run, that one
 included, is then compared with its simulation. How much slower a core is while the others work too is
@@ -49,6 +49,11 @@ CASES = [  # generators, schedule, k, prompts x samples, rows
     (2, "pipeline_rl", 4, "32x8", 128),
     (2, "off_policy", 4, "64x16", 512),
     (3, "pipeline_rl", 4, "64x16", 512),
+    # How cores are shared was settled with those above; these were run afterwards.
+    (4, "pipeline_rl", 4, "64x16", 512),
+    (3, "pipeline_rl", 8, "32x16", 256),
+    (2, "pipeline_rl", 2, "48x16", 384),
+    (3, "off_policy", 4, "64x16", 512),
 ]
 NAMES = ("steps/h", "gen idle", "train waits", "age", "CPU")
 QUIET = 0.05
