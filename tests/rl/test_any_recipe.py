@@ -84,6 +84,7 @@ SENSIBLE: dict[str, list[Any]] = {
     "optimiser.weight_decay": [0.0, 0.01],
     "optimiser.max_grad_norm": [1.0, 1e9],
     "placement.generators": [1, 2],
+    "cluster.transport.kind": ["object_store", "gloo"],
     "checkpoint.steps": [0, 1, 50],
     "checkpoint.minutes": [0.0, 30.0],
     "checkpoint.keep": [1, 2],
@@ -178,6 +179,14 @@ def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
     return table
 
 
+def possible(rng: Random, table: dict[str, Any]) -> dict[str, Any]:
+    """The same without one of the parts that exclude each other."""
+    table.pop(rng.choice(["cluster", "placement"]))
+    if table.get("cluster", {}).get("engine", {}).get("kind") == "vllm":
+        table["cluster"].pop("transport")  # it has one of its own
+    return table
+
+
 def places(table: dict[str, Any], prefix: str = "") -> list[tuple[dict[str, Any], str, str]]:
     """Every key of a table and of its parts: the table that holds it, its name there, and its dotted name."""
     found = [(table, name, prefix + name) for name in table]
@@ -208,7 +217,7 @@ TYPES = dict(keys_of(Recipe))
 def recipes(draw: Any) -> dict[str, Any]:
     """The table of a recipe: sensible, but for up to three keys. Hypothesis draws the seed."""
     rng = draw(st.randoms(use_true_random=True))
-    table = sensible(rng, Recipe)
+    table = possible(rng, sensible(rng, Recipe))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
         spoil(rng, table)
     return table
