@@ -279,19 +279,16 @@ def check(record: RunRecord) -> tuple[int, int, int]:
 def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float) -> dict[int, Any]:
     """The evaluations by step of a run that is left alone, up to a step or for so many minutes; prints what
     becomes of its memory."""
-    driver, memory, began = (
-        Driver(folder, nodes.address, seed, "--until", str(step)),
-        Memory(),
-        time.monotonic(),
-    )
+    driver = Driver(folder, nodes.address, seed, "--until", str(step))
+    memory, began = Memory(), time.monotonic()
     while driver.process.poll() is None and (second := time.monotonic() - began) < 60 * minutes:
         memory.look(second, driver)
         time.sleep(LOOK)
     if driver.process.poll() is None:
         driver.stop()
     record = RunRecord.read(folder)
-    minutes = (time.monotonic() - began) / 60
-    print(f"left alone, seed {seed}: {len(record.steps())} steps in {minutes:.1f} minutes")
+    took = (time.monotonic() - began) / 60
+    print(f"left alone, seed {seed}: {len(record.steps())} steps in {took:.1f} minutes")
     memory.tell()
     return {point.step: point for point in record.evals}
 

@@ -140,6 +140,15 @@ def together(model: str, repeats: int = 2, seconds: float = 4.0) -> float:
     return min(float(np.mean(at_once) / np.mean(alone)), 1.0)
 
 
+def kept_share(folder: Path, model: str) -> float:
+    """The same as it was measured for the runs that are kept there."""
+    kept = folder / "together.json"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(together(model)))
+    return json.loads(kept.read_text())
+
+
 # -- runs against simulations ------------------------------------------------------------------------------
 
 
@@ -232,11 +241,7 @@ def compare(args: argparse.Namespace) -> float:
     from scalerl.rl.recipe import load_recipe
 
     model, _ = find_model(load_recipe("demo"))
-    kept = Path(args.keep or os.devnull) / "together.json"
-    share = json.loads(kept.read_text()) if kept.exists() else together(model)
-    if args.keep:
-        Path(args.keep).mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(share))
+    share = kept_share(Path(args.keep), model) if args.keep else together(model)
     print(f"a core while all work: {share:.0%} of its speed alone\n")
     print("| generators, schedule, batch, rows | " + " | ".join((*NAMES, "others")) + " |\n|" + "---|" * 7)
     apart: dict[str, list[float]] = {name: [] for name in NAMES}

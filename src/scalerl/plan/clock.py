@@ -65,13 +65,10 @@ class Clock:
             else:
                 return
             act(*args)
-            if self.shared:
-                self._give_out()
 
     def _next_of_work(self) -> tuple[float, Worker | None]:
         """When the next piece of work ends, or a part of it, and whose that is."""
-        if self._arriving:
-            self._give_out()
+        self._give_out()
         speed = self._speed()
         found: tuple[float, Worker | None] = math.inf, None
         for core in self._cores:

@@ -1,9 +1,7 @@
-"""Signals: a trainer answers them, and what it starts leaves them to it and ends with it. And memory
-that was freed goes back to the system."""
+"""Signals: a trainer answers them, and what it starts leaves them to it and ends with it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import threading
@@ -64,15 +62,3 @@ def follow_the_parent() -> None:
 
 def _do_nothing(number: int, frame: object) -> None:
     """Not SIG_IGN, which whatever is started from here would inherit."""
-
-
-def return_freed_memory() -> None:
-    """Give what has been freed back to the system, where the C library is glibc.
-
-    By itself that keeps it in a heap for each thread, and with several threads and tensors of all sizes the
-    heaps grow for as long as a learner runs. It takes some milliseconds, and what is used again has to be
-    fetched again: now and then is enough.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +229,19 @@ def test_a_dropped_connection_to_a_server_that_is_well_costs_nothing(peer, conne
     assert (generator.restarts, generator.counters.restarted) == (0, 0)
 
 
+@contextmanager
+def died(peer, generator, tokenizer):
+    """The server has ended, which the generator knows, and another is in its place."""
+    peer.close()
+    while generator.installed != -1:
+        generator.work()
+    revived = FaultyServer(tokenizer, TOKENS, peer.port)
+    try:
+        yield revived
+    finally:
+        revived.close()
+
+
 def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(peer, connect, tokenizer):
     generator = connect(peer, rows=3)
     submit(generator, PROMPTS[:1])
@@ -236,14 +250,8 @@ def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(pe
     submit(generator, PROMPTS[1:])
     while len(peer.bodies) < 5:
         pass
-    peer.close()
-    while generator.installed != -1:
-        generator.work()
-    revived = FaultyServer(tokenizer, TOKENS, peer.port)
-    try:
+    with died(peer, generator, tokenizer) as revived:
         groups = collect(generator, 3)
-    finally:
-        revived.close()
     assert [group[0].prompt.id for group in groups] == ["p/1", "p/2", "p/3"]
     assert len(revived.loaded) == 1  # the weights of the day, before anything else
     assert generator.restarts == 1
@@ -258,14 +266,8 @@ def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer,
     submit(generator, PROMPTS[:1])
     while len(peer.bodies) < 2:
         pass
-    peer.close()
-    while generator.installed != -1:
-        generator.work()
-    revived = FaultyServer(tokenizer, TOKENS, peer.port)
-    try:
+    with died(peer, generator, tokenizer):
         assert [group[0].prompt.id for group in collect(generator, 1)] == ["p/0"]
-    finally:
-        revived.close()
     assert generator.restarts == 1
 
 
@@ -447,16 +449,10 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
     while peer.asked["/collective_rpc"] < asked + 2:  # one look after another
         time.sleep(0.01)
     assert generator.counters.tokens == tokens
-    peer.close()
-    while generator.installed != -1:
-        generator.work()
-    assert generator.counters.tokens == tokens + 3
-    assert generator.counters.flops > flops
-    revived = FaultyServer(tokenizer, TOKENS, peer.port)
-    try:
+    with died(peer, generator, tokenizer):
+        assert generator.counters.tokens == tokens + 3
+        assert generator.counters.flops > flops
         collect(generator, 1)
-    finally:
-        revived.close()
     assert generator.counters.tokens == 3 + 4 * len(TOKENS)
     assert (generator.counters.installs, generator.counters.restarted) == (2, 1)
     came, lost, again, span, _ = lines.lines(1, 0.0, 0.0)

@@ -27,9 +27,9 @@ from scalerl.rl.fsdp.checkpoint import DISK, Saving
 from scalerl.rl.fsdp.learner import ShardedLearner, load_sharded_learner
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.learner import StepStats
+from scalerl.rl.memory import return_freed_memory
 from scalerl.rl.model import dtype_of, empty_model
 from scalerl.rl.pending import Pending
-from scalerl.rl.process import return_freed_memory
 from scalerl.rl.recipe import Recipe, from_dict
 from scalerl.rl.types import Weights
 
