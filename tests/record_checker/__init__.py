@@ -14,7 +14,8 @@ from pathlib import Path
 from record_checker import counters, evaluations, groups, losses, steps
 from record_checker.form import Record
 
-RULES: tuple[Callable[[Record], Iterator[str]], ...] = (
+Rule = Callable[[Record], Iterator[str]]
+RULES: tuple[Rule, ...] = (
     steps.each_step_once,
     steps.pairs_of_files_agree,
     steps.evaluations_are_where_they_belong,
@@ -42,4 +43,11 @@ def check(folder: Path | str, killed: bool = False) -> list[str]:
     `killed`: the run was killed and has not been resumed yet.
     """
     record = Record(Path(folder), killed)
-    return record.faults or [fault for rule in RULES for fault in rule(record)]
+    return record.faults or [fault for rule in RULES for fault in _found(rule, record)]
+
+
+def _found(rule: Rule, record: Record) -> Iterator[str]:
+    try:
+        yield from rule(record)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        yield f"{rule.__name__}: a value is not of the kind that the page says ({error!r})"

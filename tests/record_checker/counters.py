@@ -18,7 +18,7 @@ def _counters(row: Row, is_eval: bool) -> dict[str, float]:
     if is_eval:
         return found | flat(row, ("samples", "prompts"))
     found |= flat(row, ("restarted", "wall_seconds", "idle_seconds"))
-    found |= flat(row["pace"], PACE)
+    found |= {f"pace.{name}": value for name, value in flat(row["pace"], PACE).items()}
     return found | {f"ledger.{k}": n for k, n in row["ledger"].items() if k != "in_flight"}
 
 
@@ -83,7 +83,7 @@ def devices_are_held(record: Record) -> Iterator[str]:
     """Generate + train + idle is what the devices were held for.
 
     The number of trainers may change on a resume: it is that of config.json at the last step."""
-    turns = record.config["recipe"]["placement"]["kind"] == "inline" and not record.timeline
+    turns = record.config["placement"] == "inline"
     before: dict[str, float] = {"held": 0.0, "wall": 0.0, "used": 0.0}
     trainers = record.config["devices"]["trainers"]
     for row in record.steps:

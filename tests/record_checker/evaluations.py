@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
+from fractions import Fraction
 
 from record_checker.form import Record, Row, close, is_whole
+from record_checker.steps import due_steps
 
 
 def evaluations_agree_with_prompts(record: Record) -> Iterator[str]:
@@ -50,10 +54,17 @@ def _compute(row: Row, axis: str) -> float | None:
 
 
 def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
-    made = [row["made_at_step"] for row in record.forecasts]
+    budget = record.config["recipe"]["budget"]
     shares = record.config["recipe"]["evaluation"]["forecast_at"]
-    if made != sorted(set(made)) or len(made) > len(shares):
+    made = [row["made_at_step"] for row in record.forecasts]
+    if made != sorted(made) or len(made) > len(shares):
         yield f"forecasts.jsonl: made at the steps {made}, at the shares {shares} of the budget"
+    due = due_steps(record)
+    if due is not None:  # after the step that reaches the share, from the evaluations until then
+        reached = [math.ceil(Fraction(str(share)) * Fraction(budget["amount"])) for share in shares]
+        last = Counter(max(step for step in due if step <= end) for end in reached)
+        if strange := sorted((Counter(made) - last).elements()):
+            yield f"forecasts.jsonl: made at the steps {strange}, where none is due, or twice"
     at = {row["step"]: row for row in record.evals}
     for row in record.forecasts:
         where, curve = f"the forecast of step {row['made_at_step']}", row["curve"]
@@ -61,12 +72,14 @@ def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
             yield f"{where}: no evaluation of that step"
         elif not close(row["compute"], _compute(at[row["made_at_step"]], row["axis"]) or 0.0):
             yield f"{where}: made at {row['compute']} {row['axis']}, which its evaluation does not have"
-        if row["target_compute"] <= row["compute"]:
-            yield f"{where}: to {row['target_compute']}, from {row['compute']}"
+        if (row["axis"], row["target_compute"]) != (budget["kind"], budget["amount"]):
+            yield f"{where}: of {row['target_compute']} {row['axis']}, which is not the budget"
         if not row["prediction"][0] <= row["mean"] <= row["prediction"][1]:
             yield f"{where}: {row['mean']}, and the interval {row['prediction']}"
         if len({len(curve[key]) for key in ("compute", "median", "lo", "hi")}) > 1:
             yield f"{where}: its curve has lists of several lengths"
+        elif curve["compute"] != sorted(curve["compute"]) or curve["compute"][-1] != row["target_compute"]:
+            yield f"{where}: its curve does not go up to the target"
         elif any(not a <= b <= c for a, b, c in zip(curve["lo"], curve["median"], curve["hi"], strict=True)):
             yield f"{where}: the median of its curve leaves the band"
 

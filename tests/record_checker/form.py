@@ -29,8 +29,8 @@ FORECAST_KEYS = (
 class Record:
     """The lines of a run folder, and what is wrong with their form.
 
-    Of a run that was killed and not resumed yet the last line of a file may be unfinished, and the last of
-    a pair of files (steps and groups, evaluations and their prompts) not there yet.
+    Of a run that was killed and not resumed yet the last line of a file may be unfinished, and the
+    groups of a step, or the prompts of an evaluation, without it.
     """
 
     def __init__(self, folder: Path, killed: bool) -> None:
@@ -59,7 +59,9 @@ class Record:
 
     def _keys(self) -> None:
         """Every key of the page is there; the rules rely on it."""
-        asked = [("config.json", [self.config], ("schema", "seed", "recipe", "versions", "devices"))]
+        asked = [
+            ("config.json", [self.config], ("schema", "seed", "recipe", "placement", "versions", "devices"))
+        ]
         asked += [("steps.jsonl", self.steps, STEP_KEYS), ("evals.jsonl", self.evals, EVAL_KEYS)]
         asked += [("groups.jsonl", self.groups, ("step", "prompt", "draw", "fate", "correct", "n"))]
         asked += [("eval_prompts.jsonl", self.prompts, ("step", "prompt_set", "n", "id", "correct"))]

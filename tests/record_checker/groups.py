@@ -41,8 +41,8 @@ def what_was_used(record: Record) -> Iterator[str]:
     for step, row in zip(record.steps, record.groups, strict=False):
         where, fates = f"step {step['step']}", Counter(row["fate"])
         without = step["zero_variance"] * step["groups"]
-        least = fates["zero_variance"] + fates["truncated"]
-        most = least + fates["failed"] if drops else step["groups"]
+        least = step["groups"] - fates["trained"]
+        most = least if drops else step["groups"]
         if not is_whole(without) or not least <= round(without) <= most:
             yield f"{where}: zero_variance is {step['zero_variance']}, with the fates {dict(fates)}"
         if fates["zero_variance"] and not drops:

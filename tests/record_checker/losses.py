@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from record_checker.form import Record, Row, parsed
+from record_checker.form import FILES, Record, Row, parsed
 
 COSTS = ("device_seconds", "flops", "tokens")
 RECORDED = ("steps.jsonl", "groups.jsonl", "evals.jsonl", "eval_prompts.jsonl", "forecasts.jsonl")
@@ -55,18 +55,14 @@ def _form(cut: Cut) -> Iterator[str]:
 
 
 def _order(cut: Cut) -> Iterator[str]:
-    """Lines of steps are the end of the file; the other files have none of later steps."""
-    steps = [row["step"] for row in cut.rows("steps.jsonl")]
+    """The steps are the end of a file; groups and prompts are written before what they belong to."""
+    steps, groups, evals, prompts = ([row["step"] for row in cut.rows(name)] for name in FILES)
     if steps != list(range(steps[0], steps[0] + len(steps)) if steps else []):
         yield f"the steps {steps} are no end of steps.jsonl"
-    groups = [row["step"] for row in cut.rows("groups.jsonl")]
-    n = min(len(steps), len(groups))
-    if steps[:n] != groups[:n] or abs(len(steps) - len(groups)) > 1:
+    if groups[: len(steps)] != steps or len(groups) > len(steps) + 1:
         yield f"lines of the steps {steps}, and of the groups of {groups}"
-    for name in ("evals.jsonl", "eval_prompts.jsonl"):
-        found = [row["step"] for row in cut.rows(name)]
-        if found != sorted(set(found)):
-            yield f"evaluations of {found} in {name}"
+    if prompts[: len(evals)] != evals or len(prompts) > len(evals) + 1 or prompts != sorted(set(prompts)):
+        yield f"lines of the evaluations {evals}, and of the prompts of {prompts}"
 
 
 def _cost(cut: Cut, later: list[Cut], steps: list[Row]) -> Iterator[str]:

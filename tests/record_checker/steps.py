@@ -31,14 +31,14 @@ def each_step_once(record: Record) -> Iterator[str]:
 
 
 def pairs_of_files_agree(record: Record) -> Iterator[str]:
-    """Each step has a line in both of its files, each evaluation in both of its own."""
+    """Each step has a line in both of its files, each evaluation in both of its own; written last in the
+    first."""
     for one, other, names in (
         (record.steps, record.groups, "steps.jsonl and groups.jsonl"),
         (record.evals, record.prompts, "evals.jsonl and eval_prompts.jsonl"),
     ):
         first, second = ([row["step"] for row in rows] for rows in (one, other))
-        n, m = len(first), len(second)
-        if first[:m] != second[:n] or abs(n - m) > record.killed:
+        if second[: len(first)] != first or len(second) > len(first) + record.killed:
             yield f"{names} have other steps: {short(first)} and {short(second)}"
 
 
@@ -53,18 +53,27 @@ def evaluations_are_where_they_belong(record: Record) -> Iterator[str]:
 
 
 def _due(record: Record, found: list[int]) -> Iterator[str]:
-    budget, count = record.config["recipe"]["budget"], record.config["recipe"]["evaluation"]["count"]
-    done = (record.folder / "checkpoints" / "final").is_dir()
-    if budget["kind"] != "steps":
-        if done and (not found or found[0] != 0 or found[-1] != len(record.steps)):
+    last, done = len(record.steps), (record.folder / "checkpoints" / "final").is_dir()
+    dry = bool(record.steps) and record.steps[-1]["pool"] == 0
+    due = due_steps(record)
+    if due is None:
+        if done and (not found or found[0] != 0 or found[-1] != last):
             yield f"evals.jsonl: evaluations of {short(found)}, not of the first and the last of all steps"
         return
-    amount = Fraction(budget["amount"])
-    due = sorted({0} | {math.ceil(amount * i / count) for i in range(1, count + 1)})
+    if done and last != due[-1] and not (dry and last < due[-1]):
+        yield f"checkpoints/final is there after {last} of {due[-1]} steps"
+    if done and dry:
+        due = sorted({step for step in due if step <= last} | {last})
     if found != (due if done else due[: len(found)]):
         yield f"evals.jsonl: evaluations of the steps {short(found)}, where {short(due)} are due"
-    if done and len(record.steps) != math.ceil(amount):
-        yield f"checkpoints/final is there after {len(record.steps)} of {amount} steps"
+
+
+def due_steps(record: Record) -> list[int] | None:
+    """The steps after which an evaluation is due, of a budget that is a number of steps."""
+    budget, count = record.config["recipe"]["budget"], record.config["recipe"]["evaluation"]["count"]
+    if budget["kind"] != "steps":
+        return None
+    return sorted({0} | {math.ceil(Fraction(budget["amount"]) * i / count) for i in range(1, count + 1)})
 
 
 def values_are_possible(record: Record) -> Iterator[str]:
@@ -92,12 +101,15 @@ def values_are_possible(record: Record) -> Iterator[str]:
 
 def ages_are_within_the_schedule(record: Record) -> Iterator[str]:
     schedule = record.config["recipe"]["schedule"]
+    most = schedule["k"] - (schedule["kind"] == "off_policy")
     for row in record.steps:
+        if not 0 <= row["kv_age_max"] <= most:
+            yield f"step {row['step']}: a KV cache entry of age {row['kv_age_max']}, and {most} is the bound"
         if row["skipped"]:
             continue
         where, share = f"step {row['step']}", row["age_histogram"]
-        if row["age_max"] > schedule["k"]:
-            yield f"{where}: tokens of age {row['age_max']}, and k is {schedule['k']}"
+        if row["age_max"] > row["kv_age_max"]:
+            yield f"{where}: tokens of age {row['age_max']}, and a KV cache of {row['kv_age_max']}"
         if not close(sum(share), 1, 1e-6) or len(share) != row["age_max"] + 1 or share[-1] <= 0:
             yield f"{where}: ages {share}, and age_max {row['age_max']}"
         if not close(sum(age * part for age, part in enumerate(share)), row["age_mean"], 1e-6):
