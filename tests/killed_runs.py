@@ -1,60 +1,71 @@
-"""Runs in process groups of their own that are killed, all processes at once, and resumed until they end."""
+"""Runs that are killed with all of their processes, and resumed until they end."""
 
-import json
 import multiprocessing
-import os
-import signal
+import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 LIMIT = 240.0
 """Seconds after which a run that neither ends nor reaches a step fails the test."""
-_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT = multiprocessing.get_context("forkserver")  # what it has imported, its children have too
 _CONTEXT.set_forkserver_preload(["scalerl.rl.train", "scalerl.rl.learner", "transformers.models.llama"])
 
 
-def killed_and_resumed(recipe, folder, kills, rng, between=lambda: None):
-    """Kill a run `kills` times with SIGKILL, at random steps or as it starts, and resume it to its end.
+def killed_and_resumed(start, folder, steps, kills, rng, check=lambda: None):
+    """Kill a run of so many steps `kills` times, at random steps or as it starts, and resume it to its end.
 
-    `between` is called with the run killed, before each resume. Returns at how many steps it was killed.
+    `start` begins or resumes the run and returns a process: of this module, or of subprocess. `check` is
+    called after each kill. Returns after how many steps it was killed.
     """
-    steps, found = recipe.budget.amount, []
+    found = []
     for _ in range(kills):
         done = steps_of(folder)
-        until = done + rng.randint(0, max(1, int(steps - done) // 2))
-        process = start(recipe, folder)
+        until = done + rng.randint(0, (steps - done) // 2)
+        process = start()
         try:
-            wait(lambda until=until, process=process: steps_of(folder) >= until or not process.is_alive())
+            wait(
+                lambda until=until, process=process: steps_of(folder) >= until or status(process) is not None
+            )
             time.sleep(rng.uniform(0, 0.05))
         finally:
-            alive = kill(process)
-        assert alive or process.exitcode == 0, f"the run ended with {process.exitcode}"
+            ended = kill(process)
+        assert not ended, f"the run ended with {ended}"
         found.append(steps_of(folder))
-        between()
-    process = start(recipe, folder)
+        check()
+    process = start()
     try:
-        process.join(LIMIT)
-        assert process.exitcode == 0, f"the last resume ended with {process.exitcode}"
+        wait(lambda: status(process) is not None)
     finally:
         kill(process)
+    assert status(process) == 0, f"the last resume ended with {status(process)}"
     return found
 
 
-def start(recipe, folder):
-    """A process that trains or resumes this run, with its group; it is that group's leader."""
-    process = _CONTEXT.Process(target=_train, args=(recipe, Path(folder)))
+def trains(recipe, folder, **options):
+    """A process that begins this run or resumes it."""
+    process = _CONTEXT.Process(target=_train, args=(recipe, Path(folder), options))
     process.start()
     return process
 
 
+def status(process):
+    """Its exit status; None while it is alive."""
+    return process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+
+
 def kill(process):
-    """SIGKILL to all processes of its group, at once; whether it was alive."""
-    alive = process.is_alive()
-    if alive:
-        wait(lambda: os.getpgid(process.pid) == process.pid or not process.is_alive())
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-    return alive
+    """SIGKILL to a process and to all that it has started; its status where it had ended before."""
+    ended = status(process)
+    if ended is None:
+        family = psutil.Process(process.pid)
+        family = [family, *family.children(recursive=True)]  # workers of torchrun are in groups of their own
+        for member in family:
+            member.kill()
+        psutil.wait_procs(family[1:], timeout=LIMIT)
+    process.wait() if isinstance(process, subprocess.Popen) else process.join()
+    return ended
 
 
 def steps_of(folder):
@@ -63,22 +74,18 @@ def steps_of(folder):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def rows_of(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()] if path.exists() else []
-
-
 def wait(condition):
+    """Poll for it, within the limit."""
     ends = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < ends, f"nothing happened within {LIMIT:g} s"
         time.sleep(0.005)
 
 
-def _train(recipe, folder):
-    os.setpgid(0, 0)
+def _train(recipe, folder, options):
     import torch
 
     from scalerl.rl.train import train
 
     torch.set_num_threads(1)
-    train(recipe, folder, recipe.model, resume=True)
+    train(recipe, folder, recipe.model, resume=True, **options)

@@ -8,7 +8,7 @@ import pytest
 
 from record_checker import RULES, check
 from scalerl.rl.train import train
-from small_runs import small_model, small_recipe
+from small_runs import small_recipe
 
 
 class CutError(Exception):
@@ -25,9 +25,9 @@ def straight(run, axis, target):
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def sound(guesser, tmp_path_factory):
     """A run of 14 steps that was cut twice: after steps 8 and 11, with checkpoints of 6 and 9."""
-    recipe = small_recipe(small_model(tmp_path_factory.mktemp("model")))
+    recipe = small_recipe(guesser)
     folder = tmp_path_factory.mktemp("runs") / "run"
 
     def go_on(watch=lambda progress: None):
