@@ -89,7 +89,8 @@ def timeline_is_possible(record: Record) -> Iterator[str]:
         if "event" in row:
             missing = {"kind", "role", "who", "node", "time"} - set(row)
         else:
-            missing = {"role", "who", "node", "began", "ended", "busy"} - set(row)
+            whose = {"step"} if row.get("role") == "train" else {"who", "node"}
+            missing = {"role", "began", "ended", "busy", *whose} - set(row)
             if not missing and not 0 <= row["busy"] <= row["ended"] - row["began"] + 1e-3:
                 yield f"timeline.jsonl:{number}: busy for {row['busy']} s, {row['began']} to {row['ended']}"
         if missing:
