@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-LIMIT = 240.0
+LIMIT = 600.0
 """Seconds after which a run that neither ends nor reaches a step fails the test."""
 _CONTEXT = multiprocessing.get_context("forkserver")  # what it has imported, its children have too
 _CONTEXT.set_forkserver_preload(["scalerl.rl.train", "scalerl.rl.learner", "transformers.models.llama"])
