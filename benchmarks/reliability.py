@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+TESTS = Path(__file__).parents[1] / "tests"
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
 STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
@@ -66,13 +67,13 @@ def inline(folder: Path, kills: int, rng: random.Random) -> bool:
     same[weights] = (folder / "cut" / weights).read_bytes() == (folder / "whole" / weights).read_bytes()
     for name, equal in same.items():
         print(f"  {name}: {'equal, times apart' if equal else 'DIFFERENT'}")
-    return all(same.values()) and killed == kills
+    return all(same.values()) and _sound(folder / "cut") and killed == kills
 
 
 def local(folder: Path, kills: int, rng: random.Random) -> bool:
-    """The ledger must balance, and every group end once."""
+    """The record must be that of a run, each group in it once."""
     killed = _killed_and_resumed(folder / "cut", "local", kills, rng, "placement.kind=local")
-    return _balanced(folder / "cut") and killed == kills
+    return _sound(folder / "cut") and killed == kills
 
 
 def _killed_and_resumed(folder: Path, case: str, kills: int, rng: random.Random, *changes: str) -> int:
@@ -144,7 +145,7 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
     thread.join()
     last = record.steps()[-1]
     print(f"  {killed} generators killed in {last['step']} steps; groups begun again: {last['restarted']}")
-    return killed == kills and last["step"] == STEPS["generators"] and _balanced(folder / "run")
+    return killed == kills and last["step"] == STEPS["generators"] and _sound(folder / "run")
 
 
 VERIFIER = '''
@@ -188,7 +189,7 @@ def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
     total = sum(row["groups"] for row in record.steps()) * 16
     print(f"  {total} completions; failed verifications: {dict(failed)}")
     shares = [failed["timeout"] / total, failed["raised"] / total]
-    return all(0.01 < share < 0.1 for share in shares) and _balanced(folder / "run")
+    return all(0.01 < share < 0.1 for share in shares) and _sound(folder / "run")
 
 
 def disk(folder: Path, kills: int, rng: random.Random) -> bool:
@@ -205,7 +206,7 @@ def disk(folder: Path, kills: int, rng: random.Random) -> bool:
     left = sorted(p.name for p in (folder / "run" / "checkpoints").iterdir())
     print(f"  left in checkpoints/: {left}")
     _run(command)
-    return told > 0 and ended.returncode == 2 and not left and _balanced(folder / "run")
+    return told > 0 and ended.returncode == 2 and not left and _sound(folder / "run")
 
 
 def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any:
@@ -238,30 +239,14 @@ def _last_step(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _balanced(folder: Path) -> bool:
-    """Every sum of the ledger, every group once, and every admitted group in order of its draws."""
-    steps, groups = _rows(folder / "steps.jsonl"), _rows(folder / "groups.jsonl")
-    wrong = 0
-    fates: Counter[str] = Counter()
-    for step, row in zip(steps, groups, strict=True):
-        fates.update(row["fate"])
-        ledger = dict(step["ledger"])
-        wrong += ledger.pop("admitted") != sum(ledger.values())
-        wrong += any(fates[name] != n for name, n in ledger.items() if name != "in_flight")
-    ends = [pair for row in groups for pair in zip(row["prompt"], row["draw"], strict=True)]
-    twice = len(ends) - len(set(ends))
-    highest = dict(sorted(ends, key=lambda pair: pair[1]))
-    missing = sum(draw + 1 for draw in highest.values()) - len(set(ends))
-    print(
-        f"  {len(steps)} steps, {len(ends)} groups {dict(fates)}: ledgers that do not balance {wrong}, "
-        f"trained twice {twice}, draws missing {missing}, in flight {steps[-1]['ledger']['in_flight']}"
-    )
-    return (
-        not wrong
-        and not twice
-        and not missing
-        and [s["step"] for s in steps] == list(range(1, len(steps) + 1))
-    )
+def _sound(folder: Path) -> bool:
+    """Whether the record is what docs/run-folder.md says, by the checker of the tests."""
+    checker = [sys.executable, "-m", "record_checker", str(folder.resolve())]
+    found = subprocess.run(checker, cwd=TESTS, capture_output=True, text=True, check=False)
+    fates = Counter(fate for row in _rows(folder / "groups.jsonl") for fate in row["fate"])
+    print(f"  {_last_step(folder)} steps, {fates.total()} groups {dict(fates)}; the record is")
+    print("".join(f"    {line}\n" for line in (found.stdout + found.stderr).splitlines()), end="")
+    return found.returncode == 0
 
 
 CASES = {"inline": inline, "local": local, "generators": generators, "verifiers": verifiers, "disk": disk}

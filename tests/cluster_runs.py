@@ -3,10 +3,10 @@
 import subprocess
 import sys
 import threading
-from itertools import pairwise
 
 import numpy as np
 
+import record_checker
 from ray_nodes import until
 from scalerl.record import RunRecord
 from scalerl.rl.pool import PromptPool
@@ -51,19 +51,11 @@ def check(recipe, run, steps):
 
 
 def check_record(folder, n_steps):
-    """Each step once, counters that never fall, the ledger of each line balanced, no token too old."""
+    """The record of a run that has ended after so many steps is what docs/run-folder.md says."""
+    assert record_checker.check(folder) == []
     record = RunRecord.read(folder)
     assert not record.warnings
-    rows = record.steps()
-    assert [row["step"] for row in rows] == list(range(1, n_steps + 1))
-    for row in rows:
-        ledger = row["ledger"]
-        assert ledger["admitted"] == sum(n for fate, n in ledger.items() if fate != "admitted")
-        assert row.get("age_max", 0) <= record.config["recipe"]["schedule"]["k"]
-    for before, after in pairwise(rows):
-        for role, seconds in before["device_seconds"].items():
-            if role != "idle":
-                assert after["device_seconds"][role] >= seconds
+    assert len(record.steps()) == n_steps
     assert (folder / "checkpoints" / "final").is_dir()
     return record
 

@@ -142,6 +142,14 @@ def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def guesser(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `small_runs`: it knows the form of an answer, and guesses."""
+    from small_runs import small_model
+
+    return small_model(tmp_path_factory.mktemp("guesser"))
+
+
+@pytest.fixture(scope="session")
 def verdict(tmp_path_factory: pytest.TempPathFactory) -> StudyVerdict:
     """Of a study whose names are hostile to every format, one of whose arms failed in all of its runs."""
     return hostile_study.build(

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from record_checker import check
 from scalerl.errors import InputError, WriteError
 from scalerl.record import RunRecord, final_folder
 from scalerl.rl.base import BaseModel, build_base
@@ -70,7 +71,8 @@ def lines(path):
 
 
 def timeless(folder):
-    """The record, times apart, and the final weights."""
+    """The record, which must be sound, times apart; and the final weights."""
+    assert check(folder) == []
     record = {}
     assert sum(row["skipped"] for row in lines(folder / "steps.jsonl")) <= STEPS / 2  # it was trained
     for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):
@@ -325,6 +327,7 @@ def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp
         ledger = step["ledger"]
         assert ledger["admitted"] == sum(n for name, n in ledger.items() if name != "admitted")
         assert step.get("age_max", 0) <= 2
+    assert check(tmp_path / "run") == []
     assert steps[-1]["restarted"] == len(saved["generator"]["in_flight"]) > 0
     assert not np.isnan(record.evals[-1].pass_rate)
     shutil.rmtree(tmp_path / "run")

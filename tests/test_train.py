@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from record_checker import check
 from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
@@ -68,6 +69,11 @@ def without_times(path):
     for row in rows:
         del row["time"], row["device_seconds"]
     return json.dumps(rows)
+
+
+def test_its_record_is_what_the_page_of_the_run_folder_says(run):
+    assert check(run.path) == []
+    assert (run.path / "forecasts.jsonl").exists()
 
 
 def test_one_seed_gives_one_result_wherever_evaluations_run(recipe, model, run, tmp_path):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from record_checker import check
 from scalerl.record import RunRecord
 
 PATIENCE = 280
@@ -91,6 +92,7 @@ def test_a_run_on_ranks_is_that_of_one_process_also_when_it_is_resumed_on_more(s
     status, output = train(3, str(many), "--resume")
     assert status == 0, output
     assert RunRecord.read(many).trainers == 3
+    assert check(one) == check(many) == []
     found, expected = steps_of(many), steps_of(one)
     assert len(found) == len(expected) == 6
     for row, other in zip(found, expected, strict=True):

@@ -1,0 +1,97 @@
+"""Rules of evaluations, of forecasts and of the timeline."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+
+from record_checker.form import Record, Row, close, is_whole
+from record_checker.steps import due_steps
+
+
+def evaluations_agree_with_prompts(record: Record) -> Iterator[str]:
+    ids: dict[str, list[str]] = {}
+    for row, prompts in zip(record.evals, record.prompts, strict=False):
+        where, n, correct = f"evaluation {row['step']}", row["n_samples"], prompts["correct"]
+        if ids.setdefault(prompts["prompt_set"], prompts["id"]) != prompts["id"] or len(ids) > 1:
+            yield f"{where}: other held-out prompts than before"
+        if (
+            len(set(prompts["id"])) != row["n_prompts"]
+            or len(correct) != row["n_prompts"]
+            or prompts["n"] != n
+        ):
+            yield f"{where}: {row['n_prompts']} x {n}, and eval_prompts.jsonl {len(correct)} x {prompts['n']}"
+            continue
+        total = row["n_prompts"] * n
+        if any(not 0 <= c <= n for c in correct):
+            yield f"{where}: a prompt with successes outside 0 to {n}"
+        if not close(row["pass_rate"], sum(correct) / total, 1e-12):
+            yield f"{where}: pass_rate is {row['pass_rate']}, and its prompts make it {sum(correct) / total}"
+        spread = sum(c * (n - c) for c in correct) / (total * (n - 1)) if n > 1 else None
+        if (spread is None) != (row["mean_p_1mp"] is None) or not close(row["mean_p_1mp"] or 0, spread or 0):
+            yield f"{where}: mean_p_1mp is {row['mean_p_1mp']}, and its prompts make it {spread}"
+        if row["version"] != row["step"]:
+            yield f"{where}: its version is {row['version']}"
+        for name in ("failed", "truncated", "interrupted"):
+            if not is_whole(row[name] * total):
+                yield f"{where}: {name} is {row[name]} of {total} completions"
+        if row["pass_rate"] + row["failed"] > 1 + 1e-9:
+            yield f"{where}: {row['pass_rate']} are correct and {row['failed']} failed"
+
+
+def _compute(row: Row, axis: str) -> float | None:
+    """That of an evaluation on an axis."""
+    spent = row["device_seconds"]
+    return {
+        "gpu_hours": (spent["generate"] + spent["train"] + spent["idle"]) / 3600,
+        "flops": row["flops"]["generate"] + row["flops"]["train"],
+        "tokens": row["tokens"]["generated"] + row["tokens"]["trained"],
+        "samples": row["samples"],
+        "steps": row["step"],
+    }.get(axis)
+
+
+def forecasts_are_of_this_run(record: Record) -> Iterator[str]:
+    budget = record.config["recipe"]["budget"]
+    shares = record.config["recipe"]["evaluation"]["forecast_at"]
+    made = [row["made_at_step"] for row in record.forecasts]
+    if made != sorted(made) or len(made) > len(shares):
+        yield f"forecasts.jsonl: made at the steps {made}, at the shares {shares} of the budget"
+    due = due_steps(record)
+    if due is not None:  # after the step that reaches the share, from the evaluations until then
+        reached = [math.ceil(Fraction(str(share)) * Fraction(budget["amount"])) for share in shares]
+        last = Counter(max(step for step in due if step <= end) for end in reached)
+        if strange := sorted((Counter(made) - last).elements()):
+            yield f"forecasts.jsonl: made at the steps {strange}, where none is due, or twice"
+    at = {row["step"]: row for row in record.evals}
+    for row in record.forecasts:
+        where, curve = f"the forecast of step {row['made_at_step']}", row["curve"]
+        if row["made_at_step"] not in at:
+            yield f"{where}: no evaluation of that step"
+        elif not close(row["compute"], _compute(at[row["made_at_step"]], row["axis"]) or 0.0):
+            yield f"{where}: made at {row['compute']} {row['axis']}, which its evaluation does not have"
+        if (row["axis"], row["target_compute"]) != (budget["kind"], budget["amount"]):
+            yield f"{where}: of {row['target_compute']} {row['axis']}, which is not the budget"
+        if not row["prediction"][0] <= row["mean"] <= row["prediction"][1]:
+            yield f"{where}: {row['mean']}, and the interval {row['prediction']}"
+        if len({len(curve[key]) for key in ("compute", "median", "lo", "hi")}) > 1:
+            yield f"{where}: its curve has lists of several lengths"
+        elif curve["compute"] != sorted(curve["compute"]) or curve["compute"][-1] != row["target_compute"]:
+            yield f"{where}: its curve does not go up to the target"
+        elif any(not a <= b <= c for a, b, c in zip(curve["lo"], curve["median"], curve["hi"], strict=True)):
+            yield f"{where}: the median of its curve leaves the band"
+
+
+def timeline_is_possible(record: Record) -> Iterator[str]:
+    for number, row in enumerate(record.timeline, 1):
+        if "event" in row:
+            missing = {"kind", "role", "who", "node", "time"} - set(row)
+        else:
+            whose = {"step"} if row.get("role") == "train" else {"who", "node"}
+            missing = {"role", "began", "ended", "busy", *whose} - set(row)
+            if not missing and not 0 <= row["busy"] <= row["ended"] - row["began"] + 1e-3:
+                yield f"timeline.jsonl:{number}: busy for {row['busy']} s, {row['began']} to {row['ended']}"
+        if missing:
+            yield f"timeline.jsonl:{number}: without {', '.join(sorted(missing))}"
