@@ -71,7 +71,7 @@ def deed_of(prompt, text):
 def fork(prompt):
     """A child that goes on where its parent does."""
     if os.fork() == 0:
-        time.sleep(0.05)
+        time.sleep(1)
 
 
 def fork_and_exit(prompt):
@@ -132,6 +132,7 @@ def leave_thread(prompt):
     def late():
         time.sleep(0.02)
         STATE["spoiled"] = True
+        time.sleep(600)
 
     threading.Thread(target=late, daemon=True).start()
 
