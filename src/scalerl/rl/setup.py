@@ -17,6 +17,7 @@ from scalerl.rl.model import checkpoint_activations, compute_device, dtype_of, l
 from scalerl.rl.model_check import check_cache, check_sampling, check_training
 from scalerl.rl.prompt_tokens import prompt_tokens
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.types import Generator
 from scalerl.rl.verify import Verifier
@@ -164,6 +165,6 @@ def _load(recipe: Recipe, model_folder: str | Path) -> nn.Module:
 
 
 def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
-    """The verifier of a recipe: a task that brings code of others is judged in processes of its own."""
+    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
     task = recipe.task
-    return Verifier(task, tokenizer, task.limits if isinstance(task, Dataset) else None)
+    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)

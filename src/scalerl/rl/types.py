@@ -92,9 +92,9 @@ class Limits:
 
     seconds: float = 10.0
     memory_gib: float = 4.0
-    """Address space of each process."""
+    """Address space of each process, and the memory of all that one verification starts (Linux)."""
     workers: int = 2
-    """Processes that verify side by side; the rewards do not depend on how many there are."""
+    """Workers that verify side by side; the rewards do not depend on how many there are."""
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds <= 1e6 or not 0 < self.memory_gib < math.inf:

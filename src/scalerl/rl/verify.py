@@ -10,7 +10,8 @@ time and memory. What it does to itself costs one completion, and its process if
     nonsense   it returned no reward, or one that is not finite
     died       its process died, or ran out of memory
 
-Such a completion gets the reward of a failure, and leaves the loss as a truncated one does.
+Such a completion gets the reward of a failure, and leaves the loss as a truncated one does. What it does to
+its process reaches no other completion: `scalerl.rl.supervisor` has how.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ from scalerl.rl.pending import Done, Pending
 from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout, Task
 from scalerl.rl.workers import Outcome, Workers
 
+ODD = {
+    "exit": "a verification called sys.exit or the like",
+    "left": "a verification left a process or a thread behind",
+    "changed": "a verification replaced builtins or functions of modules",
+    "answer": "what it answered was not to the completion that was open",
+    "check": "it judged otherwise than a new worker, which has judged its completions again",
+    "unsteady": "the verifier does not give one answer the same verdict twice",
+}
+"""Why a worker was replaced, where the completion itself does not count as failed for it."""
+
 Asked = tuple[Prompt, np.ndarray]
 """A completion to be judged: prompt and tokens."""
 
@@ -42,6 +53,8 @@ class Verification(ABC):
         """Verifications that failed, by reason."""
         self.examples: dict[str, str] = {}
         """The first failure of each reason: prompt and message."""
+        self.restarts: Counter[str] = Counter()
+        """Workers that were replaced, by reason; docs/tasks.md has them."""
         self._told: set[str] = set()
 
     @abstractmethod
@@ -65,6 +78,7 @@ class Verification(ABC):
 
     def reward(self, rollout: Rollout, outcome: Outcome) -> Reward:
         """The reward of a completion; one whose verification failed is counted."""
+        self.restarts.update(outcome.get("restarts", {}))
         reason = outcome.get("failed")
         if reason is None:
             return Reward(outcome["value"], outcome["correct"])
@@ -73,10 +87,12 @@ class Verification(ABC):
         return Reward(FAILED.value, FAILED.correct, reason)
 
     def new_failures(self) -> list[str]:
-        """A line for every reason that has shown since the last call: what failed first."""
+        """A line for every reason that has shown since the last call: what failed, and what was replaced."""
         new = {reason: text for reason, text in self.examples.items() if reason not in self._told}
-        self._told |= new.keys()
-        return [f"a verification failed ({reason}) at prompt {text}" for reason, text in new.items()]
+        odd = [reason for reason in ODD if reason in self.restarts and reason not in self._told]
+        self._told |= {*new, *odd}
+        lines = [f"a verification failed ({reason}) at prompt {text}" for reason, text in new.items()]
+        return lines + [f"a worker of the verifier was replaced ({why}): {ODD[why]}" for why in odd]
 
 
 @dataclass

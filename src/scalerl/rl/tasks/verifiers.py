@@ -20,6 +20,18 @@ from typing import Any, Literal
 from scalerl.errors import InputError
 from scalerl.rl.types import Prompt, Reward
 
+_WARM_UP = (
+    r"\frac{1}{2}",
+    r"3\sqrt{5}",
+    "(1, 2)",
+    r"\{-1, 0.5\}",
+    "x^2 + 2x = 1",
+    r"\pi < 4",
+    "[0, 1)",
+    r"\sin x + \log 2",
+    "$12$",
+)
+
 
 @dataclass(frozen=True)
 class Math:
@@ -32,7 +44,7 @@ class Math:
     kind: Literal["math"] = "math"
 
     def prepare(self) -> None:
-        """Load math-verify.
+        """Load math-verify, and have it read what answers are made of: it loads its parser when first used.
 
         Raises:
             InputError: it is not installed.
@@ -44,6 +56,8 @@ class Math:
                 "task.verifier: 'math' needs math-verify: pip install 'scalerl[train]'"
             ) from error
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit
+        for text in _WARM_UP:  # .4 s, which every process that is forked from this one would take again
+            self.verify(Prompt("", "", text), f"\\boxed{{{text}}}")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Compare; raises ValueError where math-verify cannot read the answer of the data."""
