@@ -17,7 +17,7 @@ ODD = st.one_of(
 
 
 def mutated(config):
-    """The text of this config with some values replaced, left out or put into a text part; or of no object."""
+    """The text of this config with values replaced, left out or put into a text part; or of no object."""
     keys = st.sampled_from(sorted(config))
     changes = st.dictionaries(keys, ODD, min_size=1, max_size=3)
     changed = changes.map(lambda found: config | found)
