@@ -33,7 +33,7 @@ class Ranks:
         self._count += 1
         place = self._folder / str(self._count)
         place.mkdir()
-        port = _free_port()
+        port = free_port()
         rest = (n, port, self._timeout, str(place), work, args)
         started = [self._context.Process(target=_rank, args=(rank, *rest), daemon=True) for rank in range(n)]
         deadline = time.monotonic() + PATIENCE
@@ -64,7 +64,8 @@ def _rank(
     try:
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=n, timeout=seconds)
         found = "result", work(rank, *args)
-        dist.destroy_process_group()
+        if dist.is_initialized():  # work may have ended it, and made another
+            dist.destroy_process_group()
     except Exception:
         found = "error", traceback.format_exc()
     torch.save(found, f"{place}/{rank}.pt")
@@ -76,7 +77,8 @@ def _read(path: Path) -> tuple[str, Any]:
     return torch.load(path, weights_only=False)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

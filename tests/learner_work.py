@@ -1,13 +1,19 @@
 """What ranks of a learner do in tests; functions of a module, as processes import them."""
 
+import logging
 import os
 import signal
 import time
 
 import torch
+import torch.distributed as dist
 
+from scalerl.errors import ScalerlError
+from scalerl.rl.fsdp.launch import lead_or_follow
 from scalerl.rl.fsdp.learner import load_sharded_learner
+from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.together import losses
+from scalerl.rl.train import train as train_run
 
 
 def log_probs(learner, batch):
@@ -89,3 +95,24 @@ def lose_one(rank, recipe, batch, how):
         time.sleep(12)
     with losses(4.0):
         learner.step(batch)
+
+
+def run(rank, recipe, folder, port, options):
+    """A whole run whose learner is on all ranks, as torchrun makes one; rank 0 returns its warnings, with the
+    line of what ended it last."""
+    n_ranks, said = dist.get_world_size(), []
+    dist.destroy_process_group()
+    where = {"RANK": rank, "WORLD_SIZE": n_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in where.items()}
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("scalerl").addHandler(handler)
+
+    def lead(load):
+        train_run(recipe, folder, recipe.model, evaluate_aside=False, load=load, **options)
+
+    try:
+        lead_or_follow(Fsdp2(timeout=60), lead)
+    except ScalerlError as error:
+        said.append(str(error))
+    return said

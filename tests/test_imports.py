@@ -35,7 +35,18 @@ ALLOWED = {
         "serve",
     },
 }
-BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
+BOTTOM = {
+    "errors",
+    "_version",
+    "_lazy",
+    "_views",
+    "alarms",
+    "files",
+    "frames",
+    "jsonl",
+    "model_config",
+    "tty",
+}
 
 
 def imported(file: Path) -> set[str]:

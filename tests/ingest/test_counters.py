@@ -219,7 +219,8 @@ def test_a_config_that_says_nothing_of_a_model_is_refused(tmp_path):
         ("[1]", "expected one JSON object"),
         ("{", "not JSON"),
         ('{"hidden_size": 3}', "no 'num_hidden_layers': expected the config.json of a model"),
-        ('{"hidden_size": "many"}', "no 'hidden_size'"),
+        ('{"hidden_size": "many"}', "hidden_size is 'many': expected a whole number, 1 to 1000000000$"),
+        ('{"hidden_size": 8, "num_hidden_layers": 513}', "num_hidden_layers is 513: .* 1 to 512$"),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InputError, match=message):

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from growing import TRUTH, Growing
 from scalerl.report.standing import Asked
 from scalerl.serve.guard import Guard
-from scalerl.serve.listing import scan
+from scalerl.serve.listing import Listing
 from scalerl.serve.store import Store
 from serve_client import LOCAL, logs_of_trl, serving, settled
 
@@ -334,7 +334,7 @@ def test_links_out_of_a_folder_of_wandb_are_refused_where_a_reader_would_look(tm
     place = tmp_path / "runs" / link
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(outside if to_folder else outside / "run-b.wandb")
-    (entry,) = scan(tmp_path / "runs").values()
+    (entry,) = Listing(tmp_path / "runs").scan().values()
     assert entry.refused == f"{place.name} is a link that leads out of the folder"
 
 
@@ -345,7 +345,7 @@ def test_a_link_to_itself_and_the_log_of_wandb_are_no_fault(tmp_path):
     (run / "logs" / "debug-core.log").symlink_to(tmp_path / "core.log")
     (run / "loop").symlink_to(run / "loop")
     (run / "run-a.wandb").write_bytes(b"")
-    (entry,) = scan(tmp_path / "runs").values()
+    (entry,) = Listing(tmp_path / "runs").scan().values()
     assert entry.refused == ""
 
 
@@ -459,7 +459,7 @@ def test_a_thousand_runs_are_read_once(tmp_path, monkeypatch):
     with (tmp_path / "group-3" / "run-3" / "evals.jsonl").open("a") as file:
         file.write(json.dumps({"step": 1, "pass_rate": 0.4}) + "\n")
     version = store.version
-    store._due = 0.0
+    store._sweep._due = 0.0
     store.refresh()
     assert opened[1000:] == [tmp_path / "group-3" / "run-3"]
     assert [row["step"] for row in store.listed(version)["runs"]] == [1]

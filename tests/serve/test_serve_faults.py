@@ -60,7 +60,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
     assert caplog.text.count("Traceback") == 1
     lines = (runs / "a" / "a-1" / "evals.jsonl").read_text().splitlines(keepends=True)
     (runs / "a" / "a-1" / "evals.jsonl").write_text("".join(lines[:-1]))
-    store._due, store._sources = 0.0, {}
+    store.look_again()
     store.refresh()
     while store.fit_next():
         pass
@@ -88,7 +88,7 @@ def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypa
     made = {}
     for _ in range(3):
         growing.grow()
-        store._due, store._sources = 0.0, {}
+        store.look_again()
         store.refresh()
         ids = [row["id"] for row in store.listed()["runs"]]
         answer = store.overlay(ids, None)
@@ -179,7 +179,7 @@ def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
         pass
     rows = [next(row for row in store.listed()["runs"] if row["path"] == "growing")]
     growing.grow()
-    store._due, store._sources = 0.0, {}
+    store.look_again()
     store.refresh()
     rows.append(next(row for row in store.listed()["runs"] if row["path"] == "growing"))
     before, waits = rows

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.jsonl import read_object
+from scalerl.model_config import read_model_config
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,16 @@ def model_cost(path: str | Path) -> ModelCost:
     """The cost of the model whose config.json is `path`, or in the folder `path`.
 
     Raises:
-        InputError: there is no such file, or it lacks what the cost depends on.
+        InputError: there is no such file, or what the cost depends on is missing or no count.
     """
     path = Path(path)
-    file = path / "config.json" if path.is_dir() else path
-    config = read_object(file)
-    text = config.get("text_config")  # of models that see as well
-    return _cost({**config, **text} if isinstance(text, Mapping) else config, file)
+    return _cost(read_model_config(path), path / "config.json" if path.is_dir() else path)
 
 
 def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
     def whole(*names: str, default: int | None = None) -> int:
         for name in names:
-            value = config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            if value := config.get(name):
                 return value
         if default is None:
             raise InputError(f"{file}: no '{names[0]}': expected the config.json of a model")
@@ -54,13 +50,15 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
 
     hidden, layers = whole("hidden_size", "n_embd", "d_model"), whole("num_hidden_layers", "n_layer")
     heads = whole("num_attention_heads", "n_head")
+    if heads > hidden:
+        raise InputError(f"{file}: {heads} heads cannot share a hidden size of {hidden}")
     head_dim = whole("head_dim", default=hidden // heads)
     kv_heads = whole("num_key_value_heads", default=heads)
     if config.get("kv_lora_rank"):
         raise InputError(f"{file}: latent attention is not counted yet; tokens and GPU-hours are")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     dense = whole("intermediate_size", "n_inner", default=4 * hidden)
-    gated = 2 if config.get("n_inner") or config.get("model_type") in ("gpt2", "gpt_neox", "opt") else 3
+    gated = 2 if config.get("n_inner") or str(config.get("model_type")) in ("gpt2", "gpt_neox", "opt") else 3
     experts = whole("num_experts", "num_local_experts", "n_routed_experts", default=0)
     mlp_per_layer = gated * hidden * dense
     dense_layers = layers
@@ -79,16 +77,19 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
         dense_layers = _dense_layers(config, layers)
     weights = layers * attention + dense_layers * mlp_per_layer + (layers - dense_layers) * sparse_per_layer
     weights += hidden * whole("vocab_size")
-    name = str(config.get("_name_or_path") or config.get("model_type") or file.parent.name)
+    named = (config.get(key) for key in ("_name_or_path", "model_type"))
+    name = next((one for one in named if isinstance(one, str) and one), file.parent.name)
     return ModelCost(weights, 4 * layers * heads * head_dim, name)
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     """Layers of a mixture-of-experts model that have one feed-forward part for all tokens."""
-    if config.get("first_k_dense_replace"):
-        return min(int(config["first_k_dense_replace"]), layers)
-    only = config.get("mlp_only_layers")
-    step = config.get("decoder_sparse_step") or 1
-    dense = {layer for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
-    dense |= {layer for layer in range(layers) if (layer + 1) % step}
-    return len({layer for layer in dense if 0 <= layer < layers})
+    if first := config.get("first_k_dense_replace"):
+        return min(first, layers)
+    only, step = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)
+    dense = {layer for layer in range(layers) if (layer + 1) % step}
+    return len(dense | ({*range(layers)}.intersection(_whole_of(only))))
+
+
+def _whole_of(values: Any) -> list[int]:
+    return [value for value in values if isinstance(value, int)] if isinstance(values, list) else []

@@ -4,9 +4,10 @@
       training/state.json              the state of every part of the run, a tree in which each array is named
       training/arrays.safetensors      the arrays
       learner/                         of a learner on several processes, its state: a part from each
+      manifest.json                    length and check sum of every file: `scalerl.rl.manifest`
 
-The state is copied between two steps. A thread then writes it aside, syncs it and renames it, and removes the
-checkpoints that are older than the last `keep`.
+The state is copied between two steps. A thread then writes it aside, sums its files, syncs and renames it,
+and removes the checkpoints that are older than the last `keep`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import logging
 import math
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,10 +32,14 @@ from torch import Tensor
 from scalerl.errors import WriteError
 from scalerl.files import sync
 from scalerl.rl.lora import plain_state
+from scalerl.rl.manifest import Sums, check_manifest, write_manifest
 
-FORMAT = 2
+FORMAT = 3
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
+
+Write = Callable[[Path], Sums]
+"""Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Checkpointing:
 class Savable(Protocol):
     """A learner, as far as it is saved: see `scalerl.rl.learner.Learner.saver`."""
 
-    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+    def saver(self, near: Path, resumable: bool = True) -> Write:
         """What writes the model as it is now into a folder, in any thread."""
         ...
 
@@ -114,10 +118,11 @@ class Checkpoints:
         finally:
             self._thread.shutdown()
 
-    def _write(self, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
-        def training(aside: Path) -> None:
-            save_model(save, self._tokenizer, aside)
+    def _write(self, step: int, state: Mapping[str, Any], save: Write) -> None:
+        def training(aside: Path) -> Sums:
+            sums = save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
+            return sums
 
         write_whole(self._folder / f"step-{step:05d}", training)
         for _, old in step_folders(self._folder)[self._settings.keep :]:
@@ -125,9 +130,11 @@ class Checkpoints:
 
 
 def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step and state of those that can be read whole, the newest first; what is damaged is told."""
+    """Step and state of those whose files are all as they were written, the newest first; a warning for the
+    others."""
     for step, path in step_folders(folder):
         try:
+            check_manifest(path)
             state = load_state(path / "training")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             _LOG.warning("%s is damaged (%s): passed over", path, error)
@@ -144,8 +151,8 @@ def step_folders(folder: Path) -> list[tuple[int, Path]]:
 # -- files -------------------------------------------------------------------------------------------------
 
 
-def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder aside, sync it, and give it its name.
+def write_whole(folder: Path, write: Write) -> None:
+    """Let `write` fill a folder aside, add its manifest, sync it, and give it its name.
 
     Raises:
         WriteError: the disk does not take it.
@@ -155,7 +162,7 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(aside, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         aside.mkdir(parents=True)
-        write(aside)
+        write_manifest(aside, write(aside))
         for path in sorted(aside.rglob("*"), reverse=True):
             sync(path)
         aside.rename(folder)
@@ -165,10 +172,11 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
         raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
 
 
-def save_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:
+def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
     """What `save` writes, which is a model in Hugging Face format, with its tokenizer."""
-    save(folder)
+    sums = save(folder)
     tokenizer.save_pretrained(folder)
+    return sums
 
 
 def copied_state(model: Any) -> dict[str, Tensor]:
@@ -185,10 +193,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     tree = without_arrays(state, arrays)
     folder.mkdir()
     save_file(arrays, folder / "arrays.safetensors")
-    text = json.dumps(tree)
-    check = zlib.crc32(text.encode())
-    sums = {name: _check_sum(array) for name, array in arrays.items()}
-    whole = {"format": FORMAT, "check": check, "arrays": sums, "state": text}
+    whole = {"format": FORMAT, "state": tree}
     (folder / "state.json").write_text(json.dumps(whole), encoding="utf-8")
 
 
@@ -196,17 +201,12 @@ def load_state(folder: Path) -> dict[str, Any]:
     """What `save_state` was given.
 
     Raises:
-        ValueError: it is not what was written, or of another format.
+        ValueError: it is of another format.
     """
     whole = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if whole["format"] != FORMAT:
         raise ValueError(f"its format is {whole['format']}, and {FORMAT} is read here")
-    arrays = load_file(folder / "arrays.safetensors")
-    if zlib.crc32(whole["state"].encode()) != whole["check"] or whole["arrays"] != {
-        name: _check_sum(array) for name, array in arrays.items()
-    }:
-        raise ValueError("its check sums are not right")
-    return with_arrays(json.loads(whole["state"]), arrays)
+    return with_arrays(whole["state"], load_file(folder / "arrays.safetensors"))
 
 
 def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
@@ -234,7 +234,3 @@ def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
     if _ARRAY in tree:
         return arrays[tree[_ARRAY]].numpy() if tree[_NUMPY] else arrays[tree[_ARRAY]]
     return {key: with_arrays(value, arrays) for key, value in tree.items()}
-
-
-def _check_sum(array: Tensor) -> int:
-    return zlib.crc32(array.reshape(-1).view(torch.uint8).numpy().data) if array.numel() else 0

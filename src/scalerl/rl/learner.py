@@ -6,7 +6,7 @@ Shapes in names: M completions of a micro-batch, T positions, D hidden size, V v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from scalerl.errors import DivergedError, InputError
 from scalerl.rl.batch import Batch
-from scalerl.rl.checkpoint import copied_state
+from scalerl.rl.checkpoint import Write, copied_state
 from scalerl.rl.held import copies, scores_of_held
 from scalerl.rl.lora import merged_parameters
 from scalerl.rl.loss import Kl, Loss
+from scalerl.rl.manifest import Sums
 from scalerl.rl.model import FlopCount, copy_weights
 from scalerl.rl.pending import Done, Pending
 from scalerl.rl.score import Scorer
@@ -186,7 +187,7 @@ class Learner:
                 self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
         self._round_masters()
 
-    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+    def saver(self, near: Path, resumable: bool = True) -> Write:
         """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
 
         With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
@@ -194,7 +195,12 @@ class Learner:
         """
         weights = copied_state(self.model)
         model: Any = self.model
-        return lambda folder: model.save_pretrained(folder, state_dict=dict(weights))
+
+        def write(folder: Path) -> Sums:
+            model.save_pretrained(folder, state_dict=dict(weights))
+            return {}
+
+        return write
 
     def hold(self) -> list[Tensor]:
         """A copy of the weights that are trained, for `held_scores`."""

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.errors import InputError, first_line
+from scalerl.errors import InputError, ScalerlError, brief_error, counted, first_line
+from scalerl.model_config import read_model_config
 from scalerl.rl.lora import merged_parameters
 from scalerl.rl.types import Weights
 
@@ -27,12 +28,18 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     """Load a causal LM from a folder or by name, ready to be trained, in its own precision or in `dtype`.
 
     Raises:
-        InputError: there is no such model.
+        InputError: there is no such model, or its files do not have all of its weights.
     """
     from transformers import AutoModelForCausalLM
 
     with _one_line(f"model {path}"):
-        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa", dtype=dtype or "auto")
+        _check_config(path)
+        how = {"attn_implementation": "sdpa", "dtype": dtype or "auto", "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how)
+        model, found = loaded
+    if missing := sorted(found["missing_keys"]):  # they would be drawn at random
+        what = f"{counted(len(missing), 'tensor')} of its config.json, as {missing[0]}"
+        raise InputError(f"model {path} cannot be loaded (its files lack {what})")
     without_dropout(model)
     return model
 
@@ -46,6 +53,7 @@ def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with _one_line(f"model {path}"), torch.device("meta"):
+        _check_config(path)
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
 
 
@@ -71,13 +79,23 @@ def load_tokenizer(path: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(path)
 
 
+def _check_config(path: str | Path) -> None:
+    """Refuse a folder whose config.json would have transformers compute for ever, or without bounds."""
+    if (Path(path) / "config.json").exists():
+        read_model_config(path)
+
+
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn the loaders' errors into one line for the user."""
+    """Turn the loaders' errors into one line for the user; of odd files they are of any kind."""
     try:
         yield
+    except ScalerlError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{what} cannot be loaded ({first_line(error)})") from error
+    except Exception as error:
+        raise InputError(f"{what} cannot be loaded ({brief_error(error)})") from error
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -47,6 +47,8 @@ _FILES = {
 _BEAT = 15.0
 """Seconds after which a stream without news sends a line all the same, so that nobody between cuts it."""
 _TICK = 0.25
+_SLICE = 0.25
+"""Seconds for which changed runs are read at a stretch, before all are looked at again."""
 _DIGITS = 20
 """Of a version, at most."""
 _MOST_STREAMS = 100
@@ -89,8 +91,9 @@ class Looker:
                 self._stop.wait(_TICK)
                 continue
             try:
-                self.store.refresh()
-                if self.store.fit_next():
+                # What has changed is shown before any fit is made; until all is read once, nothing is fitted.
+                more = self.store.refresh(_SLICE)
+                if (self.store.looked.is_set() and self.store.fit_next()) or more:
                     continue
             except Exception:  # of one run: the others go on
                 _LOG.exception("while looking at %s", self.store.root)

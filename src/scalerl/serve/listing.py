@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _DEEPEST = 12
 _MOST_FOLDERS = 50_000
 """A folder that holds more (a home, by mistake) is listed as far as that, and an entry says so."""
+_SETTLED = 2.0
+"""Seconds for which a folder must not have changed before its list is kept: the coarsest clock in use."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 _WANDB_RUN = re.compile(r"(offline-)?run-.+")
 _WANDB_LOG = re.compile(r"debug(-\w+)?\.log")
@@ -32,83 +35,164 @@ class Entry:
     """Why it is not read; empty where it is."""
 
 
-def scan(root: Path) -> dict[str, Entry]:
-    """The entries of the real folder `root` by their ids, in the order of their paths.
+class Listing:
+    """The runs in the real folder `root`. Folders are listed again only when they have changed."""
 
-    Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
-    that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root` where it
-    holds too many.
-    """
-    entries = (_entry(root, *found) for found in _found(root))
-    return {entry.id: entry for entry in sorted(entries, key=lambda entry: entry.shown)}
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._folders = _Folders()
+        self._entries: dict[tuple[str, str, str], Entry] = {}
+
+    def scan(self) -> dict[str, Entry]:
+        """The entries by their ids, in the order of their paths.
+
+        Links to folders are not followed; a run with a file that is a link out of `root` is refused. A folder
+        that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root`
+        where it holds too many.
+        """
+        self._folders.begin()
+        before, self._entries = self._entries, {}
+        for found in self._found():
+            self._entries[found] = before.get(found) or self._entry(*found)
+        entries = sorted(self._entries.values(), key=lambda entry: entry.shown)
+        self._folders.end()
+        return {entry.id: self._refuse_links(entry) for entry in entries}
+
+    def check(self, entry: Entry) -> Entry:
+        """The same, with what speaks now against reading it."""
+        self._folders.begin()
+        return self._refuse_links(entry)
+
+    def _entry(self, folder: str, format: str, unread: str) -> Entry:
+        path = Path(folder)
+        shown = path.relative_to(self.root).as_posix()
+        name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
+        return Entry(name, path, os.fsencode(shown).decode(errors="replace"), format, unread)
+
+    def _refuse_links(self, entry: Entry) -> Entry:
+        """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
+        if not entry.format:
+            return entry
+        links = self._links(str(entry.path))
+        # No `Path.resolve`, which a link to itself makes raise.
+        out = next((one for one in links if not _real(one).is_relative_to(self.root)), None)
+        why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
+        return entry if why == entry.refused else replace(entry, refused=why)
+
+    def _links(self, folder: str, below: int = 3) -> Iterator[str]:
+        """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
+
+        W&B puts a link to its own log, `debug-core.log` in the user's cache, into every run: nobody reads it.
+        """
+        try:
+            found = self._folders.of(folder)
+        except OSError:
+            return
+        for name in found.links:
+            link = f"{folder}/{name}"
+            # Not `Path.is_dir`, which raises where it may not look.
+            if not _WANDB_LOG.fullmatch(name) or os.path.isdir(link):  # noqa: PTH112
+                yield link
+        for name in found.below if below else ():
+            if name != "checkpoints":
+                yield from self._links(f"{folder}/{name}", below - 1)
+
+    def _found(self) -> Iterator[tuple[str, str, str]]:
+        """Folders with runs, of what format, or why one cannot be read; nothing is looked for below a run."""
+        root = str(self.root)
+        waiting, count = [(root, 0)], 0
+        while waiting and count < _MOST_FOLDERS:
+            folder, depth = waiting.pop()
+            count += 1
+            try:
+                found = self._folders.of(folder)
+            except OSError as error:
+                # Another one may be gone again.
+                if folder == root or not isinstance(error, FileNotFoundError):
+                    yield folder, "", f"the folder cannot be read: {error.strerror or error}"
+                continue
+            if format := _format(folder, found.names, found.below):
+                yield folder, format, ""
+            elif depth < _DEEPEST:
+                names = (name for name in found.below if not name.startswith("."))
+                waiting += [(f"{folder}/{name}", depth + 1) for name in names]
+        if waiting:
+            why = f"only {_MOST_FOLDERS:,} folders were looked into: runs in the others are not listed"
+            yield root, "", why
 
 
-def _entry(root: Path, folder: Path, format: str, unread: str) -> Entry:
-    shown = folder.relative_to(root).as_posix()
-    name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
-    # No `resolve`, which a link to itself makes raise.
-    links = [] if unread else _links(folder)
-    link = next((link for link in links if not _real(link).is_relative_to(root)), None)
-    refused = f"{link.name} is a link that leads out of the folder" if link else unread
-    return Entry(name, folder, os.fsencode(shown).decode(errors="replace"), format, refused)
+@dataclass(frozen=True)
+class _Folder:
+    """The names in a folder: all of them, those of folders, those of links."""
+
+    names: frozenset[str]
+    below: tuple[str, ...]
+    links: tuple[str, ...]
 
 
-def _real(link: Path) -> Path:
+class _Folders:
+    """Lists folders. One that was not changed since it was listed is not listed again: one call instead of
+    four for each, of 2,000 runs every second."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[tuple[int, ...], _Folder]] = {}
+        self._current: dict[str, _Folder] = {}
+
+    def begin(self) -> None:
+        """From here on every folder is looked at anew."""
+        self._current = {}
+
+    def end(self) -> None:
+        """Forget the folders that were not asked for since `begin`."""
+        self._kept = {path: kept for path, kept in self._kept.items() if path in self._current}
+
+    def of(self, path: str) -> _Folder:
+        """What is in a folder.
+
+        Raises:
+            OSError: it is not there, or cannot be read.
+        """
+        if (known := self._current.get(path)) is not None:
+            return known
+        now = os.stat(path)  # noqa: PTH116
+        # The time of change too, which no user can set back.
+        state = (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
+        before, found = self._kept.get(path, ((), None))
+        if found is None or before != state:
+            listed = time.time()
+            found = _listed(path)
+            # A change within the same tick of the file system's clock would not be seen.
+            if listed - max(now.st_mtime, now.st_ctime) > _SETTLED:
+                self._kept[path] = state, found
+        self._current[path] = found
+        return found
+
+
+def _listed(path: str) -> _Folder:
+    with os.scandir(path) as listed:
+        found = list(listed)
+    return _Folder(
+        frozenset(one.name for one in found),
+        tuple(one.name for one in found if one.is_dir(follow_symlinks=False)),
+        tuple(one.name for one in found if one.is_symlink()),
+    )
+
+
+def _real(link: str) -> Path:
     return Path(os.path.realpath(link))
 
 
-def _links(folder: Path, below: int = 3) -> Iterator[Path]:
-    """The links in a folder, and so deep below it as a reader of links looks (wandb/wandb/run-*/*.wandb).
-
-    W&B puts a link to its own log, `debug-core.log` in the user's cache, into every run: nobody reads that.
-    """
-    try:
-        found = list(os.scandir(folder))
-    except OSError:
-        return
-    for one in found:
-        if one.is_symlink():
-            # Not `Path.is_dir`, which raises where it may not look.
-            if not _WANDB_LOG.fullmatch(one.name) or os.path.isdir(one.path):  # noqa: PTH112
-                yield Path(one.path)
-        elif below and one.is_dir(follow_symlinks=False) and one.name != "checkpoints":
-            yield from _links(Path(one.path), below - 1)
-
-
-def _found(root: Path) -> Iterator[tuple[Path, str, str]]:
-    """Folders with runs, of what format, or why one cannot be read; nothing is looked for below a run."""
-    waiting, count = [(root, 0)], 0
-    while waiting and count < _MOST_FOLDERS:
-        folder, depth = waiting.pop()
-        count += 1
-        try:
-            with os.scandir(folder) as listed:
-                found = list(listed)
-        except OSError as error:
-            if folder == root or not isinstance(error, FileNotFoundError):  # another one may be gone again
-                yield folder, "", f"the folder cannot be read: {error.strerror or error}"
-            continue
-        names = {one.name for one in found}
-        below = [one.name for one in found if one.is_dir(follow_symlinks=False)]
-        if format := _format(folder, names, below):
-            yield folder, format, ""
-        elif depth < _DEEPEST:
-            waiting += [(folder / name, depth + 1) for name in below if not name.startswith(".")]
-    if waiting:
-        yield root, "", f"only {_MOST_FOLDERS:,} folders were looked into: runs in the others are not listed"
-
-
-def _format(folder: Path, names: set[str], below: list[str]) -> str:
+def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:
     """What a folder is, by names alone; empty where it is none."""
     if "evals.jsonl" in names:
         return "run"
-    states = [folder / name for name in below if _CHECKPOINT.fullmatch(name)]
-    if "trainer_state.json" in names or any((one / "trainer_state.json").is_file() for one in states):
+    states = (Path(folder, name, "trainer_state.json") for name in below if _CHECKPOINT.fullmatch(name))
+    if "trainer_state.json" in names or any(state.is_file() for state in states):
         return "trainer-state"
     if any("tfevents" in name for name in names):
         return "tensorboard"
     if any(name.endswith(".wandb") for name in names) or (
-        folder.name == "wandb" and any(map(_WANDB_RUN.fullmatch, below))
+        folder.rpartition("/")[2] == "wandb" and any(map(_WANDB_RUN.fullmatch, below))
     ):
         return "wandb"
     return ""

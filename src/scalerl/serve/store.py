@@ -18,19 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError
-from scalerl.files import Changing
 from scalerl.record import RunRecord
 from scalerl.serve.fits import REFIT, Answers, Fits, Fitted
-from scalerl.serve.listing import Entry, scan
+from scalerl.serve.listing import Entry
+from scalerl.serve.sweep import Sweep
 
 if TYPE_CHECKING:
     from scalerl.report.standing import Asked, Standing
 
 _LOG = logging.getLogger("scalerl")
-_EVERY = 1.0
-"""Seconds between two looks at the folder, at least."""
-_PATIENCE = 10
-"""A read is followed by at least this many times its length without one of the same source."""
 MOST = 40
 """Runs that are laid over one another."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z]")
@@ -68,32 +64,48 @@ class Store:
         self._asked = asked
         # A page that was open on another server of this folder has an older one than any here.
         self.version = int(time.time() * 1000)
+        self._sweep = Sweep(self.root)
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
-        self._sources: dict[str, tuple[Changing, float]] = {}
         self._fits, self._answers = Fits(asked), Answers()
         self._changing, self._looking = threading.Lock(), threading.Lock()
-        self._due = float("-inf")
         self.looked = threading.Event()
         """Whether the folder was looked at once."""
 
-    def refresh(self) -> None:
-        """Look at the folder, unless that was done a moment ago."""
+    def refresh(self, seconds: float = math.inf) -> bool:
+        """Look at the folder, unless that was done a moment ago, and read what has changed.
+
+        What is not read after so many `seconds` waits for the next call; returns whether anything does. The
+        runs that were written to last come first, and are looked at more often than the others.
+        """
         with self._looking:
             started = time.monotonic()
-            if started < self._due:
-                return
-            entries = scan(self.root)
-            for name in self._of_entry.keys() - entries.keys():
-                self._replace(name, [])
-                del self._of_entry[name], self._sources[name]
-            for entry in entries.values():
+            if (entries := self._sweep.look()) is not None:
+                self._list(entries)
+            while (entry := self._sweep.next()) is not None:
                 self._look(entry)
-            took = time.monotonic() - started if self.looked.is_set() else 0.0
-            self._due = time.monotonic() + max(_EVERY, _PATIENCE * took)
-            if not self.looked.is_set():
+                if time.monotonic() - started >= seconds:
+                    break
+            if not (self._sweep.waits or self.looked.is_set()):
                 self.looked.set()
                 self.version += 1
+            return self._sweep.waits
+
+    def look_again(self) -> None:
+        """Have the next `refresh` look at once, and read all runs."""
+        self._sweep.look_at_all_next()
+
+    def _list(self, entries: dict[str, Entry]) -> None:
+        """Entries that are gone are listed no more; those that are not read are, with why."""
+        for name in self._of_entry.keys() - entries.keys():
+            self._replace(name, [])
+            del self._of_entry[name]
+        for entry in entries.values():
+            if not entry.format:
+                row = _broken(entry, self._plain(entry.refused))
+                before = self._runs.get(entry.id)
+                if before is None or before.row != row:
+                    self._replace(entry.id, [Run(entry.id, row)])
 
     def listed(self, since: int = 0) -> dict[str, Any]:
         """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
@@ -102,7 +114,7 @@ class Store:
         """
         with self._changing:
             since = since if since <= self.version else 0
-            runs = list(self._runs.values())
+            runs = sorted(self._runs.values(), key=lambda run: run.row["path"])
             changed = [run.row for run in runs if run.version > since]
             return {
                 "folder": self.root.name,
@@ -242,12 +254,8 @@ class Store:
         return [axis for axis in axes[0] if all(axis in others for others in axes)]
 
     def _look(self, entry: Entry) -> None:
-        source, due = self._sources.get(entry.id) or (Changing(entry.path), 0.0)
-        started = time.monotonic()
-        if started < due:
-            return
         try:
-            runs = source.read(lambda: self._read(entry))
+            runs = self._sweep.read(entry, self._read)
             if runs is None:
                 return
             self._replace(entry.id, runs)
@@ -261,8 +269,6 @@ class Store:
                             self._change(run, run.row | {"error": said})
             else:
                 self._replace(entry.id, [Run(entry.id, _broken(entry, said))])
-        took = time.monotonic() - started
-        self._sources[entry.id] = source, time.monotonic() + _PATIENCE * took
 
     def _read(self, entry: Entry) -> list[Run]:
         if entry.refused:

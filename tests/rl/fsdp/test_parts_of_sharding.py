@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn.functional import linear
 
 from scalerl.errors import InputError
-from scalerl.rl.fsdp.checkpoint import load
+from scalerl.rl.fsdp.checkpoint import check_index
 from scalerl.rl.fsdp.rows import passes, passes_of_rank, share_rows
 from scalerl.rl.fsdp.score import can_pack
 from scalerl.rl.fsdp.settings import Fsdp2
@@ -110,10 +110,6 @@ def test_the_line_that_goes_on_is_that_of_whoever_started_the_run(monkeypatch):
     assert resume_line(run) == line.replace("torchrun", "torchrun --nnodes 2")
 
 
-NOBODY: Any = None
-"""The ranks to load with, where it does not come to that."""
-
-
 class Touches:
     """A file that is made by whoever unpickles this."""
 
@@ -127,7 +123,7 @@ class Touches:
 def test_the_index_of_a_checkpoint_has_nothing_done(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Touches(tmp_path / "touched")))
     with pytest.raises(InputError, match=r"\.metadata: .*open has no place in a checkpoint of tensors"):
-        load({}, tmp_path, NOBODY)
+        check_index(tmp_path)
     assert not (tmp_path / "touched").exists()
 
 
@@ -136,10 +132,10 @@ def test_a_checkpoint_names_tensors_alone(tmp_path):
     index = Metadata({"version": BytesStorageMetadata()})
     (tmp_path / ".metadata").write_bytes(pickle.dumps(index))
     with pytest.raises(InputError, match="BytesStorageMetadata has no place"):
-        load({}, tmp_path, NOBODY)
+        check_index(tmp_path)
 
 
 def test_half_an_index_is_a_line(tmp_path):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}))[:-20])
     with pytest.raises(InputError, match=r"\.metadata: "):
-        load({}, tmp_path, NOBODY)
+        check_index(tmp_path)

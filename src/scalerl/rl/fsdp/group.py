@@ -11,7 +11,7 @@ mappings, arrays and tensors; what rank 0 returns is what the driver gets, the o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from scalerl.errors import WriteError
 from scalerl.rl.batch import Batch
+from scalerl.rl.checkpoint import Write
 from scalerl.rl.fsdp.checkpoint import DISK, Saving
 from scalerl.rl.fsdp.learner import ShardedLearner, load_sharded_learner
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.learner import StepStats
+from scalerl.rl.manifest import Sums
 from scalerl.rl.memory import return_freed_memory
 from scalerl.rl.model import dtype_of, empty_model
 from scalerl.rl.pending import Pending
@@ -100,9 +102,9 @@ class LearnerRank:
         if resumable:
             self._saving = self.learner.save(Path(folder) / DISK)
 
-    def wait_saved(self) -> None:
-        """Until what `save` began is on the disk; on rank 0 that of all."""
-        self._saving.wait()
+    def wait_saved(self) -> Sums:
+        """Until what `save` began is on the disk; on rank 0 that of all, and their sums."""
+        return self._saving.wait()
 
     def restore(self, state: Mapping[str, Any], folder: str) -> int:
         """Go on from a checkpoint; returns the version."""
@@ -146,7 +148,7 @@ class LearnerGroup:
         """See `ShardedLearner.restore`."""
         self.version = self._ranks.all("restore", state, str(folder))
 
-    def saver(self, near: Path, resumable: bool = True) -> Callable[[Path], None]:
+    def saver(self, near: Path, resumable: bool = True) -> Write:
         """See `Learner.saver`. The model is written at once, block by block; the rest meanwhile.
 
         All ranks have to have the folder: on several nodes it is on a file system that they share.
@@ -159,14 +161,14 @@ class LearnerGroup:
             shutil.rmtree(part, ignore_errors=True)  # the room is somebody else's
             raise
 
-        def move(folder: Path) -> None:
+        def move(folder: Path) -> Sums:
             try:
-                if resumable:
-                    self._ranks.first("wait_saved")
+                sums = self._ranks.first("wait_saved") if resumable else {}
                 for path in part.iterdir():
                     path.rename(folder / path.name)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
+            return {f"{DISK}/{name}": found for name, found in sums.items()}
 
         return move
 
