@@ -35,7 +35,7 @@ ALLOWED = {
         "serve",
     },
 }
-BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
+BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl", "tty"}
 
 
 def imported(file: Path) -> set[str]:
