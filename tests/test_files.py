@@ -92,7 +92,8 @@ def test_a_row_in_the_log_beside_a_database_is_a_change(tmp_path, whole):
             with database:
                 row = ("a", step, "2023-11-14T22:13:20+00:00", '{"eval_reward": 0.5}')
                 database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?)", row)
-            runs = source.read(lambda: read_source(source.path, format="trackio")) or []
+            found = source.read(lambda: read_source(source.path, format="trackio"))
+            runs = found.runs if found else []
             told += [len(run.record.evals) for run in runs]
             assert source.read(lambda: pytest.fail("it was read, which is no change")) is None
     assert told == [1, 2, 3, 4]

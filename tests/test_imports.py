@@ -36,16 +36,8 @@ ALLOWED = {
     },
 }
 BOTTOM = {
-    "errors",
-    "_version",
-    "_lazy",
-    "_views",
-    "alarms",
-    "files",
-    "frames",
-    "jsonl",
-    "model_config",
-    "tty",
+    *("errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl"),
+    *("model_config", "tty"),
 }
 
 

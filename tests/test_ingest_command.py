@@ -101,9 +101,10 @@ def test_a_run_that_is_chosen_may_lie_beside_one_without_a_pass_rate(tmp_path, c
     export = tmp_path / "export.csv"
     lines = [f"{s},{0.3 + 0.2 * s / (s + 40)},{s / 100}" for s in range(0, 400, 20)]
     export.write_text("\n".join([f"Step,actor - {METRIC},trainer - {METRIC}", *lines]))
-    assert main(["fit", str(export)]) == 2
-    assert "(in the run 'trainer')" in capsys.readouterr().err
+    assert main(["fit", str(export)]) == 0
+    assert f"warning: left out: {export}, run 'trainer': " in capsys.readouterr().err
     assert main(["fit", str(export), "--run", "actor", "--json"]) == 0
+    assert main(["fit", str(export), "--run", "trainer"]) == 2
 
 
 def test_logs_are_compared_and_backtested_as_runs_are(tmp_path, capsys):

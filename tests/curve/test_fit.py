@@ -129,6 +129,7 @@ def test_json_has_exactly_the_documented_keys():
         "families": {"log_logistic", "weibull", "frechet", "power_law"},
         "noise": {"sd", "phi", "floor", "seed_sd"},
         "at_bounds": {"A", "B", "C_mid"},
+        "left_out": {"total", "metric", "reasons", "evaluations", "ending"},
         "target": {
             *("reward", "budget", "probability", "probability_rerun", "compute_to_target", "verdict"),
             *("verdict_rerun", "why"),

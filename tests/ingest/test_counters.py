@@ -92,7 +92,11 @@ def test_a_run_that_was_begun_again_counts_once():
     restarted = log(rows)
     assert restarted.metrics["x"].step_N.tolist() == list(range(8))
     assert restarted.metrics["x"].value_N.tolist() == [0.1] * 3 + [0.2] * 5
-    assert "of steps that come twice the later ones count" in restarted.notes[0]
+    (note,) = restarted.notes
+    assert note == (
+        "the run was restarted after step 2: of steps 3 to 5 the later rows count "
+        "(3 values of all metrics superseded)"
+    )
     made = counters(restarted, WORDS, devices=1)
     assert made.device_seconds.total_N.tolist() == [10.0 * step for step in range(8)]
 
@@ -115,7 +119,7 @@ def test_evaluations_of_a_branch_that_was_given_up_are_forgotten(first):
     found = log(rows)
     assert found.metrics["x"].step_N.tolist() == list(range(70))
     assert found.metrics["late"].step_N.tolist() == [0, 20, 40]
-    assert "44 values replaced, 2 later ones of other metrics left out" in found.notes[0]
+    assert "of steps 50 to 94 the later rows count (47 values of all metrics superseded)" in found.notes[0]
 
 
 def test_only_what_a_restarted_run_had_logged_is_forgotten():

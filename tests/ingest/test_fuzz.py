@@ -20,7 +20,7 @@ from event_files import START, event
 from event_files import record as checked
 from hostile_logs import alarm, damaged
 from scalerl import ScalerlError
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.sources import Found, read_source
 from scalerl.ingest.table import read_table
 from scalerl.jsonl import dumps
 from scalerl.record import RunRecord
@@ -246,7 +246,7 @@ def outcome(read, path):
         assert str(path) in refusal
         assert "\n" not in refusal
         return "refused"
-    for run in found if isinstance(found, list) else ():
+    for run in found.runs if isinstance(found, Found) else ():
         text = "".join(dumps(asdict(point)) + "\n" for point in run.record.evals)
         assert len(RunRecord.parse_evals(text.encode(), "evals").evals) == len(run.record.evals)
         for row in run.steps():

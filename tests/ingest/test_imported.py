@@ -199,4 +199,4 @@ def test_evaluations_without_a_number_are_counted():
         builder.add(step, math.nan, {"val/a/acc": rate, "loss": math.nan})
     found = as_run(builder.build(), WORDS, Asked())
     assert [point.pass_rate for point in found.record.evals] == [0.1, 0.3, 0.4]
-    assert "2 evaluations of 'val/a/acc' without a number left out" in found.warnings
+    assert "1 evaluation of 'val/a/acc' left out, NaN: step 1" in found.warnings

@@ -116,7 +116,7 @@ def test_the_step_is_one_counter(tmp_path):
     (log,) = FORMAT.read(write(tmp_path, dumped(rows)), everything)
     assert log.metrics["a"].step_N.tolist() == [1]
     assert log.names == ("_step", "a")
-    assert log.notes == ("2 rows passed over, without a 'train/global_step'",)
+    assert log.notes == ("2 rows passed over, without a 'train/global_step' (lines 1, 3)",)
 
 
 @pytest.mark.parametrize("first", ["train", "eval"])

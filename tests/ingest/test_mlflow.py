@@ -7,6 +7,7 @@ from mlflow import MlflowClient
 
 from hostile_logs import damaged, everything, read_hostile
 from scalerl import InputError
+from scalerl.ingest.formats import Unread
 from scalerl.ingest.mlflow import FORMAT
 
 META = "lifecycle_stage: active\nrun_id: b560751296cf45f9960d4896c1e15153\nrun_name: 'a: b'\n"
@@ -76,7 +77,7 @@ def test_only_what_is_wanted(store):
     [
         ("1700000000500 0.5\n", [0]),
         ("1700000000500 0.5 3 data abc\n", [3]),
-        ("1700000000500 0.5 -3\n", [-3]),
+        ("1700000000500 0.5 -3\n1700000000500 0.5 3\n", [3]),
         ("\n1700000000500 0.5 3\n\n", [3]),
         ("1700000000500 0.5 3\r\n", [3]),
     ],
@@ -98,8 +99,10 @@ def test_an_unfinished_end(store, end):
 def test_errors(store, line):
     path = write(store / "55" / "b56" / "metrics" / "loss", f"1700000000500 0.5 0\n{line}\n")
     with pytest.raises(InputError, match="expected a time in milliseconds, a value and a step") as error:
-        FORMAT.read(store, everything)
+        FORMAT.read(path.parents[1], everything)
     assert str(error.value).startswith(f"{path}, line 2: '{line}'")
+    (unread,) = [one for one in FORMAT.read(store, everything) if isinstance(one, Unread)]
+    assert (unread.run, unread.reason) == ("b56", str(error.value))
 
 
 def test_names_where_meta_has_none(store):

@@ -134,7 +134,7 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
             "gpu_hours,pass_rate\n1,.5\n2,good\n",
             "line 3, column 'pass_rate': expected a finite number.*'good'",
         ),
-        ("gpu_hours,pass_rate\n1,.5\n2,nan\n", "line 3, column 'pass_rate': expected a finite number"),
+        ("gpu_hours,pass_rate\n1,nan\n2,nan\n", "line 2, column 'pass_rate': expected a finite number"),
         ("gpu_hours,pass_rate\n,.5\n", "line 2, column 'gpu_hours': empty"),
         ("gpu_hours,pass_rate\n1,.5\n\n2,61\n", "line 4: the pass rate is above 1.*divide by 100"),
         ("gpu_hours,pass_rate\n1,-.5\n", "line 2: the pass rate is below 0"),

@@ -46,9 +46,9 @@ def test_as_the_library_reads_it(tmp_path, writer):
     assert log.name == "run"
     assert log.names == ("train/reward", "new", "double", "before")
     assert log.config == {"learning_rate": 1e-6, "fsdp.x": 1}
-    assert log.notes == ()
+    assert log.notes == ("1 value left out: a step is a whole number of 0 or more",)
+    assert "before" not in log.metrics
     np.testing.assert_array_equal(log.metrics["train/reward"].time_N, 1.7e9 + np.arange(50))
-    np.testing.assert_array_equal(log.metrics["before"].step_N, [-3])
     np.testing.assert_array_equal(log.metrics["double"].value_N, 0.1 * np.arange(50))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,13 +88,16 @@ def test_restarts_and_folders(tmp_path, writer):
     run = logs[0].metrics["r"]
     assert run.step_N.tolist() == list(range(8))
     assert run.value_N.tolist() == [0] * 3 + [1] * 5
-    assert "restarted from an earlier step" in logs[0].notes[0]
+    assert (
+        "the run was restarted after step 2 (line 2): of steps 3 to 4 the later rows count"
+        in logs[0].notes[0]
+    )
     (one,) = FORMAT.read(tmp_path / "a", everything)
     assert one.name == "a"
 
 
 def test_files_of_a_run_go_by_their_first_events(tmp_path):
-    write(tmp_path, event("r", 0, 1.0, time=5e8), event("r", 1, 1.0), name="tfevents.z")
+    write(tmp_path, event("r", 0, 1.0, time=5e8), event("r", 1, 1.0, time=5.5e8), name="tfevents.z")
     write(tmp_path, event("r", 1, 2.0, time=6e8), name="tfevents.a")
     write(tmp_path, name="tfevents.0")  # a run that has just begun
     (log,) = FORMAT.read(tmp_path, everything)

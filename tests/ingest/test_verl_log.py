@@ -104,10 +104,11 @@ def test_unfinished_ends(tmp_path):
 
 
 def test_a_restart(tmp_path):
-    text = JSONL + json.dumps({"step": 1, "data": {"actor/entropy": 0.5}}) + "\n"
+    rows = [(step, 0.1) for step in range(1, 6)] + [(step, 0.2) for step in range(3, 5)]
+    text = "".join(json.dumps({"step": n, "data": {"actor/entropy": v}}) + "\n" for n, v in rows)
     (log,) = FORMAT.read(write(tmp_path, text), everything)
-    assert log.metrics["actor/entropy"].value_N.tolist() == [0.5]
-    assert "(1 value replaced" in log.notes[0]
+    assert log.metrics["actor/entropy"].value_N.tolist() == [0.1, 0.1, 0.2, 0.2]
+    assert "restarted after step 2 (line 6): of steps 3 to 5 the later rows count" in log.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_count_under_two_names_is_one(logged, tmp_path):
         rows.append({"train/rollout/reward_mean": 0.1 * n, "train/global_step": n})
         if n % 2 == 0:
             rows.append({"eval/eval_math_pass1": 0.1 * n, "eval/global_step": n})
-    (run,) = read_source(logged(tmp_path, rows))
+    (run,) = read_source(logged(tmp_path, rows)).runs
     assert run.config["source"]["trainer"] == "openrlhf"
     assert [point.step for point in run.record.evals] == [2, 4, 6]
     assert [row["step"] for row in run.steps()] == [1, 2, 3, 4, 5, 6]
@@ -159,7 +159,7 @@ def test_a_resumed_run_is_one(logged, tmp_path):
     log = read_one(resumed(logged, tmp_path, (first, None), (second, None)))
     assert values(log, "loss") == {n: n for n in range(7)} | {n: 100 + n for n in range(7, 12)}
     assert log.config == {"part": 1, "only0": 0, "only1": 1}
-    assert any("restarted from an earlier step" in note for note in log.notes)
+    assert any("the run was restarted after step 6" in note for note in log.notes)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     folders[0].rename(tmp_path / "wandb" / "run-zz")  # the order is that of time, not of names
     assert values(read_one(tmp_path), "loss") == values(log, "loss")
@@ -225,10 +225,10 @@ def test_a_broken_run_does_not_hide_the_others(logged, tmp_path):
     broken = tmp_path / "wandb" / "run-20200101_000000-bad" / "run-bad.wandb"
     broken.parent.mkdir()
     broken.touch()
-    log = read_one(tmp_path)
+    log, unread = FORMAT.read(tmp_path, everything)
     assert values(log, "loss") == {0: 1}
-    (note,) = log.notes
-    assert note.startswith(f"passed over: {broken}: the file is empty")
+    assert (unread.run, unread.path) == ("bad", str(tmp_path))
+    assert unread.reason.startswith(f"{broken}: the file is empty")
 
 
 def test_a_file_with_no_rows(logged, tmp_path):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.commands._text import compute, level, positive, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.load import Data, Source, check_devices, mixed_devices, read_data
+from scalerl.ingest.load import (
+    STANDARD_INPUT,
+    Data,
+    Source,
+    check_devices,
+    mixed_devices,
+    read_all,
+    read_data,
+)
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
+    from scalerl.ingest.formats import Unread
 
 
 def add_data_arguments(command: argparse.ArgumentParser) -> None:
@@ -50,6 +60,55 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
 def asked_of(args: argparse.Namespace) -> Source:
     """What `add_source_arguments` was told, and --y."""
     return Source(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
+
+
+def read_each(
+    paths: Sequence[str], args: argparse.Namespace, least: int = 1, once: bool = True
+) -> tuple[dict[str, list[Data]], list[Unread]]:
+    """What can be read at several paths, and what cannot: one run costs only itself.
+
+    A folder of run folders is those in it, and a log may hold several runs. `once` refuses a path that comes
+    twice.
+
+    Raises:
+        InputError: there is nothing at a path, or fewer than `least` runs can be read.
+    """
+    from scalerl.ingest.formats import Unread
+
+    found: dict[str, list[Data]] = {}
+    unread: list[Unread] = []
+    errors: list[InputError] = []
+    seen: set[Path] = set()
+    for path in paths:
+        found[path] = []
+        for one in _runs_at(path):
+            if once and Path(one).resolve() in seen:
+                raise InputError(f"{one}: given twice; every run is one seed of one recipe")
+            seen.add(Path(one).resolve())
+            try:
+                found[path] += read_all(one, args.x, asked_of(args), args.price)
+            except InputError as error:
+                if one != STANDARD_INPUT and not os.path.lexists(one):
+                    raise
+                errors.append(error)
+                unread.append(Unread(one, "", str(error)))
+    whole = [data for runs in found.values() for data in runs]
+    if errors and len(whole) < least:
+        raise errors[0]
+    return found, list(dict.fromkeys([*unread, *(one for data in whole for one in data.unread)]))
+
+
+def _runs_at(path: str) -> list[str]:
+    """The run folders in a folder that is none itself; else the path."""
+    from scalerl.record import holds_run, runs_below
+
+    place = Path(path)
+    try:
+        if path == STANDARD_INPUT or not place.is_dir() or holds_run(place):
+            return [path]
+        return [str(place / name) for name in runs_below(place)] or [path]
+    except OSError:  # whoever reads it says so
+        return [path]
 
 
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:

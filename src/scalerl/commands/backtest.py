@@ -6,11 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, check_options
+from scalerl.commands._data import add_data_arguments, check_options, read_each
 from scalerl.commands._parser import examples
 from scalerl.commands._text import print_warnings
 from scalerl.errors import CannotAnswerError
-from scalerl.ingest.load import read_data
 
 if TYPE_CHECKING:
     from scalerl.curve.backtest import Backtest
@@ -48,7 +47,8 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.curve.backtest import backtest
     from scalerl.jsonl import dumps
 
-    runs = [read_data(path, args.x, asked_of(args), args.price) for path in args.runs_or_files]
+    found, unread = read_each(args.runs_or_files, args, once=False)
+    runs = [data for of_path in found.values() for data in of_path]
     check_options(args, runs)
     test = backtest(
         [run.points for run in runs],
@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> None:
     )
     frozen = _frozen([run.record for run in runs if run.record is not None], test)
     if args.json:
-        print(dumps({**test.to_json(), "frozen": frozen}, indent=2))
+        told = {"frozen": frozen, "unread": [one.to_json() for one in unread]}
+        print(dumps({**test.to_json(), **told}, indent=2))
     else:
+        print_warnings(map(str, unread))
         print_warnings(warning for run in runs for warning in run.points.warnings)
         print(test)
         if frozen:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, check_one_axis, check_options
+from scalerl.commands._data import add_data_arguments, check_one_axis, check_options, read_each
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_rows, print_warnings, share
 from scalerl.errors import CannotAnswerError, InputError, counted
-from scalerl.ingest.load import Data, read_data
+from scalerl.ingest.load import Data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.curve.paired import PairedPrompts
     from scalerl.curve.paper import PaperComparison, PaperFit
+    from scalerl.ingest.formats import Unread
     from scalerl.record import RunRecord
 
 
@@ -110,11 +111,16 @@ def run(args: argparse.Namespace) -> None:
 
     groups = groups_of(args.group)
     check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
-    named = {name: [_read(path, args) for path in paths] for name, paths in groups.items()}
-    unnamed = [_read(path, args) for path in args.runs]
-    found = [run.data for runs in (*named.values(), unnamed) for run in runs]
+    paths = [*(path for of_group in groups.values() for path in of_group), *args.runs]
+    read, unread = read_each(paths, args, least=2)
+    found = [data for of_path in read.values() for data in of_path]
     check_options(args, found)
     check_one_axis(found)
+    fitted, unfitted = _fitted(read, args)
+    unread += unfitted
+    named = {name: [run for path in of_group for run in fitted[path]] for name, of_group in groups.items()}
+    named = {name: runs for name, runs in named.items() if runs}
+    unnamed = [run for path in args.runs for run in fitted[path]]
     recipes = by_recipe(
         unnamed,
         lambda run: run.record,
@@ -138,11 +144,13 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         data = result.to_json()
         data["sources"] = {name: [run.path for run in runs] for name, runs in recipes.items()}
+        data["unread"] = [one.to_json() for one in unread]
         data["pairs"] = [{**pair, **more.to_json()} for pair, more in zip(data["pairs"], beside, strict=True)]
         print(dumps(data, indent=2))
         return
-    fitted = [one for runs in recipes.values() for one in runs]
-    print_warnings(f"{one.path}: {warning}" for one in fitted for warning in one.fit.warnings)
+    print_warnings(map(str, unread))
+    whole = [one for runs in recipes.values() for one in runs]
+    print_warnings(f"{one.path}: {warning}" for one in whole for warning in one.fit.warnings)
     if args.paired:
         print_warnings(
             f"{p.recipe} and {p.base} have no two seeds of one base model in common: not paired"
@@ -182,12 +190,32 @@ def _blocks(recipes: dict[str, list[_Run]]) -> dict[str, list[Hashable]]:
     return blocks
 
 
-def _read(path: str, args: argparse.Namespace) -> _Run:
-    from scalerl.curve import fit
+def _fitted(
+    read: dict[str, list[Data]], args: argparse.Namespace
+) -> tuple[dict[str, list[_Run]], list[Unread]]:
+    """The fits of all runs, by the path that was given, and the runs that have too few evaluations for one.
 
-    data = read_data(path, args.x, asked_of(args), args.price)
+    Raises:
+        CannotAnswerError: fewer than two can be fitted; it is that of the first that cannot.
+    """
+    from scalerl.curve import fit
+    from scalerl.ingest.formats import Unread
+
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
-    return _Run(path, fit(data.points, **start, level=args.level), data)
+    found: dict[str, list[_Run]] = {path: [] for path in read}
+    errors: list[CannotAnswerError] = []
+    unread: list[Unread] = []
+    for path, of_path in read.items():
+        for data in of_path:
+            try:
+                found[path].append(_Run(data.path, fit(data.points, **start, level=args.level), data))
+            except CannotAnswerError as error:
+                errors.append(error)
+                name = data.record.name if data.record is not None and data.foreign else ""
+                unread.append(Unread(data.path, name, str(error)))
+    if errors and sum(map(len, found.values())) < 2:
+        raise errors[0]
+    return found, unread
 
 
 def _paper(runs: list[_Run]) -> PaperFit | str:

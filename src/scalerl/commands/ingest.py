@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.jsonl import dumps
     from scalerl.run_writer import RunWriter, check_unused
 
-    runs = read_runs(args.source, asked_of(args))
-    places = _places(args.output, runs)
+    found = read_runs(args.source, asked_of(args))
+    runs = found.runs
+    places = _places(args.output, runs, is_one=len(runs) + len(found.unread) == 1)
     for place in places:  # all of them, before the first is written
         check_unused(place)
     for place, imported in zip(places, runs, strict=True):
@@ -54,8 +55,10 @@ def run(args: argparse.Namespace) -> None:
         writer.whole(imported.record.evals, imported.steps())
         writer.close()
     if args.json:
-        print(dumps({"runs": [_json(place, one) for place, one in zip(places, runs, strict=True)]}, indent=2))
+        written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
+        print(dumps({"runs": written, "unread": [one.to_json() for one in found.unread]}, indent=2))
         return
+    print_warnings(map(str, found.unread))
     for place, imported in zip(places, runs, strict=True):
         print_warnings(imported.warnings)
         source = imported.config["source"]
@@ -79,12 +82,12 @@ def _axes(record: RunRecord) -> str:
     return f"{', '.join(logged)}; a fit takes {own}{why}, --x another"
 
 
-def _places(output: Path, runs: Sequence[Imported]) -> list[Path]:
-    """The folder of every run: the one asked for, or one in it for each of several.
+def _places(output: Path, runs: Sequence[Imported], is_one: bool) -> list[Path]:
+    """The folder of every run: the one asked for, or one in it for each of several, be they readable or not.
 
     Their names differ by more than capitals, which some file systems do not tell apart.
     """
-    if len(runs) == 1:
+    if is_one:
         return [output]
     places: dict[str, Path] = {}
     for one in runs:
@@ -105,5 +108,6 @@ def _json(place: Path, imported: Imported) -> dict[str, Any]:
         "evaluations": len(imported.record.evals),
         "axes": imported.record.logged_axes(),
         "taken": dict(imported.taken),
+        "left_out": imported.left_out.to_json(),
         "warnings": imported.warnings,
     }

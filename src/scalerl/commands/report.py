@@ -8,15 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.commands._data import add_data_arguments, asked_of, check_one_axis, check_options
+from scalerl.commands._data import add_data_arguments, check_one_axis, check_options, read_each
 from scalerl.commands._parser import examples
 from scalerl.commands._text import positive, print_warnings, share
 from scalerl.commands.compare import check_once, group, groups_of
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.load import Data, is_run_folder, read_all
+from scalerl.ingest.load import Data, is_run_folder
 
 if TYPE_CHECKING:
     from scalerl.curve.comparison import Comparison
+    from scalerl.ingest.formats import Unread
     from scalerl.report.overlay import OverlayRun
     from scalerl.report.runs import RunsView
 
@@ -106,7 +107,7 @@ def _several(args: argparse.Namespace) -> None:
 
     if args.target is not None and args.budget is None:
         raise InputError("--target is the pass rate to reach at --budget: give that, too")
-    view, sources = _view(args)
+    view, sources, unread = _view(args)
     written = [write_runs_report(view, args.output or Path("runs.html"))]
     if args.markdown:
         written.append(write_text(args.markdown, runs_markdown(view)))
@@ -117,14 +118,17 @@ def _several(args: argparse.Namespace) -> None:
 
         written += write_figures(view, args.figures)
     if args.json:
-        _print_json(view, sources, written)
+        _print_json(view, sources, written, unread)
         return
+    print_warnings(map(str, unread))
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
 
 
-def _print_json(view: RunsView, sources: Sequence[str], written: Sequence[Path]) -> None:
+def _print_json(
+    view: RunsView, sources: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
+) -> None:
     from scalerl.jsonl import dumps
 
     at = [] if view.budget is None else [view.budget]
@@ -140,14 +144,15 @@ def _print_json(view: RunsView, sources: Sequence[str], written: Sequence[Path])
     answer = {"files": [str(path) for path in written], "axis": view.axis, "runs": runs}
     answer["recipes"] = [{"name": name, "runs": list(names)} for name, names in view.groups.items()]
     answer["comparison"] = view.comparison and view.comparison.to_json()
+    answer["unread"] = [one.to_json() for one in unread]
     print(dumps(answer | {"not_compared": view.not_compared or None}, indent=2))
 
 
-def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
-    """The runs, read, named and fitted, and their sources.
+def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
+    """The runs, read, named and fitted, their sources, and the runs that cannot be read.
 
     Raises:
-        InputError: one of them cannot be read, or they have no compute axis in common.
+        InputError: none of them can be read, or they have no compute axis in common.
     """
     from scalerl.curve.recipes import distinct, run_name
     from scalerl.report.overlay import OverlayRun
@@ -158,7 +163,8 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
     if not paths:
         raise InputError("report needs a RUN or a FILE")
     check_once(paths)
-    found = [data for path in paths for data in read_all(path, args.x, asked_of(args), args.price)]
+    read, unread = read_each(paths, args)
+    found = [data for of_path in read.values() for data in of_path]
     check_options(args, found)
     found = _on_one_axis(found, args)
     check_one_axis(found)
@@ -169,7 +175,9 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
         run = OverlayRun(name, data.points, data.record)
         fit, reason = fit_or_reason(run, **options)
         runs.append(replace(run, fit=fit, reason=reason))
-    recipes = _recipes(runs, found, named)
+    # Of a folder the path that was given is the group's, and those of its runs are others.
+    places = {data.path: path for path, of_path in read.items() for data in of_path}
+    recipes = _recipes(runs, found, {name: {*paths} for name, paths in named.items()}, places)
     comparison, why = _comparison(recipes, args)
     view = RunsView(
         runs=tuple(runs),
@@ -180,7 +188,7 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str]]:
         not_compared=why,
         **options,
     )
-    return view, [data.path for data in found]
+    return view, [data.path for data in found], unread
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
@@ -213,13 +221,14 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
 
 
 def _recipes(
-    runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, list[str]]
+    runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, set[str]], places: dict[str, str]
 ) -> dict[str, list[OverlayRun]]:
     """The groups that were named, then runs by the recipe of their config.json, as `compare` has them."""
     from scalerl.curve.recipes import by_recipe
 
     path = {run.name: data.path for run, data in zip(runs, found, strict=True)}
-    groups = {name: [run for run in runs if path[run.name] in paths] for name, paths in named.items()}
+    groups = {name: [run for run in runs if places[path[run.name]] in paths] for name, paths in named.items()}
+    groups = {name: members for name, members in groups.items() if members}
     grouped = {run.name for members in groups.values() for run in members}
     others = [run for run in runs if run.name not in grouped]
     return by_recipe(others, lambda run: run.record, lambda run: path[run.name], groups)

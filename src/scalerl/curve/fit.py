@@ -178,10 +178,10 @@ def _choose(
     """Points to fit, by compute, and those that the cuts leave out; `min_compute` alone keeps step 0."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
-    chosen, excluded = points.select(keep_N), points.select(~keep_N)
     if without_start:
         # A given R_0 takes the place of the evaluation at compute 0; a free one is said not to be that.
-        chosen = chosen.select(chosen.compute_N > 0)
+        keep_N &= points.compute_N > 0
+    chosen, excluded = points.select(keep_N), points.select(~keep_N)
     _check_enough(chosen)
     return chosen, excluded
 

@@ -49,6 +49,7 @@ def fit_json(fit: Fit, at: Sequence[float], target: float | None, budget: float 
         "forecast": [fit.forecast(compute).to_json() for compute in at],
         "target": _target(fit, target, budget),
         "campaign": fit_json(fit.campaign, at, target, budget) if fit.campaign else None,
+        "left_out": fit.left_out.to_json(),
         "warnings": list(fit.warnings),
     }
 

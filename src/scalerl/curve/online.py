@@ -172,10 +172,11 @@ def forecast_line(
             return f"too early: {distinct} of {MIN_TO_FIT} evaluations"
         return f"no forecast: {str(found).removeprefix(f'{points.source}: ')}"
     forecast = found.forecast(end)
-    ceiling = "ceiling not identified yet"
+    ceiling = "ceiling not identified" if found.ending else "ceiling not identified yet"
     if found.identified:
         ceiling = f"ceiling {found.ceiling:.3f} {span(found.intervals.A)}"
     if found.misfit:
         ceiling = f"no curve describes the run: {found.lack_of_fit}"
     at = f"{end:,.6g} {unit_of(points.axis)}"
-    return f"forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"
+    ending = f"{found.ending}; " * bool(found.ending)
+    return f"{ending}forecast {where} ({at}): {forecast.mean:.3f} {span(forecast.prediction)}; {ceiling}"

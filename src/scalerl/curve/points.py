@@ -9,6 +9,7 @@ import numpy as np
 
 from scalerl.alarms import warnings_of
 from scalerl.errors import InputError, counted
+from scalerl.left_out import NONE, LeftOut, Omitted
 from scalerl.record import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
@@ -50,6 +51,9 @@ class Points:
     line_N: np.ndarray | None = None
     """Line of `source` that every point comes from, for errors."""
     warnings: tuple[str, ...] = ()
+    left_out: LeftOut = NONE
+    """Evaluations that were read and do not count. With an `ending` no fit of the last point is sure of a
+    ceiling."""
 
     def __post_init__(self) -> None:
         self._check_shapes()
@@ -109,7 +113,18 @@ class Points:
         for name in ("compute_N", *_PER_POINT):
             array = getattr(self, name)
             changes[name] = None if array is None else array[keep_N]
-        return replace(self, **changes)
+        found = replace(self, **changes)
+        if self.left_out.ending and found.compute_N.max(initial=-1.0) < self.compute_N.max(initial=-1.0):
+            # Without the last point they are the run of an earlier time, when nothing had gone wrong.
+            warnings = tuple(text for text in self.warnings if text != self.left_out.ending)
+            found = replace(found, left_out=replace(self.left_out, ending=""), warnings=warnings)
+        return found
+
+    def omitted(self, reason: str) -> LeftOut:
+        """These points as evaluations that do not count."""
+        steps = [None] * len(self) if self.step_N is None else [int(step) for step in self.step_N]
+        lines = [None] * len(self) if self.line_N is None else [int(line) for line in self.line_N]
+        return LeftOut.of([Omitted(reason, *place) for place in zip(steps, lines, strict=True)])
 
     def kept_from(self, min_compute: float) -> np.ndarray:
         """Which points are left without the start, booleans (N,): from `min_compute` on, and compute 0."""
@@ -187,6 +202,9 @@ class Points:
         step_N = np.array([point.step for point in record.evals], dtype=float)
         compute_N = record.training_compute(axis, price)
         alarms = warnings_of(record.alarms, int(step_N.max(initial=0)))
+        left_out = LeftOut.parse(record.config.get("left_out"))
+        told = left_out.sentences()
+        warnings = (*told[: bool(left_out.ending)], *record.warnings, *told)
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
@@ -196,7 +214,12 @@ class Points:
             str(record.evals_file),
             axis,
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
-            (*record.warnings, *(f"{record.evals_file}: {what}" for what in _doubts(record)), *alarms),
+            (
+                *dict.fromkeys(warnings),
+                *(f"{record.evals_file}: {what}" for what in _doubts(record)),
+                *alarms,
+            ),
+            left_out,
         )
         return warn_of_repeats(points)
 

@@ -29,6 +29,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError, number_of
+from scalerl.left_out import ABOVE, AT_START, BELOW, LeftOut
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
@@ -143,7 +144,7 @@ class Fit:
     points: Points = field(repr=False)
     """The points that were fitted, by compute."""
     excluded: Points = field(repr=False)
-    """The points below `min_compute` or above `max_compute`, which were not."""
+    """The points that were not: beyond the cuts, or at compute 0 beside a given R_0."""
     sample: Sample = field(repr=False)
     """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
@@ -158,6 +159,17 @@ class Fit:
         return len(self.points)
 
     @property
+    def left_out(self) -> LeftOut:
+        """The evaluations that were not fitted: those that the reader left out, and those beyond the cuts."""
+        found, cut = self.points.left_out, self.excluded
+        is_zero_N = cut.compute_N == 0
+        is_low_N = ~is_zero_N & (cut.compute_N < self.min_compute)
+        reasons = {AT_START: is_zero_N, BELOW: is_low_N, ABOVE: ~is_zero_N & ~is_low_N}
+        for reason, is_N in reasons.items():
+            found = found.joined(cut.select(is_N).omitted(reason))
+        return found
+
+    @property
     def ceiling(self) -> float | None:
         """Posterior median of A, the families averaged: the point of `intervals.A`. None where withheld."""
         return None if self.misfit else self.median.A
@@ -165,12 +177,17 @@ class Fit:
     @property
     def identified(self) -> bool:
         """Whether the data fix the ceiling."""
-        return self.misfit is None and self.identification.identified
+        return self.misfit is None and not self.ending and self.identification.identified
 
     @property
     def why(self) -> str:
         """One sentence: why the ceiling is identified, or not."""
-        return self.misfit.why if self.misfit else self.identification.why
+        return self.ending or (self.misfit.why if self.misfit else self.identification.why)
+
+    @property
+    def ending(self) -> str:
+        """What is said where the evaluations after the last point have no number; else empty."""
+        return self.points.left_out.ending
 
     @property
     def lack_of_fit(self) -> str | None:
@@ -268,7 +285,8 @@ class Fit:
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
         """Is `target` reached at `budget`, by this run or by a rerun with another seed?
 
-        "too early" unless the ceiling is identified; "go" from P = .95, "no-go" to .05, else "too close".
+        "too early" unless the ceiling is identified, which it never is where the newest evaluations have no
+        number; "go" from P = .95, "no-go" to .05, else "too close".
         """
         return self._verdict((self.probability_rerun if rerun else self.probability)(target, budget))
 
@@ -285,7 +303,7 @@ class Fit:
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         why = f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {here:.2f}"
         if not self.identified:
-            why = f"the ceiling is not identified: {self.why}"
+            why = self.ending or f"the ceiling is not identified: {self.why}"
         return Chance(here, again, self._verdict(here), self._verdict(again), why)
 
     def _verdict(self, probability: float) -> Verdict:
@@ -329,6 +347,8 @@ class Fit:
         now = float(self.points.compute_N[-1])
         if self.identified:
             return now
+        if self.ending:
+            return None
         seen = self.identification
         # C_max / C_mid grows with the compute, and is known: no sooner than it is large enough.
         factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,50 @@ Wanted = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
+class Unread:
+    """A run of several that cannot be read, and costs only itself."""
+
+    path: str
+    """The file or folder that was asked for."""
+    run: str
+    """Its name in there; empty where the path is the run."""
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}, run {self.run!r}" if self.run else self.path
+        return f"left out: {where}: {self.reason.removeprefix(f'{self.path}: ')}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """A member of "unread" in JSON."""
+        return {"path": self.path, "run": self.run or None, "reason": self.reason}
+
+
+def each_run(
+    path: Path, places: Iterable[tuple[Path, str]], read: Callable[[Path, str], Iterable[Log]]
+) -> list[Log | Unread]:
+    """The runs at some places in a folder, each with its name; one that cannot be read is named instead.
+
+    Raises:
+        InputError: none of them can be read; it is that of the first.
+    """
+    found: list[Log | Unread] = []
+    errors: list[InputError] = []
+    for place, name in places:
+        try:
+            found += read(place, name)
+        except (InputError, OSError) as error:
+            errors.append(error if isinstance(error, InputError) else _unopened(error, place))
+            found.append(Unread(str(path), name, str(errors[-1])))
+    if errors and len(errors) == len(found):
+        raise errors[0]
+    return found
+
+
+def _unopened(error: OSError, place: Path) -> InputError:
+    return InputError(f"{error.filename or place}: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
 class Format:
     """One kind of file or folder that trainers or trackers write."""
 
@@ -28,9 +72,10 @@ class Format:
     """In a few words, for help and messages."""
     recognises: Callable[[Path], bool]
     """Whether a path is one of these, by its names and first bytes. It raises OSError and nothing else."""
-    read: Callable[[Path, Wanted], Sequence[Log]]
-    """All runs in it, the metrics that are wanted of each. It raises InputError, which names what is wrong,
-    or OSError; and it holds no more in memory than what is wanted, however large the file is."""
+    read: Callable[[Path, Wanted], Sequence[Log | Unread]]
+    """All runs in it, the metrics that are wanted of each, and those that cannot be read. Where none can, it
+    raises InputError, which names what is wrong, or OSError; and it holds no more in memory than what is
+    wanted, however large the file is."""
 
 
 _MODULES = (

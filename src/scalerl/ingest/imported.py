@@ -19,7 +19,9 @@ from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.log import Log, Series, finite, listed, presentable
+from scalerl.ingest.order import reason_of
 from scalerl.ingest.vocabulary import Vocabulary, is_like
+from scalerl.left_out import NONE, VALUELESS, LeftOut, Omitted, ending_of
 from scalerl.record import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
@@ -74,6 +76,8 @@ class Imported:
     taken: tuple[tuple[str, str], ...]
     """What was taken for what, as (what, text)."""
     warnings: tuple[str, ...]
+    left_out: LeftOut = NONE
+    """The evaluations that do not count."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -102,8 +106,10 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
-    if n := log.not_finite.get(name):
-        warnings.append(f"{counted(n, 'evaluation')} of '{name}' without a number left out")
+    left_out = left_out_of(log, name)
+    told = left_out.sentences()
+    # The ending comes first: whoever shows one warning of many shows the first.
+    warnings = [*told, *warnings] if left_out.ending else [*warnings, *told]
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
     rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)
     if how:
@@ -131,10 +137,43 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
         "assumed": list(warnings),
         "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
     }
+    if len(left_out):
+        config["left_out"] = left_out.to_json()
     if budget := _budget(log.config):
         config["budget"] = budget
     record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
-    return Imported(record, tuple(columns), tuple(taken), tuple(warnings))
+    return Imported(record, tuple(columns), tuple(taken), tuple(warnings), left_out)
+
+
+def left_out_of(log: Log, name: str) -> LeftOut:
+    """The evaluations of a metric that do not count, and whether the newest are among them."""
+    omitted = log.omitted.get(name)
+    if omitted is None:
+        return NONE
+    places = zip(omitted.step_V.tolist(), omitted.line_V.tolist(), omitted.reason_V.tolist(), strict=True)
+    found = [
+        Omitted(reason_of(code), int(step) if step.is_integer() else None, line or None)
+        for step, line, code in places
+    ]
+    series = log.metrics.get(name)
+    last = float(series.step_N[-1]) if series is not None else -math.inf
+    without = [one for one in found if one.reason in VALUELESS and one.step is not None]
+    newest = [one for one in without if one.step is not None and one.step > last]
+    if series is not None and _are_gaps(series.step_N, np.array([one.step for one in without], dtype=float)):
+        newest = []
+    total = sum(one.reason in VALUELESS for one in found) + (len(series) if series is not None else 0)
+    ending = ending_of([one.reason for one in newest], [one.step for one in newest], total, name)
+    return LeftOut.of(found, name, ending)
+
+
+def _are_gaps(step_N: np.ndarray, without_N: np.ndarray) -> bool:
+    """Whether NaN stands for a row without an evaluation, as where a table has a column for every metric.
+
+    It does if most of the rows before the last evaluation have it, and no more of them follow on that one
+    than there are between any two.
+    """
+    between = np.diff(np.searchsorted(np.sort(without_N), np.concatenate([[-1.0], step_N, [math.inf]])))
+    return int(between[:-1].sum()) > len(step_N) and between[-1] <= between[:-1].max()
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,23 +194,38 @@ def _pass_rate_metric(
             return name, []
         raise InputError(
             f"{log.source}: no metric '{asked.pass_rate}' with numbers; "
-            f"there are {listed(_likely(log.names))}"
+            f"{_all_left_out(log, [name])}there are {listed(_likely(log.names))}"
         )
     held_out = vocabulary.matches("held_out", log.metrics)
     if held_out:
-        most = max(len(log.metrics[name]) for name in held_out)
-        first = next(name for name in held_out if len(log.metrics[name]) == most)
+        made = {name: len(log.metrics[name]) + _without_number(log, name) for name in held_out}
+        first = max(held_out, key=lambda name: made[name])  # the first of several with the most
         return first, [name for name in held_out if name != first]
+    for name in vocabulary.matches("held_out", log.omitted):
+        warnings += left_out_of(log, name).sentences()
     for name in vocabulary.matches("train_reward", log.metrics):
         warnings.append(
             f"nothing is held out: '{name}' is the reward of training, on prompts that are trained on, "
             "sampled by weights of several versions; its curve may differ from that of a held-out pass rate"
         )
         return name, []
+    left_out = _all_left_out(log, vocabulary.matches("held_out", log.omitted))
     raise InputError(
-        f"{log.source}: nothing here is known as a pass rate or a reward; name one with {asked.option}: "
-        f"{listed(_likely(log.names)) or 'there are no metrics with numbers'}"
+        f"{log.source}: nothing here is known as a pass rate or a reward; {left_out}"
+        f"name one with {asked.option}: {listed(_likely(log.names)) or 'there are no metrics with numbers'}"
     )
+
+
+def _without_number(log: Log, name: str) -> int:
+    """Evaluations of a metric that were made and have no number."""
+    counts = dict(left_out_of(log, name).counts)
+    return sum(counts.get(reason, 0) for reason in VALUELESS)
+
+
+def _all_left_out(log: Log, names: Sequence[str]) -> str:
+    """Why metrics that were logged have no evaluation that counts; empty where none was logged."""
+    told = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
+    return f"{told[0]}; " if told else ""
 
 
 def _unscaled(

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ from scalerl.errors import InputError, number_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
-    from scalerl.ingest.formats import Format
-    from scalerl.ingest.imported import Imported
+    from scalerl.ingest.formats import Format, Unread
+    from scalerl.ingest.sources import Found
     from scalerl.record import RunRecord
 
 STANDARD_INPUT = "-"
@@ -75,19 +75,21 @@ def load_run(
             or it is a plain table of compute and pass rates (`scalerl.read_table` reads those).
     """
     source = Source(pass_rate, format, trainer, run, devices, None if model is None else Path(model))
-    records, foreign = _records(path, source)
+    records, foreign, unread = _records(path, source)
     if records is not None:
         source.check_used([path], foreign, "{}=")
-        return _only(records, path)
+        return _with(_only(records, path), unread) if unread else _only(records, path)
     what = "a plain table, not a run; scalerl.read_table reads its points"
     raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
 
 
-def read_runs(path: str | Path, source: Source, format: Format | None = None) -> list[Imported]:
+def read_runs(path: str | Path, source: Source, format: Format | None = None) -> Found:
     """The runs in the log of another trainer, whose `format` may have been recognised already.
 
+    A run that cannot be read costs only itself: it is named in `Found.unread`.
+
     Raises:
-        InputError: it cannot be read, or has no run of the name asked for.
+        InputError: none can be read, or there is no run of the name asked for.
     """
     from scalerl.ingest.flops import model_cost
     from scalerl.ingest.imported import Asked
@@ -108,6 +110,8 @@ class Data:
     record: RunRecord | None
     foreign: bool = False
     """Whether it is the log of another trainer."""
+    unread: tuple[Unread, ...] = ()
+    """The runs beside it that cannot be read."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -131,32 +135,45 @@ def read_data(path: str | Path, x: str | None, source: Source, price: float | No
     found = read_all(path, x, source, price)
     if records := [data.record for data in found if data.record is not None]:
         _only(records, path)
-    return found[0]
+    lines = tuple(map(str, found[0].unread))
+    if not lines:
+        return found[0]
+    points = replace(found[0].points, warnings=(*found[0].points.warnings, *lines))
+    record = found[0].record
+    return replace(found[0], points=points, record=record and _with(record, found[0].unread))
 
 
 def read_all(path: str | Path, x: str | None, source: Source, price: float | None) -> list[Data]:
-    """As `read_data`, of all runs that the log of another trainer holds.
+    """As `read_data`, of all runs that the log of another trainer holds and that can be read.
 
     Raises:
-        InputError: as `read_data`.
+        InputError: as `read_data`, where none can.
     """
     if price and x not in (None, "dollars"):
         raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
     x = "dollars" if price else x
     from scalerl.curve import Points
+    from scalerl.ingest.formats import Unread
     from scalerl.ingest.table import parse_table, read_table
 
     y = source.pass_rate or "pass_rate"
     if str(path) == STANDARD_INPUT:
         points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
         return [Data(str(path), points, None)]
-    records, foreign = _records(path, source)
+    records, foreign, unread = _records(path, source)
     if records is None:
         return [Data(str(path), read_table(path, x or "gpu_hours", y, price), None)]
-    return [
-        Data(str(path), Points.from_record(one, x or one.default_axis, price), one, foreign)
-        for one in records
-    ]
+    found: list[tuple[RunRecord, Points]] = []
+    errors: list[InputError] = []
+    for one in records:
+        try:
+            found.append((one, Points.from_record(one, x or one.default_axis, price)))
+        except InputError as error:
+            errors.append(error)
+            unread = (*unread, Unread(str(path), one.name if len(records) > 1 else "", str(error)))
+    if not found:
+        raise errors[0]
+    return [Data(str(path), points, one, foreign, unread) for one, points in found]
 
 
 def mixed_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None) -> tuple[str, ...]:
@@ -194,18 +211,24 @@ def is_run_folder(path: str | Path) -> bool:
         return holds_run(Path(path))
 
 
-def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, bool]:
-    """The runs at a path, None of a table or nothing; and whether another trainer logged them."""
+def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
+    """The runs at a path, None of a table or nothing; whether they are foreign; those that cannot be read."""
     if (format := _foreign_format(path, source)) is not None:
-        return [one.record for one in read_runs(path, source, format)], True
+        found = read_runs(path, source, format)
+        return [one.record for one in found.runs], True, found.unread
     with _entered(path):
         if not Path(path).is_dir():
-            return None, False
+            return None, False, ()
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     from scalerl.record import RunRecord
 
-    return [RunRecord.read(path)], False
+    return [RunRecord.read(path)], False, ()
+
+
+def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
+    """The record with a warning for every run beside it that cannot be read."""
+    return replace(record, warnings=(*record.warnings, *map(str, unread)))
 
 
 def _foreign_format(path: str | Path, source: Source) -> Format | None:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from scalerl.errors import counted, printable
+from scalerl.ingest.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
+from scalerl.ingest.vocabulary import is_of_evaluation
+from scalerl.left_out import NO_STEP, SUPERSEDED
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
-_MOST_RESTARTS = 1000  # of a log; more of them are no restarts, and every one takes a look at all metrics
+_LAST_LINE = 2**32 - 1
+_SHOWN_RESTARTS = 3
+_WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+"""How trackers write what JSON has no number for."""
 
 
 @dataclass(frozen=True)
@@ -55,116 +61,140 @@ class Log:
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
     """What had to be passed over or mended, in sentences."""
-    not_finite: Mapping[str, int] = field(default_factory=dict)
-    """How often a metric was logged as NaN or infinite; that is passed over."""
+    omitted: Mapping[str, Omitted] = field(default_factory=dict)
+    """Of every metric the values that do not count, and why."""
 
     def time_series(self) -> Series:
-        """Every step that has a time, of any metric: the value is the earliest."""
-        step_N, time_N = np.zeros(0), np.zeros(0)
-        for series in self.metrics.values():
-            has_time_N = ~np.isnan(series.time_N)
-            both_N = np.concatenate([step_N, series.step_N[has_time_N]])
-            times_N = np.concatenate([time_N, series.time_N[has_time_N]])
-            step_N, place_N = np.unique(both_N, return_inverse=True)
-            time_N = np.full(len(step_N), np.inf)
-            np.minimum.at(time_N, place_N, times_N)
-        return Series(step_N, time_N, time_N)
+        """Every step that has a time, of any metric: the value is when it was reached, as far as is known.
+
+        An evaluation may end long after the step that it is of: among the rows of the training it says
+        nothing of when that was, and where there are none a step was reached before any later one.
+        """
+        of_training = [one for name, one in self.metrics.items() if not is_of_evaluation(name)]
+        trained = _times_of(of_training)
+        whole = _times_of(self.metrics.values())
+        if not len(trained):
+            return replace(whole, value_N=np.minimum.accumulate(whole.value_N[::-1])[::-1])
+        step_N = whole.step_N
+        is_told_N = np.isin(step_N, trained.step_N) | (step_N < trained.step_N[0])
+        is_told_N |= step_N > trained.step_N[-1]
+        value_N = whole.value_N.copy()
+        value_N[np.isin(step_N, trained.step_N)] = trained.value_N
+        return Series(step_N[is_told_N], value_N[is_told_N], value_N[is_told_N])
+
+
+def _times_of(metrics: Iterable[Series]) -> Series:
+    """Every step that has a time in any of these: the value is the earliest."""
+    step_N, time_N = np.zeros(0), np.zeros(0)
+    for series in metrics:
+        has_time_N = ~np.isnan(series.time_N)
+        both_N = np.concatenate([step_N, series.step_N[has_time_N]])
+        times_N = np.concatenate([time_N, series.time_N[has_time_N]])
+        step_N, place_N = np.unique(both_N, return_inverse=True)
+        time_N = np.full(len(step_N), np.inf)
+        np.minimum.at(time_N, place_N, times_N)
+    return Series(step_N, time_N, time_N)
 
 
 class LogBuilder:
-    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory."""
+    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
+
+    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.order`).
+    """
 
     def __init__(self, source: str, format: str, name: str, wanted: Callable[[str], bool]) -> None:
         self._source, self._format, self._name, self._wanted = source, format, name, wanted
         self._names: dict[str, bool] = {}
-        self._columns: dict[str, tuple[array[float], array[float], array[float]]] = {}
-        self._replaced = self._given_up = self._restarts = 0
-        self._not_finite: dict[str, int] = {}
+        self._columns: dict[str, _Column] = {}
+        self._steps, self._times, self._lines = array("d"), array("d"), array("I")
+        self._streams = [0]
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
 
-    def add(self, step: float, time: float, values: Mapping[str, Any], is_row: bool = True) -> None:
+    def begin_file(self) -> None:
+        """What follows is of another file, which may have been written at the same time as those before."""
+        if len(self._steps) > self._streams[-1]:
+            self._streams.append(len(self._steps))
+
+    def add(self, step: float, time: float, values: Mapping[str, Any], line: int = 0) -> None:
         """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
 
-        What is no finite number is passed over. A metric that comes again at a step it had been beyond was
-        logged by a run that was restarted: the later one wins, and what it goes over is forgotten, also of
-        metrics that come less often. Not so where `is_row` is false: the file holds one metric after another.
+        What is no number is counted as such where the metric is wanted; None is a cell without a value.
+        `line` is its number in the file, where it has one.
         """
+        row = -1
         for name, value in values.items():
             is_kept = self._names.get(name)
-            if is_kept is False:  # that it has numbers is known
+            if is_kept is False or value is None:  # that it has numbers is known
                 continue
-            number = finite(value)
-            if number != number:
-                if isinstance(value, float) and len(self._not_finite) < MOST_NAMES:
-                    self._not_finite[name] = self._not_finite.get(name, 0) + 1
+            if type(value) is float and value - value == 0.0:  # most are, and none of the others is finite
+                number = value
+                is_kept = is_kept or self._is_wanted(name)
+            else:
+                number = as_number(value)
+                is_kept = is_kept or self._is_kept(name, value, number)
+            if not is_kept:
                 continue
-            if not (is_kept or self._is_wanted(name)):
-                continue
-            steps, times, numbers = self._columns.get(name) or self._columns.setdefault(name, _empty())
-            if steps and steps[-1] >= step:
-                self._go_back(name, step, time, is_row)
-            steps.append(step)
-            times.append(time)
-            numbers.append(number)
+            if row < 0:
+                row = self._add_row(step, time, line)
+            column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+            if number is None:
+                if not _is_answer(value):
+                    continue
+                column.texts.append(len(column.rows))
+                number = math.nan
+            column.rows.append(row)
+            column.numbers.append(number)
 
-    def _go_back(self, name: str, step: float, time: float, is_row: bool) -> None:
-        """Forget what a metric has from a step on, and what other metrics have after it of the same branch.
+    def _is_kept(self, name: str, value: Any, number: float | None) -> bool:
+        """Whether a value is kept of a metric that has had no number yet."""
+        if number is not None and math.isfinite(number):
+            return self._is_wanted(name)
+        return (number is not None or _is_answer(value)) and self._wanted(name)
 
-        An evaluation of the branch that was given up would else stay until the next one comes. But a metric
-        that goes back need not mean that the run did: evaluations that run beside the training end in any
-        order, and processes that log into several files are each at a step of their own. So only a metric
-        that loses several values takes others with it: those that lose fewer, and never what was logged
-        later.
-        """
-        columns = self._columns[name]
-        keep = len(columns[0])
-        while keep and columns[0][keep - 1] >= step:
-            keep -= 1
-            self._replaced += columns[0][keep] > step
-        lost = len(columns[0]) - keep
-        for column in columns:
-            del column[keep:]
-        if not is_row or lost < 2 or self._restarts == _MOST_RESTARTS:
+    def extend(self, step_R: np.ndarray, time_R: np.ndarray) -> int:
+        """Many rows at once, whose values `fill` adds; returns the number of the first."""
+        first = len(self._steps)
+        self._steps.frombytes(np.asarray(step_R, dtype=float).tobytes())
+        self._times.frombytes(np.asarray(time_R, dtype=float).tobytes())
+        self._lines.frombytes(np.arange(1, len(step_R) + 1, dtype=np.uintc).tobytes())
+        return first
+
+    def fill(self, name: str, row_V: np.ndarray, value_V: np.ndarray, text_V: np.ndarray) -> None:
+        """Values of one metric in rows that `extend` added; `text_V` are the positions of texts."""
+        if np.isfinite(value_V).any() and not self._is_wanted(name):
             return
-        self._restarts += 1
-        for other in self._columns.values():
-            keep = len(other[0])
-            while keep and other[0][keep - 1] > step and not other[1][keep - 1] > time:
-                keep -= 1
-            if 0 < len(other[0]) - keep < lost:
-                self._given_up += len(other[0]) - keep
-                for column in other:
-                    del column[keep:]
+        column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+        column.texts.frombytes((text_V + len(column.rows)).astype(np.uintc).tobytes())
+        column.rows.frombytes(np.asarray(row_V, dtype=np.uintc).tobytes())
+        column.numbers.frombytes(np.asarray(value_V, dtype=float).tobytes())
 
-    def extend(self, name: str, step_N: np.ndarray, time_N: np.ndarray, value_N: np.ndarray) -> None:
-        """Many rows of one metric: what `add` does of each, and faster where the steps rise."""
-        before = self._columns[name][0][-1] if name in self._columns else -math.inf
-        if np.isfinite(value_N).all() and (np.diff(step_N, prepend=before) > 0).all():
-            if len(step_N) and self._is_wanted(name):
-                columns = self._columns.setdefault(name, _empty())
-                for column, added_N in zip(columns, (step_N, time_N, value_N), strict=True):
-                    column.frombytes(np.asarray(added_N, dtype=float).tobytes())
-            return
-        for step, time, value in zip(step_N.tolist(), time_N.tolist(), value_N.tolist(), strict=True):
-            self.add(step, time, {name: value}, is_row=False)
+    def _add_row(self, step: float, time: float, line: int) -> int:
+        self._steps.append(step)
+        self._times.append(time)
+        self._lines.append(min(max(line, 0), _LAST_LINE))
+        return len(self._steps) - 1
 
     def build(self) -> Log:
         """The log of all rows so far."""
-        metrics = {
-            name: Series(*map(np.frombuffer, (steps, numbers, times)))
-            for name, (steps, times, numbers) in self._columns.items()
-        }
-        notes = list(self.notes)
-        if self._replaced:
-            more = f", {self._given_up} later ones of other metrics left out" if self._given_up else ""
-            notes.append(
-                f"the run was restarted from an earlier step: of steps that come twice the later ones count "
-                f"({counted(self._replaced, 'value')} replaced{more})"
-            )
-        names, not_finite = tuple(self._names), self._not_finite
+        rows = Rows(
+            np.frombuffer(self._steps),
+            np.frombuffer(self._times),
+            np.frombuffer(self._lines, dtype=np.uintc),
+            self._streams,
+        )
+        cells = {name: column.cells() for name, column in self._columns.items()}
+        found = arrange(rows, cells, is_of_evaluation)
+        metrics = {name: Series(one.step_V, one.value_V, one.time_V) for name, one in found.values.items()}
         return Log(
-            self._source, self._format, self._name, metrics, names, self.config, tuple(notes), not_finite
+            self._source,
+            self._format,
+            self._name,
+            metrics,
+            tuple(self._names),
+            self.config,
+            (*self.notes, *_notes(found)),
+            found.omitted,
         )
 
     def _is_wanted(self, name: str) -> bool:
@@ -176,34 +206,55 @@ class LogBuilder:
         return known
 
 
-def presentable(log: Log) -> Log:
-    """The log as a run folder can hold it: names that can be shown, and steps that are counts.
+class _Column:
+    """What was logged for one metric: the row of every value, the value, and which are texts."""
 
-    Values at other steps are left out, which a note says.
-    """
-    metrics, left_out = {}, 0
-    for name, series in log.metrics.items():
-        step_N = series.step_N
-        is_step_N = (step_N >= 0) & (step_N <= 2**53) & (step_N % 1 == 0)
-        if not is_step_N.all():
-            left_out += int((~is_step_N).sum())
-            series = Series(step_N[is_step_N], series.value_N[is_step_N], series.time_N[is_step_N])
-        if len(series):
-            metrics[printable(name)] = series
-    notes = log.notes
-    if left_out:
-        notes += (f"{counted(left_out, 'value')} left out: a step is a whole number of 0 or more",)
+    def __init__(self) -> None:
+        self.rows, self.numbers, self.texts = array("I"), array("d"), array("I")
+
+    def cells(self) -> Cells:
+        """The same as arrays."""
+        row_V = np.frombuffer(self.rows, dtype=np.uintc).astype(np.intp)
+        text_V = np.frombuffer(self.texts, dtype=np.uintc).astype(np.intp)
+        return Cells(row_V, np.frombuffer(self.numbers), text_V)
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether what is no number stands where one should: a text or a truth value, and no list or table."""
+    return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
+
+
+def _notes(found: Arranged) -> list[str]:
+    """What was put in order, in sentences; what became of evaluations is told by whoever takes the metric."""
+    left = {SUPERSEDED: 0, NO_STEP: 0}
+    for omitted in found.omitted.values():
+        for code, n in zip(*np.unique(omitted.reason_V, return_counts=True), strict=True):
+            if (reason := reason_of(int(code))) in left:
+                left[reason] += int(n)
+    notes = []
+    if found.restarts:
+        shown = "; ".join(map(steps_of, found.restarts[:_SHOWN_RESTARTS]))
+        more = len(found.restarts) - _SHOWN_RESTARTS
+        shown += f"; and {more} times more" * (more > 0)
+        notes.append(
+            f"the run was restarted {shown} the later rows count "
+            f"({counted(left[SUPERSEDED], 'value')} of all metrics superseded)"
+        )
+    if left[NO_STEP]:
+        notes.append(f"{counted(left[NO_STEP], 'value')} left out: a step is a whole number of 0 or more")
+    return notes
+
+
+def presentable(log: Log) -> Log:
+    """The log as a run folder can hold it: with names that can be shown."""
     return replace(
         log,
         name=printable(log.name),
-        metrics=metrics,
+        metrics={printable(name): series for name, series in log.metrics.items()},
+        omitted={printable(name): omitted for name, omitted in log.omitted.items()},
         names=tuple(map(printable, log.names)),
-        notes=tuple(map(printable, notes)),
+        notes=tuple(map(printable, log.notes)),
     )
-
-
-def _empty() -> tuple[array[float], array[float], array[float]]:
-    return array("d"), array("d"), array("d")
 
 
 def finite(value: Any) -> float:
@@ -217,6 +268,20 @@ def finite(value: Any) -> float:
     except OverflowError:
         return math.nan
     return number if math.isfinite(number) else math.nan
+
+
+def as_number(value: Any) -> float | None:
+    """A number as a float, NaN and infinities among them, also by their names; None for everything else."""
+    if type(value) is float:
+        return value
+    if isinstance(value, str):
+        return _WORDS.get(value.strip().lower())
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

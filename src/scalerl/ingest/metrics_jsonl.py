@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import files_in, head_rows, json_rows, name_of, subfolders
 from scalerl.ingest.log import Log, finite, listed
 from scalerl.ingest.rows import RUNS, STEPS, TIMES, RowReader
@@ -34,18 +34,15 @@ def recognises(path: Path) -> bool:
     return _recognises_file(path)
 
 
-def read(path: Path, wanted: Wanted) -> list[Log]:
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """A file is a run, or several by a column that names them; in a folder those of one run go together."""
     if not path.is_dir():
-        return _read_run([("", path)], path, name_of(path), wanted)
-    logs = []
-    for run in _runs(path):
-        if files := _files(run):
-            name = name_of(run) if run == path else run.relative_to(path).as_posix()
-            logs += _read_run(files, run, name, wanted)
-    if not logs:
+        return [*_read_run([("", path)], path, name_of(path), wanted)]
+    runs = {run: files for run in _runs(path) if (files := _files(run))}
+    if not runs:
         raise InputError(f"{path}: no {_FILE} in it (symbolic links are left out)")
-    return logs
+    names = ((run, name_of(run) if run == path else run.relative_to(path).as_posix()) for run in runs)
+    return each_run(path, names, lambda run, name: _read_run(runs[run], run, name, wanted))
 
 
 FORMAT = Format("jsonl", "JSONL of metrics with a step, as prime-rl's metrics.jsonl", recognises, read)
@@ -96,10 +93,11 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
     prefix = f"{_ORCHESTRATOR}/"
     reader = RowReader(str(source), "jsonl", name, lambda metric: wanted(metric.removeprefix(prefix)))
     for process, file in files:
-        for _, row in json_rows(file, reader.notes):
+        reader.begin_file()
+        for line, row in json_rows(file, reader.notes):
             if process == _ORCHESTRATOR or not _OF_ORCHESTRATOR.isdisjoint(row):
                 row = {_renamed(key): value for key, value in flat(row, separator="/").items()}
-            reader.add(row)
+            reader.add(row, line)
     if not reader.has_steps:
         names = ", ".join(STEPS)
         raise InputError(f"{files[0][1]}: no row has a step, a number by one of the names {names}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, brief
-from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import files_in, folders_below, is_plain, lines, name_of, subfolders
 from scalerl.ingest.log import Log, LogBuilder
 from scalerl.ingest.rows import unix_seconds
@@ -26,15 +26,17 @@ def recognises(path: Path) -> bool:
     return path.is_dir() and next(_runs(path), None) is not None
 
 
-def read(path: Path, wanted: Wanted) -> list[Log]:
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """All runs but those that were deleted, of a folder of any of the three kinds."""
     runs = list(_runs(path)) if path.is_dir() else []
     if not runs:
         raise InputError(f"{path}: no runs of MLflow in it, folders with {_META} and metrics/")
-    logs = [
-        _log(run, wanted) for run in runs if run == path or _meta(run).get("lifecycle_stage") != "deleted"
-    ]
-    return logs
+
+    def read_one(run: Path, _: str) -> list[Log]:
+        is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
+        return [_log(run, wanted)] if is_run else []
+
+    return each_run(path, ((run, run.name) for run in runs), read_one)
 
 
 FORMAT = Format("mlflow", "MLflow's file store: mlruns/, an experiment or a run", recognises, read)
@@ -67,6 +69,7 @@ def _log(run: Path, wanted: Wanted) -> Log:
     name = meta.get("run_name") or (_text(tag) if is_plain(tag) else "") or meta.get("run_id") or name_of(run)
     builder = LogBuilder(str(run), "mlflow", name, wanted)
     for metric, file in _files(run / "metrics"):
+        builder.begin_file()
         _read_metric(file, metric, builder, wanted(metric))
     params = run / "params"
     if params.is_dir() and not params.is_symlink():
@@ -100,8 +103,8 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
             builder.notes.append(f"{file}: the last line has no end (a crash while writing); left out")
             return
         time, value, step = row
-        builder.add(step, time, {metric: value}, is_row=False)
-        if not is_wanted and not math.isnan(value):
+        builder.add(step, time, {metric: value}, line=number)
+        if not is_wanted and math.isfinite(value):
             return
 
 

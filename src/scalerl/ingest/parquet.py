@@ -67,9 +67,10 @@ def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow:
     kept += _numbers_within([field.name for field in fields if types.is_struct(field.type)], file)
     # A column that is not wanted is not read, but its name may be asked for: a number in one row gives it.
     others = {name: 0.0 for name in numbers if name not in kept}
+    line = 0
     for batch in file.iter_batches(_ROWS, columns=kept):
-        for row in _plain(batch, arrow).to_pylist():
-            reader.add({**others, **row})
+        for line, row in enumerate(_plain(batch, arrow).to_pylist(), start=line + 1):  # noqa: B020
+            reader.add({**others, **row}, line)
             others = {} if reader.has_steps else others
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.errors import counted
 from scalerl.ingest.formats import Wanted
-from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.ingest.log import Log, LogBuilder, finite, listed
 from scalerl.jsonl import flat
 
 _OF_PARTS = ("train/global_step", "eval/global_step")
@@ -20,6 +20,8 @@ TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run_name")
 """Names of the run, in tables that hold several."""
 _MOST_RUNS = 10_000
+_MOST_LINES = 1000
+"""Rows passed over whose lines are kept."""
 
 
 class RowReader:
@@ -29,12 +31,17 @@ class RowReader:
         self._make = lambda run: LogBuilder(source, format, run or name, wanted)
         self._builders: dict[str, LogBuilder] = {}
         self._step: str | None = None
-        self._passed = 0
+        self._passed, self._lines = 0, list[str]()
         self.notes: list[str] = []
         self.config: dict[str, Any] = {}
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """One row, nested or flat; one without a step is passed over."""
+    def begin_file(self) -> None:
+        """What follows is of another file, which may have been written at the same time."""
+        for builder in self._builders.values():
+            builder.begin_file()
+
+    def add(self, row: Mapping[str, Any], line: int = 0) -> None:
+        """One row, nested or flat, and its number in the file; one without a step is passed over."""
         row = flat(row, separator="/")
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
             self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
@@ -42,7 +49,7 @@ class RowReader:
         found = [finite(row.pop(name, None)) for name in names if name is not None]
         step = next((step for step in found if not math.isnan(step)), math.nan)
         if math.isnan(step):
-            self._passed += 1
+            self._pass_over(line)
             return
         time = math.nan
         for name in TIMES:
@@ -54,11 +61,16 @@ class RowReader:
         builder = self._builders.get(run)
         if builder is None:
             if len(self._builders) >= _MOST_RUNS:
-                self._passed += 1
+                self._pass_over(line)
                 return
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
-        builder.add(step, time, row)
+        builder.add(step, time, row, line)
+
+    def _pass_over(self, line: int) -> None:
+        self._passed += 1
+        if line and len(self._lines) < self._passed <= _MOST_LINES:
+            self._lines.append(f"{line}")
 
     @property
     def has_steps(self) -> bool:
@@ -71,7 +83,9 @@ class RowReader:
             builder.notes += self.notes
             builder.config.update(self.config)
             if self._passed:
-                builder.notes.append(f"{counted(self._passed, 'row')} passed over, without a '{self._step}'")
+                which = f" (lines {listed(self._lines)})" if self._lines else ""
+                what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'"
+                builder.notes.append(f"{what}{which}")
         return [builder.build() for builder in self._builders.values()]
 
 

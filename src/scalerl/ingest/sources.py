@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, Wanted, formats, recognise
+from scalerl.ingest.formats import Format, Unread, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
 from scalerl.ingest.log import Log, listed
 from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of a file or folder, and those that cannot be read."""
+
+    runs: tuple[Imported, ...]
+    unread: tuple[Unread, ...] = ()
 
 
 def read_source(
@@ -21,8 +29,8 @@ def read_source(
     trainer: str | None = None,
     run: str | None = None,
     guessed: bool = False,
-) -> list[Imported]:
-    """All runs in a file or folder, or the one of a name.
+) -> Found:
+    """All runs in a file or folder that can be read, or the one of a name.
 
     Args:
         path: what a trainer or a tracker has written.
@@ -33,8 +41,8 @@ def read_source(
         guessed: the format was recognised, and not named: where a folder holds others too, runs say so.
 
     Raises:
-        InputError: it is of no known format, cannot be read, has no run of that name, or has nothing that
-            could be a pass rate.
+        InputError: it is of no known format, cannot be read, has no run of that name, or has none with
+            anything that could be a pass rate.
     """
     path, asked = Path(path), asked or Asked()
     found = format if isinstance(format, Format) else recognise(path, format)
@@ -50,16 +58,30 @@ def read_source(
     if not logs:
         raise InputError(f"{path}: there are no runs in it ({found.what})")
     if run is not None:
-        names, logs = listed([log.name for log in logs]), [log for log in logs if log.name == run]
+        names, logs = listed(list(map(_name, logs))), [log for log in logs if _name(log) == run]
         if not logs:
             raise InputError(f"{path}: no run {run!r}; there are {names}")
-    runs = []
+    runs: list[Imported] = []
+    unread: list[Unread] = []
+    errors: list[InputError] = []
     for log in logs:
+        if isinstance(log, Unread):
+            unread.append(log)
+            errors.append(InputError(log.reason))
+            continue
         try:
             runs.append(run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer))
         except InputError as error:
-            raise InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)) from error
-    return runs
+            errors.append(InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)))
+            unread.append(Unread(str(path), log.name, str(error)))
+    if not runs:
+        more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
+        raise InputError(f"{errors[0]}{more}")
+    return Found(tuple(runs), tuple(unread))
+
+
+def _name(log: Log | Unread) -> str:
+    return log.run if isinstance(log, Unread) else log.name
 
 
 def _others(path: Path, taken: Format) -> list[str]:

@@ -18,7 +18,10 @@ import numpy as np
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
 from scalerl.ingest.lines import allow_long_cells
+from scalerl.ingest.log import as_number
+from scalerl.ingest.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
+from scalerl.left_out import INFINITE, NAN, NONE, SUPERSEDED, VALUELESS, LeftOut, Omitted, ending_of
 from scalerl.record import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -131,11 +134,11 @@ def parse_table(
         and any(map(table.has_counters, _COUNTERS))
     ):
         return Points.from_record(RunRecord.parse_evals(data, source), x, price)
-    rows = table.filled(y)
+    rows, left_out = _counting(table, x, y, price)
     noise_sd_N, samples_N, warnings = _noise(table, rows)
-    if len(rows) < len(table.lines):
-        left_out = f"{source}: {counted(len(table.lines) - len(rows), 'row')} left out, without a '{y}'"
-        warnings = (left_out, *warnings)
+    without = len(table.lines) - len(rows) - len(left_out)
+    if without:
+        warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
     points = Points(
         _compute(table, x, price, rows),
         table.numbers(y, rows),
@@ -145,9 +148,42 @@ def parse_table(
         source,
         x,
         np.array([table.lines[row] for row in rows], dtype=int),
-        (*table.warnings, *warnings),
+        (*left_out.sentences(), *table.warnings, *warnings),
+        left_out,
     )
     return warn_of_repeats(points)
+
+
+def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
+    """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
+    filled = table.filled(y)
+    numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
+    reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
+    steps = _steps(table)
+    if len(filled) < len(table.lines) and steps is not None:  # it has rows of training, too
+        over_R = superseded_rows(steps, np.array(table.lines))
+        reasons |= {row: SUPERSEDED for row in filled if over_R[row]}
+    kept = [row for row in filled if row not in reasons]
+    if not reasons or not kept:
+        return filled, NONE  # of which the first is refused, with its line
+    found = {row: Omitted(reason, _step_of(steps, row), table.lines[row]) for row, reason in reasons.items()}
+    without = [row for row in found if found[row].reason in VALUELESS]
+    compute_W, last = _compute(table, x, price, without), _compute(table, x, price, kept).max()
+    newest = [found[without[n]] for n in np.argsort(compute_W, kind="stable") if compute_W[n] > last]
+    ending = ending_of([o.reason for o in newest], [o.step for o in newest], len(kept) + len(without), y)
+    return kept, LeftOut.of([found[row] for row in sorted(found)], y, ending)
+
+
+def _steps(table: Table) -> np.ndarray | None:
+    """The step of every row, NaN where it has none; None without a column of them."""
+    if table.columns.count(_STEP) != 1:
+        return None
+    cells = [None if _is_empty(cell) else cell for cell in table.cells[_STEP]]
+    return np.array([_float(cell) if _is_number(str(cell)) else math.nan for cell in cells], dtype=float)
+
+
+def _step_of(steps: np.ndarray | None, row: int) -> int | None:
+    return int(steps[row]) if steps is not None and math.isfinite(steps[row]) else None
 
 
 def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import files_in
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.ingest.rows import unix_seconds
@@ -30,16 +30,21 @@ def recognises(path: Path) -> bool:
     return _is_store(path)
 
 
-def read(path: Path, wanted: Wanted) -> list[Log]:
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """All runs of a project; of a folder, of all projects in it."""
     if not path.is_dir():
         if not _is_database(path):
             raise InputError(f"{path}: no SQLite file; expected trackio's, PROJECT.db")
-        return _read_project(path, "", wanted)
+        return [*_read_project(path, "", wanted)]
     stores = [one for one in _stores(path) if _is_store(one)]
     if not stores:
         raise InputError(f"{path}: no trackio projects in it, PROJECT.db (symbolic links are left out)")
-    return [log for one in stores for log in _read_project(one, f"{one.stem}/" * (len(stores) > 1), wanted)]
+    prefix = len(stores) > 1
+    return each_run(
+        path,
+        ((one, one.stem) for one in stores),
+        lambda one, name: _read_project(one, f"{name}/" * prefix, wanted),
+    )
 
 
 FORMAT = Format("trackio", "trackio's local store, PROJECT.db or the folder of it", recognises, read)
@@ -107,17 +112,18 @@ def _read_project(path: Path, prefix: str, wanted: Wanted) -> list[Log]:
         if not columns >= _COLUMNS:
             raise InputError(f"{path}: no table of metrics as trackio has it")
         run = "run_id" if "run_id" in columns else "run_name"  # before 0.24 a run was its name
-        for key, name, step, time, text in database.execute(
+        rows = database.execute(
             f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
             if "id" in columns
             else f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics"
-        ):
+        )
+        for line, (key, name, step, time, text) in enumerate(rows, start=1):
             if math.isnan(finite(step)):
                 continue
             builder = builders.get(str(key))
             if builder is None:
                 builder = builders[str(key)] = LogBuilder(str(path), "trackio", f"{prefix}{name}", wanted)
-            builder.add(finite(step), unix_seconds(time), flat(_object(text, path), separator="/"))
+            builder.add(finite(step), unix_seconds(time), flat(_object(text, path), separator="/"), line)
         if _columns(database, "configs") >= {run, "config"}:
             for key, text in database.execute(f"SELECT {run}, config FROM configs"):
                 if str(key) in builders:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError, brief
-from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import head, is_plain, name_of, subfolders
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.jsonl import read_object
@@ -34,14 +34,15 @@ def recognises(path: Path) -> bool:
     )
 
 
-def read(path: Path, wanted: Wanted) -> list[Log]:
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """One run: a file, or of the checkpoints of a folder the newest, which has the whole log."""
     if not path.is_dir():
         folder = path.absolute().parent
         if _CHECKPOINT.fullmatch(folder.name):
             folder = folder.parent
         return [_log(path, str(path), name_of(folder if path.name == _FILE else path), wanted)]
-    logs = [_newest(run, path, wanted) for run in _runs(path) if _states(run)]
+    runs = [(run, run.name) for run in _runs(path) if _states(run)]
+    logs = each_run(path, runs, lambda run, _: [_newest(run, path, wanted)])
     if not logs:
         raise InputError(f"{path}: no {_FILE} in it, or in its checkpoint-* (symbolic links are left out)")
     return logs
@@ -113,7 +114,8 @@ def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
         if math.isnan(step):
             raise InputError(f"{file}: row {number} of 'log_history' has the step {brief(row.get('step'))}")
         # The rows have no times; of a step there may be several, one of training and one of evaluation.
-        builder.add(step, math.nan, {key: value for key, value in row.items() if key != "step"})
+        values = {key: value for key, value in row.items() if key != "step"}
+        builder.add(step, math.nan, values, line=number)
 
 
 def _model(folder: Path) -> dict[str, Any]:

@@ -19,8 +19,10 @@ _HEAD = 2**24
 _ROW = re.compile(rb"(?:^|[\s)\]])step:(\d{1,15}) - (?=\S+:)")
 """Where a row begins in a line: after nothing, or after what Ray puts before the lines of its workers."""
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_NOT_FINITE = ("nan", "inf", "+inf", "-inf")
 _CELL = re.compile(
-    r"(?P<name>\S.{0,500}?):\s{0,9}(?:[\w.]{1,40}\()?(?P<number>[-+]?[\d.]{1,50}(?:[eE][-+]?\d{1,9})?)\)?"
+    r"(?P<name>\S.{0,500}?):\s{0,9}(?:[\w.]{1,40}\()?(?P<number>[-+]?[\d.]{1,50}(?:[eE][-+]?\d{1,9})?"
+    r"|nan|[-+]?inf)\)?"
     r"(?:\s{0,9}\[repeated .{0,200}\])?\s{0,9}"
 )
 """A metric: a number as it is, or as NumPy 2 shows its own; and a note of Ray's after the last one."""
@@ -60,13 +62,13 @@ def _read_json(path: Path, builder: LogBuilder) -> None:
             )
         times = (unix_seconds(row.get(name)) for name in TIMES)
         time = next((time for time in times if not math.isnan(time)), math.nan)
-        builder.add(finite(row["step"]), time, flat(row["data"], separator="/"))
+        builder.add(finite(row["step"]), time, flat(row["data"], separator="/"), line=number)
 
 
 def _read_console(path: Path, builder: LogBuilder) -> bool:
     """Whether there was any row."""
     found = False
-    for _, line, ended in lines(path):
+    for number, line, ended in lines(path):
         if b"step:" not in line:
             continue
         rows = _rows_of_line(line)
@@ -76,7 +78,7 @@ def _read_console(path: Path, builder: LogBuilder) -> bool:
             builder.notes.append(f"{path}: the last row is unfinished (a crash while writing); left out")
         for step, text in rows:
             found = True
-            builder.add(step, math.nan, dict(_cells(text)))
+            builder.add(step, math.nan, dict(_cells(text)), line=number)
     return found
 
 
@@ -89,5 +91,7 @@ def _rows_of_line(line: bytes) -> list[tuple[float, bytes]]:
 def _cells(text: bytes) -> Iterator[tuple[str, float]]:
     for cell in text.decode(errors="replace").split(" - "):
         match = _CELL.fullmatch(cell) if len(cell) < 1000 else None
-        if match and match["number"].count(".") < 2 and match["number"].strip("+-.")[:1].isdecimal():
-            yield match["name"], float(match["number"])
+        number = match["number"] if match else ""
+        is_plain = number.count(".") < 2 and number.strip("+-.")[:1].isdecimal()
+        if match and (is_plain or number in _NOT_FINITE):
+            yield match["name"], float(number)

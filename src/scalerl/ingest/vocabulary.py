@@ -102,6 +102,19 @@ def is_like(name: str, pattern: str) -> bool:
     return _compiled(pattern).fullmatch(name) is not None
 
 
+_EVALUATION = re.compile(
+    r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
+    r"|^pass_rate$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
+    re.IGNORECASE,
+)
+
+
+@functools.lru_cache(2**16)
+def is_of_evaluation(name: str) -> bool:
+    """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
+    return _EVALUATION.search(name) is not None
+
+
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return _any_of([pattern])

@@ -17,7 +17,7 @@ from typing import Any
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import allow_long_cells, head
-from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.ingest.log import Log, LogBuilder, as_number, finite
 from scalerl.ingest.rows import unix_seconds
 from scalerl.jsonl import check_not_utf16
 
@@ -25,7 +25,6 @@ _NAME = "wandb-csv"
 _MIN, _MAX = "__MIN", "__MAX"
 _BETWEEN = " - "
 _SPECIAL = ("_step", "_timestamp")
-_NOT_FINITE = ("nan", "infinity", "-infinity")
 _STEPS = re.compile(
     r"(?!.*(?:env|environment|agent|time)[/_ ]?step)(?:.*[/_ ])?(?:step|iter|iteration|update)s?", re.I
 )
@@ -95,20 +94,21 @@ class _Run:
         """Whether it has a column of this metric already."""
         return metric in self.special or any(column.metric == metric for column in self.columns)
 
-    def take(self, cells: Sequence[str], step: float) -> None:
+    def take(self, cells: Sequence[str], step: float, line: int) -> None:
         """One row of the file; the step is NaN where it is not that of the x axis."""
-        values: dict[str, float] = {}
+        values: dict[str, float | str] = {}
         for column in self.columns:
             if text := cells[column.place]:
-                values[column.metric] = value = _number(text)
-                self.no_numbers += math.isnan(value) and text.lower() not in _NOT_FINITE
+                value = _number(text)
+                values[column.metric] = text if math.isnan(value) else value
+                self.no_numbers += as_number(values[column.metric]) is None
                 self.averaged += len({text, *(cells[place] or text for place in column.ranges)}) > 1
         if math.isnan(step):
             step = _number(cells[self.special["_step"]])
         if values and not math.isnan(step):
             self.rounded += step != round(step)
             time = unix_seconds(_number(cells[self.special.get("_timestamp", 0)]))
-            self.builder.add(round(step), time, values)
+            self.builder.add(round(step), time, values, line)
 
     def build(self, step: str) -> Log:
         """Its log; `step` says which column that was."""
@@ -144,7 +144,7 @@ def _read(reader: Any, path: Path, wanted: Wanted) -> list[Log]:
         if is_step and not 0 <= step <= 2**53:
             raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
         for run in runs:
-            run.take([*cells, *[""] * (len(names) - len(cells))], step)
+            run.take([*cells, *[""] * (len(names) - len(cells))], step, reader.line_num)
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, Wanted
+from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.log import Log, LogBuilder
 from scalerl.ingest.wandb_file import MAGIC
 from scalerl.ingest.wandb_rows import Rows, identify
@@ -48,7 +48,7 @@ def recognises(path: Path) -> bool:
     return path.is_dir() and bool(_files(path))
 
 
-def read(path: Path, wanted: Wanted) -> Sequence[Log]:
+def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     """Every run once, in the order of their starts; the files of a run that was resumed are one run.
 
     Raises:
@@ -56,19 +56,23 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
         OSError: a file cannot be opened.
     """
     runs: dict[str, list[_Part]] = {}
-    errors: list[InputError] = []
+    unread: list[Unread] = []
     for file in _files(path):
         try:
             run_id, start = identify(file)
-        except InputError as error:
-            errors.append(error)
+        except (InputError, OSError) as error:
+            if path.is_file():
+                raise
+            unread.append(Unread(str(path), file.stem.removeprefix("run-"), str(error)))
         else:
             runs.setdefault(run_id, []).append(_Part(file, run_id, start))
     if not runs:
-        raise errors[0] if errors else InputError(f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}")
+        first = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
+        raise InputError(first)
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
-    notes = [f"passed over: {error}" for error in errors]  # beside the first run, as they are of none
-    return [_read_run(parts, wanted, [] if n else notes) for n, parts in enumerate(ordered)]
+    by_file = {parts[0].path: parts for parts in ordered}
+    names = ((file, parts[0].run_id) for file, parts in by_file.items())
+    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted)]), *unread]
 
 
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
@@ -106,11 +110,11 @@ def _is_linked(file: Path, folder: Path) -> bool:
     return any(one.is_symlink() for one in (file, *between))
 
 
-def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str]) -> Log:
+def _read_run(parts: Sequence[_Part], wanted: Wanted) -> Log:
     """One run, whose files are given in the order of time."""
     config: dict[str, Any] = {}
     names: dict[str, None] = {}
-    segments = []
+    segments, notes = [], list[str]()
     for part in parts:
         rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, names, part.start)
         rows.read(part.path, notes)
@@ -122,7 +126,7 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str]) -> Log:
         if not wanted(known):  # but it is named
             builder.add(0, math.nan, {known: 0.0})
     for segment, step_N in zip(segments, _own_steps(segments, notes) or _calls(segments, notes), strict=True):
-        segment.give(builder, step_N)
+        segment.give(builder, step_N)  # one process after another: one file, as far as the order goes
     if not names and not any(segment.columns for segment in segments):
         notes.append("no numbers were logged")
     builder.notes += notes
@@ -138,31 +142,38 @@ class _Segment:
             name: (np.array(key.rows, dtype=np.int64), np.array(key.values))
             for name, key in rows.columns().items()
         }
+        self.text_N = {name: np.array(key.texts, dtype=np.int64) for name, key in rows.columns().items()}
         self.step_N, self.time_N = np.array(rows.step, dtype=float), np.array(rows.time, dtype=float)
         self.wanted_names = [name for name in self.columns if wanted(name)]
 
     def give(self, builder: LogBuilder, step_N: np.ndarray) -> None:
         """All that is wanted, its rows at the steps given."""
+        first = builder.extend(step_N, self.time_N)
         for name in self.wanted_names:
             row_M, value_M = self.columns[name]
-            builder.extend(name, step_N[row_M], self.time_N[row_M], value_M)
+            builder.fill(name, first + row_M, value_M, self.text_N[name])
 
     def own_step(self, names: Sequence[str]) -> np.ndarray:
         """The trainer's count in every row; NaN where a row does not have it."""
         own_N = np.full(len(self.step_N), np.nan)
         for name in names:
             row_M, value_M = self.columns.get(name, (np.zeros(0, dtype=np.int64), np.zeros(0)))
-            good_M = (value_M >= 0) & (value_M <= 2**53) & (value_M % 1 == 0) & np.isnan(own_N[row_M])
+            good_M = (
+                (value_M >= 0) & (value_M <= 2**53) & (value_M == np.floor(value_M)) & np.isnan(own_N[row_M])
+            )
             own_N[row_M[good_M]] = value_M[good_M]
         return own_N
 
     def lost(self, step_N: np.ndarray, has_own_N: np.ndarray) -> int:
-        """Wanted values that would go under: before one that is later, or at the step of another by guess."""
+        """Wanted values that would go under: at a step that comes again, or is that of another by guess."""
         lost = 0
         for name in self.wanted_names:
             row_M = self.columns[name][0]
-            highest_M, step_M = np.maximum.accumulate(step_N[row_M])[:-1], step_N[row_M][1:]
-            lost += int(((step_M < highest_M) | ((step_M == highest_M) & ~has_own_N[row_M][1:])).sum())
+            step_M = step_N[row_M]
+            follows_M = np.insert(np.diff(step_M) == 0, 0, values=False)
+            is_first_M = np.zeros(len(step_M), dtype=bool)
+            is_first_M[np.unique(step_M, return_index=True)[1]] = True
+            lost += int((~is_first_M & ~(follows_M & has_own_N[row_M])).sum())
         return lost
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scalerl.ingest.log import MOST_NAMES, finite
+from scalerl.ingest.log import MOST_NAMES, as_number, finite
 from scalerl.ingest.protobuf import fields
 from scalerl.ingest.wandb_file import Trouble, records
 from scalerl.jsonl import flat
@@ -53,8 +53,12 @@ class Key:
     is_kept: bool
     rows: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
+    texts: array[int] = field(default_factory=lambda: array("q"))
+    """Positions of the values that were no numbers."""
 
 
+_TEXT = float("nan")
+"""Stands for a value that is no number; told from a NaN by its identity."""
 Found = list[tuple[Key, float]]
 
 
@@ -142,6 +146,8 @@ class Rows:
         for key, value in found:
             if key.is_kept:
                 is_kept = True
+                if value is _TEXT:
+                    key.texts.append(len(key.rows))
                 key.rows.append(row)
                 key.values.append(value)
             elif len(self.names) < MOST_NAMES:
@@ -180,9 +186,12 @@ class Rows:
                     media.append(key.name.removesuffix("_type"))
                 elif kind == _METRIC and text[0] == _BRACE:
                     found += self._nested(key.name, text)
+                elif kind == _METRIC and key.is_kept:
+                    found += [(key, number) for number in _worded(text)]
                 continue
             number = float(text)
             if number - number != 0.0:  # infinite, or NaN
+                found += [(key, number)] * (kind == _METRIC and key.is_kept)
                 continue
             if kind == _METRIC:
                 found.append((key, number))
@@ -236,8 +245,19 @@ class Rows:
         found = flat(json.loads(text), f"{name}.")
         media = tuple(place.removesuffix("_type") for place in found if place.endswith("._type"))
         for place, number in found.items():
-            if not place.startswith(media) and math.isfinite(finite(number)):
+            if place.startswith(media):
+                continue
+            if math.isfinite(finite(number)):
                 yield self._key(place), float(number)
+            elif (key := self._key(place)).is_kept:
+                yield from ((key, value) for value in _worded(json.dumps(number).encode()))
+
+
+def _worded(text: bytes) -> Iterator[float]:
+    """The value of a text of JSON that is no number; none of what is no value either, as null and lists."""
+    if text[:1] in b'"NItf' and text != b'""':
+        number = as_number(text.decode(errors="replace").strip('"'))
+        yield _TEXT if number is None else number
 
 
 def _without(found: Found, media: Sequence[str]) -> Iterator[tuple[Key, float]]:

@@ -72,7 +72,8 @@ def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.na
     `spent` is what was spent so far, in units of the axis, where the answer should name the multiple.
     """
     told = fit_json.get("identified") is not False or fit_json.get("lack_of_fit")
-    if told or "compute_to_tell" not in fit_json:
+    ending = as_mapping(fit_json.get("left_out")).get("ending")
+    if told or ending or "compute_to_tell" not in fit_json:
         return ""
     compute = as_float(fit_json["compute_to_tell"])
     if not math.isfinite(compute):
@@ -85,6 +86,8 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     """What stands above all numbers of the fit on the whole run; `part` is the fit of what holds of it."""
     spent = float(fit.points.compute_N[-1])
     unit = unit_for(fit.axis, spent)
+    if fit.ending:
+        return [Notice("The newest evaluations have no number.", f"{sentence(fit.ending)}")]
     if fit.misfit is not None:
         said = [sentence(fit.misfit.why), "The ceiling of the whole run is withheld."]
         if part is not None and fit.misfit.keep is not None:

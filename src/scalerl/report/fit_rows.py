@@ -19,11 +19,13 @@ def fit_rows(
 ) -> list[tuple[str, str]]:
     """All of a fit, forecasts at the computes `at`, and the verdict where it is asked for."""
     median, intervals = result.median, result.intervals
-    cut = f", {len(result.excluded)} left out" if len(result.excluded) else ", none left out"
+    left_out = result.left_out
+    cut = f", {len(left_out) or 'none'} left out"
     unit = unit_of(result.axis)
     known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
     rows = [
         ("points", f"{result.n_points} on {result.axis}{cut}"),
+        *(("left out", text) for text in left_out.rows()),
         _ceiling(result),
         ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
         ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')} {unit}"),
@@ -68,7 +70,7 @@ def _ceiling(result: Fit) -> tuple[str, str]:
 def _identified(result: Fit) -> list[tuple[str, str]]:
     """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
     rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
-    if not result.identified and not result.misfit:
+    if not result.identified and not result.misfit and not result.ending:
         tell, unit = result.compute_to_tell, unit_of(result.axis)
         expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
         place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"

@@ -274,12 +274,16 @@ class Store:
         if entry.refused:
             raise InputError(entry.refused)
         if entry.format == "run":
-            records = [RunRecord.read(entry.path)]
-        else:
-            from scalerl.ingest.sources import read_source
+            return [self._run(entry, RunRecord.read(entry.path), None)]
+        from scalerl.ingest.sources import read_source
 
-            records = [one.record for one in read_source(entry.path, format=entry.format)]
-        return [self._run(entry, record, n if len(records) > 1 else None) for n, record in enumerate(records)]
+        found = read_source(entry.path, format=entry.format)
+        is_one = len(found.runs) + len(found.unread) == 1
+        runs = [self._run(entry, one.record, None if is_one else n) for n, one in enumerate(found.runs)]
+        for n, one in enumerate(found.unread):  # it costs only itself
+            broken = _broken(entry, self._plain(one.reason)) | {"id": f"{entry.id}.x{n}"}
+            runs.append(Run(broken["id"], broken | {"name": one.run or broken["name"]}))
+        return runs
 
     def _run(self, entry: Entry, record: RunRecord, number: int | None) -> Run:
         from scalerl.curve import Points

@@ -52,7 +52,7 @@ def test_trackio_is_read_back_as_the_run(recipe, small_base, plain, tmp_path, mo
 
 def test_the_recipe_goes_to_the_tracker(run, nobody_outside):
     for place in stores(run, nobody_outside).values():
-        config = read_source(place)[0].config["trainer_config"]
+        config = read_source(place).runs[0].config["trainer_config"]
         assert config["recipe.optimiser.lr"] == 3e-4
         assert config["recipe.loss.kind"] == "cispo"
         assert config["seed"] == 0

@@ -1,0 +1,161 @@
+"""Evaluations that were read and do not count: how many, which, and why. All readers tell them by this."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.errors import counted, printable
+
+NAN, INFINITE, NOT_A_NUMBER = "NaN", "infinite", "not a number"
+REPEATED, SUPERSEDED, NO_STEP = "repeated", "superseded", "no step"
+BELOW, ABOVE, AT_START = "below min_compute", "above max_compute", "at compute 0"
+VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
+"""Reasons by which an evaluation has no pass rate at all."""
+MOST = 100
+"""Evaluations that are listed one by one; all are counted."""
+_SHOWN = 12
+"""Of those, how many a sentence names."""
+_WHY = {
+    NAN: "NaN",
+    INFINITE: "infinite",
+    NOT_A_NUMBER: "not a number",
+    REPEATED: "repeated at a step, of which the last one counts",
+    SUPERSEDED: "superseded, as the run was restarted from an earlier step",
+    NO_STEP: "without a step, a whole number of 0 or more",
+    BELOW: "below min_compute",
+    ABOVE: "above max_compute",
+    AT_START: "at compute 0, whose place the given R_0 takes",
+}
+
+
+@dataclass(frozen=True)
+class Omitted:
+    """One evaluation that does not count; what is not known of its place is None."""
+
+    reason: str
+    step: int | None = None
+    line: int | None = None
+    """Line, row or record of its file."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """The evaluations of one run that do not count."""
+
+    metric: str = ""
+    counts: tuple[tuple[str, int], ...] = ()
+    """How many, by reason."""
+    items: tuple[Omitted, ...] = ()
+    """The first of every reason, `MOST` in all."""
+    ending: str = ""
+    """A sentence where the newest evaluations are no numbers: the run may have diverged."""
+
+    @classmethod
+    def of(cls, omitted: Iterable[Omitted], metric: str = "", ending: str = "") -> LeftOut:
+        """From all of them, in the order of their steps."""
+        found = list(omitted)
+        counts = Counter(one.reason for one in found)
+        share = max(MOST // max(len(counts), 1), 1)
+        items = [one for reason in counts for one in [o for o in found if o.reason == reason][:share]]
+        return cls(metric, tuple(counts.items()), tuple(items), ending)
+
+    @classmethod
+    def parse(cls, found: Any) -> LeftOut:
+        """From what `to_json` gave, as a config.json has it; empty of anything else."""
+        if not isinstance(found, Mapping):
+            return cls()
+        reasons, items = found.get("reasons"), found.get("evaluations")
+        counts = [
+            (reason, n)
+            for reason, n in (reasons.items() if isinstance(reasons, Mapping) else ())
+            if reason in _WHY and isinstance(n, int) and n > 0
+        ]
+        listed = [
+            Omitted(one["reason"], _whole(one.get("step")), _whole(one.get("line")))
+            for one in (items if isinstance(items, Sequence) else ())[:MOST]
+            if isinstance(one, Mapping) and one.get("reason") in _WHY
+        ]
+        texts = [printable(str(found.get(name) or ""))[:500] for name in ("metric", "ending")]
+        return cls(texts[0], tuple(counts), tuple(listed), texts[1])
+
+    def __len__(self) -> int:
+        return sum(n for _, n in self.counts)
+
+    def joined(self, other: LeftOut) -> LeftOut:
+        """These and others of the same run."""
+        counts = Counter(dict(self.counts)) + Counter(dict(other.counts))
+        items = (*self.items, *other.items)[:MOST]
+        return LeftOut(self.metric or other.metric, tuple(counts.items()), items, self.ending or other.ending)
+
+    def sentences(self) -> tuple[str, ...]:
+        """For warnings: the ending first, then a sentence for every reason, with steps or lines."""
+        of = f" of '{self.metric}'" if self.metric else ""
+        return tuple(
+            filter(None, [self.ending, *(self._sentence(reason, n, of) for reason, n in self.counts)])
+        )
+
+    def rows(self) -> tuple[str, ...]:
+        """For a table: what is left out for every reason."""
+        return tuple(self._sentence(reason, n, "") for reason, n in self.counts)
+
+    def _sentence(self, reason: str, n: int, of: str) -> str:
+        items = [one for one in self.items if one.reason == reason]
+        return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}: {_places(items, n)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The value of "left_out" in JSON; the list is bounded, the counts are of all."""
+        return {
+            "total": len(self),
+            "metric": self.metric or None,
+            "reasons": dict(self.counts),
+            "evaluations": [{"step": one.step, "line": one.line, "reason": one.reason} for one in self.items],
+            "ending": self.ending or None,
+        }
+
+
+def ending_of(reasons: Sequence[str], steps: Sequence[int | None], total: int, metric: str = "") -> str:
+    """What is said of a run whose newest evaluations have no number; `total` are all that it made."""
+    if not reasons:
+        return ""
+    what = " or ".join(_WHY[reason] for reason in dict.fromkeys(reasons))
+    n, of = len(reasons), f" of '{metric}'" if metric else ""
+    last = "the last evaluation" if n == 1 else f"the last {n} of {total} evaluations"
+    share = f" ({n / total:.0%})" if n > 1 else ""
+    return (
+        f"{last}{of}{share} {'is' if n == 1 else 'are'} {what}{_span(steps)}: the run may have diverged "
+        "there, so that no ceiling is called identified and no verdict is given"
+    )
+
+
+def _span(steps: Sequence[int | None]) -> str:
+    known = [step for step in steps if step is not None]
+    if not known:
+        return ""
+    return f" (step {known[0]})" if len(known) == 1 else f" (steps {known[0]} to {known[-1]})"
+
+
+def _places(items: Sequence[Omitted], total: int) -> str:
+    """Steps where they are known, with the lines where these are; else lines."""
+    shown = items[:_SHOWN]
+    if all(one.step is not None for one in shown):
+        with_lines = all(one.line is not None for one in shown)
+        names = [f"{one.step} (line {one.line})" if with_lines else f"{one.step}" for one in shown]
+        word = "step"
+    else:
+        names = [f"{one.line}" if one.line is not None else "?" for one in shown]
+        word = "line"
+    more = f" and {total - len(shown)} more" if total > len(shown) else ""
+    return f"{word}{'s' * (total != 1)} {', '.join(names)}{more}"
+
+
+def _whole(value: Any) -> int | None:
+    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return int(value) if is_whole else None
+
+
+NONE = LeftOut()
+"""Where every evaluation counts."""
