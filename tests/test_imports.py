@@ -36,6 +36,7 @@ ALLOWED = {
     },
 }
 BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
+BOTTOM |= {"run_folder", "run_cut"}
 
 
 def imported(file: Path) -> set[str]:

@@ -6,7 +6,7 @@
       learner/                         of a learner on several processes, its state: a part from each
 
 The state is copied between two steps. A thread then writes it aside, syncs it and renames it, and removes the
-checkpoints that are older than the last `keep`.
+checkpoints that are older than the last `keep`, and older ones that a resume has set aside.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from scalerl.files import sync
 from scalerl.rl.lora import plain_state
 
 FORMAT = 2
+STEP, ASIDE = "step-", "aside-"
+"""How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
 
@@ -65,8 +67,16 @@ class Savable(Protocol):
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
-    def __init__(self, folder: Path, settings: Checkpointing, learner: Savable, tokenizer: Any) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(
+        self,
+        folder: Path,
+        settings: Checkpointing,
+        learner: Savable,
+        tokenizer: Any,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_made` is called after each one, in the thread that writes it."""
+        self.folder, self._settings, self._on_made = folder, settings, on_made
         self._learner, self._tokenizer = learner, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
@@ -83,12 +93,12 @@ class Checkpoints:
         self.wait()
         self._last = time.monotonic()
         try:
-            save = self._learner.saver(self._folder)
+            save = self._learner.saver(self.folder)
         except WriteError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
         else:
-            self._under_way = self._thread.submit(self._write, step, state, save)
+            self._under_way = self._thread.submit(self._write, self.folder, step, state, save)
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
@@ -114,14 +124,20 @@ class Checkpoints:
         finally:
             self._thread.shutdown()
 
-    def _write(self, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
+    def _write(self, folder: Path, step: int, state: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         def training(aside: Path) -> None:
             save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
 
-        write_whole(self._folder / f"step-{step:05d}", training)
-        for _, old in step_folders(self._folder)[self._settings.keep :]:
+        write_whole(folder / f"{STEP}{step:05d}", training)
+        self._on_made()
+        for _, old in step_folders(folder)[self._settings.keep :]:
             shutil.rmtree(old, ignore_errors=True)
+        drop_asides(folder, step)
+
+
+_NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a file raises that is not what was written."""
 
 
 def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -129,23 +145,30 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for step, path in step_folders(folder):
         try:
             state = load_state(path / "training")
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, *_NOT_WHOLE) as error:
             _LOG.warning("%s is damaged (%s): passed over", path, error)
             continue
         yield step, state
 
 
-def step_folders(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of a run by their step, the newest first."""
-    found = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()]
-    return sorted(found, reverse=True)
+def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
+    """The checkpoints of a run by their step, the newest first; their names begin with `start`."""
+    named = ((path.name.removeprefix(start), path) for path in folder.glob(f"{start}*"))
+    return sorted(((int(n), path) for n, path in named if n.isdecimal() and path.is_dir()), reverse=True)
+
+
+def drop_asides(folder: Path, step: int) -> None:
+    """Remove what a resume had set aside, up to a step that the run has come by since."""
+    for aside, path in step_folders(folder, ASIDE):
+        if aside <= step:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # -- files -------------------------------------------------------------------------------------------------
 
 
 def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder aside, sync it, and give it its name.
+    """Let `write` fill a folder aside, sync it, and give it its name, which no other may have.
 
     Raises:
         WriteError: the disk does not take it.
@@ -153,8 +176,8 @@ def write_whole(folder: Path, write: Callable[[Path], None]) -> None:
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
+        aside.mkdir()
         write(aside)
         for path in sorted(aside.rglob("*"), reverse=True):
             sync(path)
