@@ -37,7 +37,7 @@ ALLOWED = {
 }
 BOTTOM = {
     *("errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl"),
-    *("model_config", "tty"),
+    *("model_config", "run_cut", "run_folder", "tty"),
 }
 
 

@@ -215,7 +215,7 @@ def test_checkpoints_that_cannot_be_used_are_kept_and_the_run_is_refused(recipe,
     before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*"))
     (tmp_path / "run" / "evals.jsonl").write_text("")
     with pytest.raises(
-        InputError, match=r"none of its checkpoints can be used; once .*checkpoints is removed"
+        InputError, match=r"none of its checkpoints can be used; scalerl train .*run --restart begins anew"
     ):
         run(recipe, tmp_path / "run", resume=True)
     assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*")) == before

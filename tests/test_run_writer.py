@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.run_writer import check_unused
+from scalerl.run_folder import check_unused
 
 WHY = r": nothing can be written there \(.+\)$"
 

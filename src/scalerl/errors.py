@@ -81,6 +81,10 @@ class WriteError(ScalerlError):
     exit_status = 2
 
 
+class MovedError(WriteError):
+    """The run folder was moved while the run wrote it; the text says where it is, and what goes on there."""
+
+
 def printable(text: str) -> str:
     """Text of somebody's file for a terminal or a page: what is not printable is escaped.
 

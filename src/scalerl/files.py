@@ -23,14 +23,17 @@ _PATIENCE = 10
 _T = TypeVar("_T")
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
-    """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed."""
+def write_atomically(path: Path, text: str | Iterable[str], errors: str = "strict") -> None:
+    """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed.
+
+    `errors` is what becomes of letters that UTF-8 has not, as of `open`.
+    """
     aside = path.with_name(f".{secrets.token_hex(8)}.part")
     # Made here, and under a name of its own: nothing is written through a link that was there, or that
     # another process writes to. The permissions are those that a plain `open` gives.
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors=errors) as file:
             file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
@@ -50,9 +53,9 @@ def lock(folder: Path, busy: str) -> int:
 
     Raises:
         InputError: another process has locked it (`busy` says what for), or its file system locks no files.
-        OSError: there is no such folder.
+        OSError: there is no such folder, or it is none.
     """
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -7,124 +7,128 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import tempfile
-import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from scalerl.errors import InputError, WriteError
-from scalerl.files import is_aside, lock, sync, write_atomically
-from scalerl.jsonl import dumps
+from scalerl.errors import WriteError
+from scalerl.files import write_atomically
+from scalerl.jsonl import dumps, read_object
 from scalerl.record import SCHEMA, EvalPoint
+from scalerl.run_cut import cut_record
+from scalerl.run_folder import RECORDS, RunFolder
 
-RECORDS = (
-    *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
-    *("forecasts.jsonl", "alarms.jsonl", "timeline.jsonl"),
-)
-"""The files that are appended to."""
-_SERVER_LOG = re.compile(r"vllm-\d+\.log")
+_CHECKPOINTED = "checkpointed"
+"""Of config.json: that there has been a checkpoint."""
 
 
 class RunWriter:
-    """Writes a run folder, one whole line at a time; no other code writes there, and no other process."""
+    """Writes a run folder, one whole line at a time; no other code writes there, and no other process.
 
-    def __init__(self, path: str | Path, config: Mapping[str, Any]) -> None:
+    Lines go to the folder that was opened, wherever that is moved; `folder` says where it is.
+    """
+
+    def __init__(self, path: str | Path | RunFolder, config: Mapping[str, Any]) -> None:
         """Create the folder `path` and write config.json.
 
+        A `RunFolder` was claimed already, and stays so when this is closed.
+
         Raises:
-            InputError: the folder exists already and is not empty.
+            InputError: the folder exists already and is not empty, or another process writes there.
             WriteError: the disk does not take it.
         """
-        self.path = Path(path)
-        check_unused(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock()
-            write_atomically(self.path / "config.json", dumps({"schema": SCHEMA, **config}, indent=2) + "\n")
-        except OSError as error:
-            raise _write_error(self.path, error) from error
+        self._open(path, new=True)
+        self.config = json.loads(dumps({"schema": SCHEMA, **config}))
+        self._write_config()
 
     @classmethod
-    def resume(cls, path: str | Path, lengths: Mapping[str, int]) -> RunWriter:
+    def resume(cls, path: str | Path | RunFolder, lengths: Mapping[str, int]) -> RunWriter:
         """Go on writing the run folder `path` from where its files had these lengths, in bytes.
 
         What comes after is moved to lost.jsonl, under a line that says what it had cost.
 
         Raises:
-            InputError: another process writes there.
+            InputError: another process writes there, or config.json cannot be read.
             WriteError: the disk does not take it.
         """
         writer = cls.__new__(cls)
-        writer.path = Path(path)
+        writer._open(path)
+        here = writer.folder.here()
         try:
-            writer._lock()
-            writer._cut(lengths)
+            cut_record(here, lengths)
         except OSError as error:
             raise _write_error(writer.path, error) from error
+        writer._ends |= lengths
+        writer.config = read_object(here / "config.json")
         return writer
 
-    def change(self, **changes: Mapping[str, Any]) -> None:
-        """Put parts of its tables (the recipe, say) into config.json, where they are others there.
+    def _open(self, path: str | Path | RunFolder, new: bool = False) -> None:
+        self.folder = path if isinstance(path, RunFolder) else RunFolder.claim(path, new)
+        self.path = self.folder.path
+        self._is_own = not isinstance(path, RunFolder)
+        self._ends = dict.fromkeys(RECORDS, 0)
+        """Where the files ended after they were written to last."""
+
+    def close(self) -> None:
+        """Let another process write there; nothing can be written after this."""
+        if self._is_own:
+            self.folder.close()
+
+    def change(self, **changes: Any) -> None:
+        """Put parts of its tables (the recipe, say) into config.json, or values, where others are there.
 
         Raises:
             WriteError: the disk does not take it.
         """
-        path = self.path / "config.json"
-        config = json.loads(path.read_text(encoding="utf-8"))
-        changed = config | {name: {**config.get(name, {}), **parts} for name, parts in changes.items()}
-        if changed != config:
-            try:
-                write_atomically(path, dumps(changed, indent=2) + "\n")
-            except OSError as error:
-                raise _write_error(self.path, error) from error
+        now = json.loads(dumps({**self.config, **changes}))
+        for name, before in self.config.items():
+            if isinstance(before, dict) and isinstance(now[name], dict):
+                now[name] = {**before, **now[name]}
+        if now != self.config:
+            self.config = now
+            self._write_config()
+
+    def checkpointed(self) -> None:
+        """Put on record that the run has had a checkpoint.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        self.change(**{_CHECKPOINTED: True})
+
+    def _write_config(self) -> None:
+        try:
+            write_atomically(self.folder.here() / "config.json", dumps(self.config, indent=2) + "\n")
+        except OSError as error:
+            raise _write_error(self.path, error) from error
 
     def lengths(self) -> dict[str, int]:
-        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk."""
+        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk.
+
+        Raises:
+            WriteError: the disk does not take it, or somebody else has written to a file.
+        """
         lengths = {}
-        for path in (self.path / name for name in RECORDS):
-            if path.exists():
-                sync(path)
-                lengths[path.name] = path.stat().st_size
+        for name in RECORDS:
+            try:
+                handle = self.folder.open(name, os.O_RDONLY)
+            except FileNotFoundError:
+                self._check_end(name, 0)
+                continue
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+            try:
+                os.fsync(handle)
+                lengths[name] = os.fstat(handle).st_size
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+            finally:
+                os.close(handle)
+            self._check_end(name, lengths[name])
         return lengths
-
-    def _cut(self, lengths: Mapping[str, int]) -> None:
-        tails = {}
-        for path in (self.path / name for name in RECORDS):
-            if path.exists() and (tail := path.read_bytes()[lengths.get(path.name, 0) :]):
-                tails[path.name] = tail.decode(errors="replace").splitlines()
-        if not tails:
-            return
-        lines = [{"file": name, "line": line} for name, tail in tails.items() for line in tail]
-        head = {"resumed": time.time(), "lost": self._cost(lengths, tails.get("steps.jsonl", []))}
-        text = "".join(dumps(row) + "\n" for row in (head, *lines))
-        _append(self.path / "lost.jsonl", text.encode(), synced=True)
-        for name in tails:
-            if name in lengths:
-                os.truncate(self.path / name, lengths[name])
-            else:
-                (self.path / name).unlink()
-
-    def _cost(self, lengths: Mapping[str, int], lost: Sequence[str]) -> dict[str, Any]:
-        """The counters at the last of the lost steps, less those at the last that is kept."""
-        kept = (self.path / "steps.jsonl").read_bytes()[: lengths.get("steps.jsonl", 0)] if lost else b""
-        before, after = (_last_row(lines) for lines in (kept.decode().splitlines(), lost))
-        cost: dict[str, Any] = {"steps": after.get("step", 0) - before.get("step", 0) if after else 0}
-        for name in ("device_seconds", "flops", "tokens") if after else ():
-            start = before.get(name, {})
-            cost[name] = {key: value - start.get(key, 0) for key, value in after[name].items()}
-        return cost
-
-    def _lock(self) -> None:
-        """Held until this process ends, however it does."""
-        handle = lock(self.path, "another process is writing this run")
-        self.close = weakref.finalize(self, os.close, handle)
 
     def evaluation(
         self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray
@@ -151,7 +155,7 @@ class RunWriter:
         lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
         for name, rows in lines.items():
             try:
-                write_atomically(self.path / name, (dumps(row) + "\n" for row in rows))
+                write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))
             except OSError as error:
                 raise _write_error(self.path / name, error) from error
 
@@ -175,8 +179,31 @@ class RunWriter:
         self._append("forecasts.jsonl", row, sync=True)
 
     def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
-        path = self.path / name
-        append_row(path, row, sync)
+        self.folder.here()  # raises where the folder was removed
+        data = (dumps(row) + "\n").encode()
+        try:
+            handle = self.folder.open(name, _APPENDING)
+            try:
+                before = os.lseek(handle, 0, os.SEEK_END)
+                self._check_end(name, before)
+                _append(handle, data, sync)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise _write_error(self.path / name, error) from error
+        self._ends[name] = before + len(data)
+
+    def _check_end(self, name: str, end: int) -> None:
+        """A record that others write to, too, would be spoilt from here on, and a checkpoint with it."""
+        if self._ends[name] != end:
+            what = f"{end} bytes long, and {self._ends[name]} were written"
+            raise WriteError(
+                f"{self.path / name}: {what}: another program has changed it; the run ends; "
+                f"--resume goes on from the newest checkpoint that the record holds"
+            )
+
+
+_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
@@ -186,64 +213,22 @@ def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
         WriteError: the disk does not take it.
     """
     try:
-        _append(path, (dumps(row) + "\n").encode(), sync)
+        with path.open("ab", buffering=0) as file:
+            _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
     except OSError as error:
         raise _write_error(path, error) from error
 
 
-def _append(path: Path, data: bytes, synced: bool) -> None:
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            if file.write(data) != len(data):
-                raise OSError(28, os.strerror(28))
-            if synced:
-                os.fsync(file.fileno())
-        except OSError:
-            file.truncate(before)  # no torn line stays behind a full disk
-            raise
-
-
-def _last_row(lines: Sequence[str]) -> dict[str, Any]:
-    """The last line that is whole; a kill may have cut the very last."""
-    for line in reversed(lines[-2:]):
-        with suppress(ValueError):
-            return json.loads(line)
-    return {}
-
-
-def check_unused(folder: Path) -> None:
-    """Raise InputError if `folder` cannot become a new run: a file, not empty, out of reach, or closed."""
+def _append(handle: int, data: bytes, synced: bool) -> None:
+    before = os.lseek(handle, 0, os.SEEK_END)
     try:
-        is_used = folder.exists() and (not folder.is_dir() or not all(map(_is_of_a_start, folder.iterdir())))
-    except OSError as error:  # a name too long, a folder on the way that may not be entered
-        raise InputError(f"{folder}: {error.strerror or error}") from error
-    if is_used:
-        raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
-    check_writable(folder)
-
-
-def check_writable(folder: Path) -> None:
-    """Raise InputError if no file can be made in `folder`, or the folder itself cannot be; nothing stays."""
-    made: list[Path] = []
-    try:
-        for place in reversed([folder, *folder.parents]):
-            if not place.exists():
-                place.mkdir()
-                made.append(place)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{folder}: nothing can be written there ({error.strerror or error})") from error
-    finally:
-        for place in reversed(made):
-            with suppress(OSError):  # another run has begun there
-                place.rmdir()
-
-
-def _is_of_a_start(path: Path) -> bool:
-    """What a run leaves that was killed as it began, and the logs of servers, which begin before it."""
-    return is_aside(path) or _SERVER_LOG.fullmatch(path.name) is not None
+        if os.write(handle, data) != len(data):
+            raise OSError(28, os.strerror(28))
+        if synced:
+            os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, before)  # no torn line stays behind a full disk
+        raise
 
 
 def _write_error(path: Path, error: OSError) -> WriteError:

@@ -239,7 +239,9 @@ def test_the_recipe_of_a_run_folder_is_run_again(write, tmp_path):
     )
     for text in ("{", "[]", "{}", '{"recipe": 3}'):
         config.write_text(text)
-        with pytest.raises(InputError, match=r"config\.json: holds no recipe"):
+        with pytest.raises(
+            InputError, match=r"config\.json: (holds no recipe|not JSON|expected one JSON object)"
+        ):
             load_recipe(tmp_path / "run")
 
 

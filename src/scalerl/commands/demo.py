@@ -41,11 +41,14 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train the recipe `demo`."""
+    from scalerl.run_folder import RunFolder
+
+    place = RunFolder.claim(args.output or _unused(Path("runs") / "demo"), new=True)
+
     from scalerl.rl.recipe import load_recipe
 
     quick = QUICK if args.quick else []
-    recipe = load_recipe("demo", [f"seed={args.seed}", *quick])
-    run_training(recipe, args.output or _unused(Path("runs") / "demo"), as_json=args.json)
+    run_training(load_recipe("demo", [f"seed={args.seed}", *quick]), place, as_json=args.json)
 
 
 def _unused(folder: Path) -> Path:

@@ -43,7 +43,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and say what was taken for what."""
     from scalerl.jsonl import dumps
-    from scalerl.run_writer import RunWriter, check_unused
+    from scalerl.run_folder import check_unused
+    from scalerl.run_writer import RunWriter
 
     found = read_runs(args.source, asked_of(args))
     runs = found.runs

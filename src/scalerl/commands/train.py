@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteE
 if TYPE_CHECKING:
     from scalerl.record import RunRecord
     from scalerl.rl.recipe import Recipe
+    from scalerl.run_folder import RunFolder
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -49,10 +50,16 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="C",
         help="stop with a checkpoint at this part of the budget, in its unit; --resume goes on",
     )
-    train.add_argument(
+    again = train.add_mutually_exclusive_group()
+    again.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest checkpoint of the run folder; start where there is none",
+        help="go on from the newest checkpoint of the run folder; start where there is no run",
+    )
+    again.add_argument(
+        "--restart",
+        action="store_true",
+        help="begin anew in the run folder; what is there is kept in its before-1, before-2 ...",
     )
     cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same, and more")
     cluster.add_argument("--cluster", choices=["ray"], help="place the parts of the run on a Ray cluster")
@@ -71,23 +78,34 @@ def add_json_argument(command: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Train the recipe, or go on with a run."""
+    folder: Path | None = args.output
+    if folder is None and (args.resume or args.restart) and Path(args.recipe).is_dir():
+        folder = Path(args.recipe)
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    # The lock comes before the first read, which is that of the recipe in config.json, and before torch.
+    place = None if by_torchrun or folder is None else _claim(folder, args)
+
     from scalerl.rl.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, [*_cluster_overrides(args), *args.set])
-    folder: Path | None = args.output
-    if folder is None and args.resume and Path(args.recipe).is_dir():
-        folder = Path(args.recipe)
     folder = folder or Path("runs") / f"{recipe.name}-seed{recipe.seed}"
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return run_training(recipe, folder, args.resume, args.until, args.json)
+    how = (args.resume, args.until, args.json)
+    if not by_torchrun:
+        return run_training(recipe, place or _claim(folder, args), *how, restart=args.restart)
     from scalerl.rl.fsdp.launch import lead_or_follow, settings_of
 
     lead_or_follow(
         settings_of(recipe),
         lambda load: run_training(
-            replace(recipe, cluster=None), folder, args.resume, args.until, args.json, load
+            replace(recipe, cluster=None), _claim(folder, args), *how, load, restart=args.restart
         ),
     )
+
+
+def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
+    from scalerl.run_folder import RunFolder
+
+    return RunFolder.claim(folder, new=not (args.resume or args.restart))
 
 
 def _cluster_overrides(args: argparse.Namespace) -> list[str]:
@@ -105,13 +123,14 @@ def _cluster_overrides(args: argparse.Namespace) -> list[str]:
 
 def run_training(
     recipe: Recipe,
-    folder: Path,
+    place: RunFolder,
     resume: bool = False,
     until: float = math.inf,
     as_json: bool = False,
     load: Callable[[Recipe, str], Any] | None = None,
+    restart: bool = False,
 ) -> None:
-    """Train, write the report, and print the closing table, or the same as JSON.
+    """Train, write the report, and print the closing table, or the same as JSON; then let go of `place`.
 
     `load` makes the learner, where it is not that of one process.
     """
@@ -124,36 +143,36 @@ def run_training(
     from scalerl.rl.resume import resume_line
     from scalerl.rl.setup import load_learner
     from scalerl.rl.train import train
-    from scalerl.run_writer import check_unused
 
-    if not resume:
-        check_unused(folder)
-    with TrainingProgress("base model") as bar:
-        model, about = find_model(recipe, bar.base_model)
-    try:
-        with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
-            record = train(
-                recipe,
-                folder,
-                model,
-                resume=resume,
-                forecaster=freeze,
-                watch=bar.update,
-                extra=about,
-                stop=stop,
-                until=until,
-                load=load or load_learner,
-            )
-    except KeyboardInterrupt:
-        if not (folder / "config.json").exists():
+    with closing(place):
+        with TrainingProgress("base model") as bar:
+            model, about = find_model(recipe, bar.base_model)
+        try:
+            with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
+                record = train(
+                    recipe,
+                    place,
+                    model,
+                    resume=resume,
+                    restart=restart,
+                    forecaster=freeze,
+                    watch=bar.update,
+                    extra=about,
+                    stop=stop,
+                    until=until,
+                    load=load or load_learner,
+                )
+        except KeyboardInterrupt:
+            folder = place.here()
+            if not (folder / "config.json").exists():
+                raise
+            fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
+            raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
+        except WriteError:
+            with suppress(ScalerlError):  # what was trained is told, whatever could not be saved
+                _close(RunRecord.read(place.here()), as_json)
             raise
-        fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
-        raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
-    except WriteError:
-        with suppress(ScalerlError):  # what was trained is told, whatever could not be saved
-            _close(RunRecord.read(folder), as_json)
-        raise
-    _close(record, as_json)
+        _close(record, as_json)
 
 
 def _close(record: RunRecord, as_json: bool) -> None:

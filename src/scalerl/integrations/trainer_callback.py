@@ -36,7 +36,8 @@ from scalerl.ingest.log import LogBuilder
 from scalerl.ingest.sources import run_of, wanted
 from scalerl.jsonl import read_object
 from scalerl.record import AXES, in_dollars
-from scalerl.run_writer import RECORDS, RunWriter
+from scalerl.run_folder import RECORDS
+from scalerl.run_writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
 """As `forecast/verdict`; `forecast/identified` tells the two apart that are 0."""

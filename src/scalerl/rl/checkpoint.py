@@ -7,7 +7,7 @@
       manifest.json                    length and check sum of every file: `scalerl.rl.manifest`
 
 The state is copied between two steps. A thread then writes it aside, sums its files, syncs and renames it,
-and removes the checkpoints that are older than the last `keep`.
+and removes the checkpoints that are older than the last `keep`, and older ones that a resume has set aside.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from scalerl.rl.lora import plain_state
 from scalerl.rl.manifest import Sums, check_manifest, write_manifest
 
 FORMAT = 3
+STEP, ASIDE = "step-", "aside-"
+"""How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
 
@@ -69,8 +71,16 @@ class Savable(Protocol):
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
-    def __init__(self, folder: Path, settings: Checkpointing, learner: Savable, tokenizer: Any) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(
+        self,
+        folder: Path,
+        settings: Checkpointing,
+        learner: Savable,
+        tokenizer: Any,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_made` is called after each one, in the thread that writes it."""
+        self.folder, self._settings, self._on_made = folder, settings, on_made
         self._learner, self._tokenizer = learner, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
@@ -87,12 +97,12 @@ class Checkpoints:
         self.wait()
         self._last = time.monotonic()
         try:
-            save = self._learner.saver(self._folder)
+            save = self._learner.saver(self.folder)
         except WriteError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)
         else:
-            self._under_way = self._thread.submit(self._write, step, state, save)
+            self._under_way = self._thread.submit(self._write, self.folder, step, state, save)
 
     def wait(self) -> None:
         """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
@@ -118,15 +128,21 @@ class Checkpoints:
         finally:
             self._thread.shutdown()
 
-    def _write(self, step: int, state: Mapping[str, Any], save: Write) -> None:
+    def _write(self, folder: Path, step: int, state: Mapping[str, Any], save: Write) -> None:
         def training(aside: Path) -> Sums:
             sums = save_model(save, self._tokenizer, aside)
             save_state(aside / "training", state)
             return sums
 
-        write_whole(self._folder / f"step-{step:05d}", training)
-        for _, old in step_folders(self._folder)[self._settings.keep :]:
+        write_whole(folder / f"{STEP}{step:05d}", training)
+        self._on_made()
+        for _, old in step_folders(folder)[self._settings.keep :]:
             shutil.rmtree(old, ignore_errors=True)
+        drop_asides(folder, step)
+
+
+_NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a file raises that is not what was written."""
 
 
 def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -136,23 +152,31 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             check_manifest(path)
             state = load_state(path / "training")
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, *_NOT_WHOLE) as error:
             _LOG.warning("%s is damaged (%s): passed over", path, error)
             continue
         yield step, state
 
 
-def step_folders(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints of a run by their step, the newest first."""
-    found = [(int(p.name[5:]), p) for p in folder.glob("step-*") if p.name[5:].isdecimal() and p.is_dir()]
-    return sorted(found, reverse=True)
+def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
+    """The checkpoints of a run by their step, the newest first; their names begin with `start`."""
+    named = ((path.name.removeprefix(start), path) for path in folder.glob(f"{start}*"))
+    return sorted(((int(n), path) for n, path in named if n.isdecimal() and path.is_dir()), reverse=True)
+
+
+def drop_asides(folder: Path, step: int) -> None:
+    """Remove what a resume had set aside, up to a step that the run has come by since."""
+    for aside, path in step_folders(folder, ASIDE):
+        if aside <= step:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # -- files -------------------------------------------------------------------------------------------------
 
 
 def write_whole(folder: Path, write: Write) -> None:
-    """Let `write` fill a folder aside, add its manifest, sync it, and give it its name.
+    """Let `write` fill a folder aside, add its manifest, sync it, and give it its name, which no other may
+    have.
 
     Raises:
         WriteError: the disk does not take it.
@@ -160,8 +184,8 @@ def write_whole(folder: Path, write: Write) -> None:
     aside = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
+        aside.mkdir()
         write_manifest(aside, write(aside))
         for path in sorted(aside.rglob("*"), reverse=True):
             sync(path)

@@ -11,7 +11,6 @@ default's:
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
+from scalerl.jsonl import read_object
 from scalerl.rl.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.averaging import AnyAveraging, PromptAverage
 from scalerl.rl.checkpoint import Checkpointing
@@ -273,6 +273,8 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
     if path.is_dir() and (path / "config.json").is_file():
         return _overridden(recipe_of_run(path / "config.json"), overrides)
     if not path.is_file():
+        if path.is_dir():
+            raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
         packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
         if not packaged.is_file():
             known = sorted(
@@ -291,12 +293,10 @@ def recipe_of_run(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, or holds no recipe.
     """
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["recipe"])
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: holds no recipe") from error
+    recipe = read_object(path).get("recipe")
+    if not isinstance(recipe, dict):
+        raise InputError(f"{path}: holds no recipe")
+    return recipe
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,18 +11,25 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from scalerl.errors import CannotAnswerError, DivergedError, LearnerLostError, PausedError, WriteError
+from scalerl.errors import (
+    CannotAnswerError,
+    DivergedError,
+    LearnerLostError,
+    MovedError,
+    PausedError,
+    WriteError,
+)
 from scalerl.jsonl import read_object
 from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, save_model, write_whole
+from scalerl.rl.checkpoint import Checkpoints, drop_asides, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
 from scalerl.rl.evaluations import Evaluations
 from scalerl.rl.model import load_tokenizer
@@ -33,13 +40,17 @@ from scalerl.rl.probe import Probe
 from scalerl.rl.progress import Progress, View
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import (
+    check_begun,
+    check_config,
     check_recipe,
+    check_restart,
     check_same_prompts,
-    drop_newer,
     find_checkpoint,
     free_choices,
     is_finished,
     resume_line,
+    set_newer_aside,
+    write_finished,
 )
 from scalerl.rl.run_config import config_of
 from scalerl.rl.setup import check_prompts, load_learner
@@ -47,7 +58,8 @@ from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.watch import Finding, Watch
-from scalerl.run_writer import RunWriter, check_unused, check_writable
+from scalerl.run_folder import RunFolder, check_writable
+from scalerl.run_writer import RunWriter
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -72,10 +84,11 @@ being verified, and tells the pool."""
 
 def train(
     recipe: Recipe,
-    folder: str | Path,
+    folder: str | Path | RunFolder,
     model_folder: str | Path,
     *,
     resume: bool = False,
+    restart: bool = False,
     forecaster: Forecaster | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
     extra: Mapping[str, Any] | None = None,
@@ -93,10 +106,14 @@ def train(
     `forecaster` freezes a forecast of the end at each share of `recipe.evaluation.forecast_at`. `extra` goes
     into config.json.
 
-    `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there is none; with
-    the placement `inline` the record is then that of a run that was never cut, times apart. Once `stop` is
-    set, the run makes a checkpoint after the step under way, and ends as by Ctrl-C. Once `until` of the
-    budget is spent, in its unit, it makes a checkpoint and returns; `resume` then goes on from there.
+    `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there has been none;
+    with the placement `inline` the record is then that of a run that was never cut, times apart. `restart`
+    begins anew: what a run has left in `folder` is moved to `before-N` in it. Once `stop` is set, the run
+    makes a checkpoint after the step under way, and ends as by Ctrl-C. Once `until` of the budget is spent,
+    in its unit, it makes a checkpoint and returns; `resume` then goes on from there.
+
+    The folder is locked from before its first read until this returns; a `RunFolder` is locked already, and
+    stays so. Moved meanwhile, it gets a checkpoint where it is, and the run ends.
 
     The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
     which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
@@ -107,46 +124,52 @@ def train(
     Raises:
         InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
             model cannot be loaded, or does not fit the recipe's context; a tracker is not installed, or
-            cannot go to another process.
+            cannot go to another process. With `resume` also: the run has had checkpoints and none is left,
+            config.json was edited, or the final weights and the record do not agree.
         WriteError: the disk does not take the record, or the checkpoint that a stop needs; what was written
-            before is kept.
+            before is kept. A `MovedError`, one of these: the folder was moved.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         KeyboardInterrupt: it was stopped.
     """
-    folder = Path(folder)
-    if not resume:
-        check_unused(folder)
-    recipe = check_prompts(recipe, model_folder)
-    if resume:
-        check_recipe(folder, recipe)
-        if is_finished(folder):
-            return RunRecord.read(folder)
-        check_writable(folder)
-    trackers = [*recipe.tracking.trackers(), *trackers]
-    check(trackers, forecaster)
-    torch.set_num_threads(1)  # results must not depend on how many cores there are
-
-    def attempt(resume: bool, closing: ExitStack) -> _Run:
-        make_parts = partial(parts_of, folder=folder, aside=evaluate_aside, load=load)
-        return _Run(recipe, folder, str(model_folder), resume, extra or {}, watch, make_parts, closing)
-
-    def go_on(run: _Run, closing: ExitStack) -> None:
-        run.follow(trackers, forecaster, closing)
-        try:
-            if run.train(forecaster, stop or threading.Event(), until):
-                run.save_final()
-        except DivergedError as error:
-            run.health.diverged(error.step)
-            raise
-
     with ExitStack() as around:
+        place = folder
+        if not isinstance(place, RunFolder):
+            place = around.enter_context(closing(RunFolder.claim(place, new=not (resume or restart))))
+        recipe = check_prompts(recipe, model_folder)
+        if resume:
+            check_recipe(place.path, recipe)
+            if is_finished(place.path):
+                return RunRecord.read(place.path)
+            check_begun(place.path)
+        if restart:
+            check_restart(place.path)
+        check_writable(place.path)
+        trackers = [*recipe.tracking.trackers(), *trackers]
+        check(trackers, forecaster)
+        torch.set_num_threads(1)  # results must not depend on how many cores there are
+        if restart and (apart := place.set_apart()):
+            _LOG.warning("the run begins anew; what was there is kept in %s", apart)
+
+        def attempt(resume: bool, closing: ExitStack) -> _Run:
+            make_parts = partial(parts_of, folder=place.here(), aside=evaluate_aside, load=load)
+            return _Run(recipe, place, str(model_folder), resume, extra or {}, watch, make_parts, closing)
+
+        def go_on(run: _Run, closing: ExitStack) -> None:
+            run.follow(trackers, forecaster, closing)
+            try:
+                if run.train(forecaster, stop or threading.Event(), until):
+                    run.save_final()
+            except DivergedError as error:
+                run.health.diverged(error.step)
+                raise
+
         if recipe.cluster is not None:
             from scalerl.rl.cluster.session import connected
 
             around.enter_context(connected(recipe.cluster))
         _try_until_done(attempt, go_on, resume)
-    return RunRecord.read(folder)
+        return RunRecord.read(place.here())
 
 
 def _try_until_done(
@@ -178,7 +201,7 @@ class _Run:
     def __init__(
         self,
         recipe: Recipe,
-        folder: Path,
+        place: RunFolder,
         model_folder: str,
         resume: bool,
         extra: Mapping[str, Any],
@@ -186,7 +209,7 @@ class _Run:
         make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
-        self.folder, self.recipe = folder, recipe
+        self.place, self.recipe, folder = place, recipe, place.here()
         self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
@@ -195,6 +218,7 @@ class _Run:
 
         saved = find_checkpoint(folder) if resume else None
         if saved:
+            check_config(folder, saved)
             check_same_prompts(saved, task)
             self.learner.restore(saved["learner"], saved["folder"])
         self.began = self.learner.version
@@ -203,11 +227,11 @@ class _Run:
         # It complains of what does not fit, and nothing has been written yet.
         self.generator = parts.generator(self.learner, version)
         if resume and (folder / "config.json").exists():
-            self.writer = RunWriter.resume(folder, saved["lengths"] if saved else {})
+            set_newer_aside(folder, saved["step"] if saved else 0)
+            self.writer = RunWriter.resume(place, saved["lengths"] if saved else {})
             self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
-            drop_newer(folder, saved["step"] if saved else 0)
         else:
-            self.writer = RunWriter(folder, config_of(recipe, self.learner, extra))
+            self.writer = RunWriter(place, config_of(recipe, self.learner, extra))
         closing.callback(self.writer.close)
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
@@ -227,8 +251,9 @@ class _Run:
             self._on_point,
         )
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)
+        made = self.writer.checkpointed
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer
+            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer, made
         )
         closing.callback(self.checkpoints.close)
         if saved:
@@ -236,6 +261,11 @@ class _Run:
                 getattr(self, name).restore(saved[name])
         else:
             self.evaluations.ask(0, self.learner.weights())
+
+    @property
+    def folder(self) -> Path:
+        """Where it is now."""
+        return self.place.here()
 
     def follow(self, trackers: Sequence[Tracker], forecaster: Forecaster | None, closing: ExitStack) -> None:
         """Log the run to `trackers` from here on, until `closing` ends them."""
@@ -286,18 +316,30 @@ class _Run:
             self.evaluations.ask(self.learner.version, self.learner.weights())
         self.evaluations.write_finished(wait=True)
         self.checkpoints.wait()
+        folder, step = self.folder, self.learner.version
         try:
-            save = self.learner.saver(self.folder, resumable=False)
-            write_whole(final_folder(self.folder), lambda aside: save_model(save, self.tokenizer, aside))
+            save = self.learner.saver(folder, resumable=False)
+
+            def write(aside: Path) -> None:
+                save_model(save, self.tokenizer, aside)
+                write_finished(aside, step)
+
+            write_whole(final_folder(folder), write)
         except WriteError as error:
             raise WriteError(
-                f"{error}; the record is whole: free space, and {resume_line(self.folder)} goes on to its end"
+                f"{error}; the record is whole: free space, and {resume_line(folder)} goes on to its end"
             ) from error
+        drop_asides(folder / "checkpoints", step)
+        if self.place.moved():
+            raise MovedError(f"{self._moved_to()}: it has come to its end, and is whole there")
 
     def state(self) -> dict[str, Any]:
         """Copies of everything that a resume needs."""
         parts = {name: getattr(self, name).state() for name in _STATEFUL}
-        return parts | {"lengths": self.writer.lengths()}
+        return parts | {"lengths": self.writer.lengths(), "config": self.writer.config}
+
+    def _moved_to(self) -> str:
+        return f"{self.place.path}: the run folder was moved during the run, to {self.folder}"
 
     def _record(self, step: Step) -> None:
         self.counters.add(step, self.generator.counters, *self.clock.lap())
@@ -332,13 +374,18 @@ class _Run:
         self.view.forecast = row
 
     def _checkpoint(self, step: Step, at_cut: bool, stopped: bool) -> None:
-        ends = at_cut or self.health.pause_for is not None
+        moved = self.place.moved() is not None
+        ends = at_cut or moved or self.health.pause_for is not None
         if ends:
             self.evaluations.write_finished(wait=True)  # there is time: nobody is about to end this process
         if ends or stopped or self.checkpoints.due(step.index):
+            self.checkpoints.folder = self.folder / "checkpoints"
             self.checkpoints.make(step.index, self.state())
         if ends or stopped:
             self.checkpoints.finish()
+        if moved:
+            what = f"a checkpoint of step {step.index} is there, and {resume_line(self.folder)} goes on"
+            raise MovedError(f"{self._moved_to()}: {what}")
         if reason := self.health.pause_for:
             raise PausedError(f"paused at {reason}; {resume_line(self.folder)} goes on")
         if stopped:

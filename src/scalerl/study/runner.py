@@ -33,6 +33,7 @@ from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.model import compute_device
 from scalerl.rl.process import deaf_to_interrupts
 from scalerl.rl.recipe import Recipe
+from scalerl.rl.resume import is_finished
 from scalerl.run_writer import append_row
 from scalerl.study.arms import Arm
 from scalerl.study.decisions import (
@@ -173,7 +174,7 @@ class _Runner:
         """Whether it has come to its part of the budget, or failed for good.
 
         Raises:
-            InputError: it had come there, and its evaluations are gone since.
+            InputError: it had come there, and its evaluations are gone since, or are not those of its end.
         """
         if self._has_failed(task.run):
             return True
@@ -185,6 +186,7 @@ class _Runner:
             raise InputError(
                 f"{folder}: its evals.jsonl is gone; put it back, or remove the folder to run it again"
             )
+        is_finished(folder)  # raises where its final weights are of another step
         return came
 
     def _has_failed(self, run: PlannedRun) -> bool:
