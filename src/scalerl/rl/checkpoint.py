@@ -33,7 +33,7 @@ from scalerl.errors import WriteError
 from scalerl.files import sync
 from scalerl.rl.lora import plain_state
 
-FORMAT = 2
+FORMAT = 3
 _LOG = logging.getLogger("scalerl")
 _ARRAY, _NUMPY = "$array", "$numpy"
 
