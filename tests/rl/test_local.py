@@ -46,6 +46,7 @@ def start(judge):
         learner = load_learner(recipe, recipe.model)
         generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
         made.append(generator)
+        generator.wait_until_started()  # as a run does: the wait is no part of what is measured
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
         return Pipeline(recipe, pool, generator, learner, judge).steps(), generator, learner
 
@@ -169,7 +170,7 @@ def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatc
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(replace(recipe, name=Unreadable()), recipe.model, learner.weights())
     with pytest.raises(WorkerError, match="is lost: its process has exited"):
-        work(generator)
+        generator.wait_until_started()
     generator.close()
 
 
@@ -177,7 +178,7 @@ def test_a_generator_that_cannot_start_ends_the_run_with_its_reason(recipe, tmp_
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(recipe, str(tmp_path / "nothing"), learner.weights())
     with pytest.raises(WorkerError, match="nothing cannot be loaded"):
-        generator.work()
+        generator.wait_until_started()
     generator.close()
 
 
