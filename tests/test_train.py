@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ from scalerl.curve import fit
 from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
 from scalerl.record import RunRecord
-from scalerl.rl.recipe import from_dict, load_recipe
+from scalerl.rl.recipe import Inline, Local, from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 from scalerl.run_writer import RunWriter
@@ -239,15 +240,80 @@ def test_a_model_with_sliding_windows_is_refused(recipe, tmp_path):
         train(recipe, tmp_path / "h", tmp_path / "m")
 
 
-def test_a_dead_evaluation_process_is_one_line_and_keeps_the_record(recipe, model, tmp_path):
-    def kill(progress):
-        if progress.evaluated and progress.step >= 6:
-            for child in multiprocessing.active_children():
-                child.kill()
+class KillsEvaluators(threading.Thread):
+    """Kills the processes that evaluate, as soon as each is there, from `begin` on until `end`."""
 
-    with pytest.raises(WorkerError, match=r"the evaluation process died .* is kept"):
-        train(recipe, tmp_path / "i", model, watch=kill)
-    assert len(RunRecord.read(tmp_path / "i").evals) >= 3
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.begin, self.end, self.killed = threading.Event(), threading.Event(), set[int]()
+
+    def run(self):
+        self.begin.wait()
+        while not self.end.wait(0.05):
+            for child in multiprocessing.active_children():
+                if child.name == "evaluation" and child.pid and child.pid not in self.killed:
+                    self.killed.add(child.pid)
+                    os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("placement", ["inline", "local"])
+def test_an_evaluation_that_cannot_be_made_ends_the_run_after_a_checkpoint_that_has_it(
+    recipe, model, run, tmp_path, placement
+):
+    """A dead process costs no evaluation: where it dies again and again the resume makes them."""
+    recipe, killer = replace(recipe, placement=recipe_of(placement)), KillsEvaluators()
+
+    def watch(progress):
+        if progress.evaluated and progress.step >= 6:
+            killer.begin.set()
+
+    killer.start()
+    with pytest.raises(
+        WorkerError, match=r"evaluation at step (\d+): .*, 3 times in a row; .*--resume goes on"
+    ):
+        train(recipe, tmp_path / "i", model, watch=watch)
+    killer.end.set()
+    killer.join()
+    assert len(killer.killed) >= 3  # and perhaps that of the evaluation after it
+    begun = RunRecord.read(tmp_path / "i")
+    last = begun.steps()[-1]["step"]
+    assert (tmp_path / "i" / "checkpoints" / f"step-{last:05d}").is_dir()
+    assert begun.evals[-1].step < last
+    whole = train(recipe, tmp_path / "i", model, resume=True)
+    assert [point.step for point in whole.evals] == list(range(0, 37, 3))
+    assert not (tmp_path / "i" / "lost.jsonl").exists()
+    if placement == "inline":
+        assert without_times(whole.path / "evals.jsonl") == without_times(run.path / "evals.jsonl")
+
+
+def recipe_of(placement):
+    return Local() if placement == "local" else Inline()
+
+
+@pytest.mark.slow
+def test_an_evaluation_process_that_is_killed_at_eight_moments_costs_nothing(recipe, model, run, tmp_path):
+    """Each at another time after an evaluation was asked for: as it starts, evaluates, and waits."""
+    delays, threads, killed = iter(np.linspace(0, 2, 8)), [], set()
+
+    def kill():
+        for child in multiprocessing.active_children():
+            if child.name == "evaluation" and child.pid and child.pid not in killed:
+                killed.add(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+
+    def watch(progress):
+        if progress.step % 3 == 2 and not progress.evaluated and (delay := next(delays, None)) is not None:
+            threads.append(threading.Timer(delay, kill))
+            threads[-1].start()
+            time.sleep(4)  # the processes are slower to start than this run to train
+
+    record = train(recipe, tmp_path / "run", model, watch=watch, forecaster=freeze)
+    for thread in threads:
+        thread.join()
+    assert len(killed) >= 3  # a process that has only just been started is killed by the next
+    assert without_times(record.path / "evals.jsonl") == without_times(run.path / "evals.jsonl")
+    prompts = "eval_prompts.jsonl"
+    assert (record.path / prompts).read_bytes() == (run.path / prompts).read_bytes()
 
 
 def test_a_full_disk_keeps_what_was_written(run, tmp_path):
@@ -285,9 +351,18 @@ def test_write_errors_name_the_file(tmp_path):
         writer.step({"step": 1})
 
 
-@pytest.mark.parametrize(("number", "placement"), [(signal.SIGINT, "inline"), (signal.SIGTERM, "local")])
+@pytest.mark.parametrize(
+    ("number", "placement"),
+    [
+        (signal.SIGINT, "inline"),
+        (signal.SIGTERM, "local"),
+        (signal.SIGUSR1, "local"),
+        (signal.SIGHUP, "inline"),
+    ],
+)
 def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, number, placement):
-    """And so does the SIGTERM of a scheduler; both go to every process of the run."""
+    """And so do the SIGTERM of a scheduler, its notice before that, and the end of a terminal; all go to
+    every process of the run."""
     folder = tmp_path / "run"
     toml = tmp_path / "long.toml"
     endless = replace(recipe, budget=replace(recipe.budget, amount=100_000))

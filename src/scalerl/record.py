@@ -37,7 +37,7 @@ SCHEMA = 1
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
 """The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
 generated and trained; completions; trainer steps; and GPU-hours times a price."""
-UNTRAINED = ("checkpoint", "cluster", "health", "tracking")
+UNTRAINED = ("checkpoint", "cluster", "health", "timeouts", "tracking")
 """The parts of a recipe on which nothing that is trained depends."""
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
@@ -47,12 +47,14 @@ _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
 
 @dataclass(frozen=True)
 class DeviceSeconds:
-    """Cumulative device-seconds by role. `evaluate` is recorded and is no part of training compute."""
+    """Cumulative device-seconds by role. `evaluate` and `startup` are recorded, and no part of training
+    compute."""
 
     generate: float = math.nan
     train: float = math.nan
     evaluate: float = math.nan
     idle: float = math.nan
+    startup: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ def test_one_step_may_cost_any_multiple_of_the_budget():
     for share in (1.0, 1.7, 1e30):
         agenda = Agenda(3, [0.5])
         assert agenda.evaluates(share)
-        assert agenda.freezes(share)
-        assert not agenda.freezes(share)
+        assert agenda.to_freeze(share)
+        agenda.froze(share)
+        assert not agenda.to_freeze(share)
         assert agenda.due == 4

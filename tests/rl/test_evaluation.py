@@ -1,19 +1,26 @@
 import multiprocessing.resource_tracker
 import multiprocessing.spawn
+import os
 import pickle
+import signal
+import threading
+import time
 from concurrent.futures import CancelledError
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from scalerl.errors import WorkerError
 from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.evaluate import EvaluationProcess, Evaluator
+from scalerl.rl.evaluate import Evaluator
+from scalerl.rl.evaluate_aside import EvaluationProcess, EvaluatorAside
 from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.model import copy_weights, load_model
 from scalerl.rl.recipe import Context, Evaluation, Recipe, Steps
 from scalerl.rl.setup import load_generator
+from scalerl.rl.supervision import Timeouts
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
 
@@ -40,18 +47,46 @@ def other_weights(recipe):
 
 def same(a, b):
     return all(
-        np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a) if f.name != "seconds"
+        np.array_equal(getattr(a, f.name), getattr(b, f.name))
+        for f in fields(a)
+        if f.name not in ("seconds", "startup")
     )
 
 
-def test_a_process_of_its_own_gives_the_same_evaluation(recipe):
+@pytest.fixture
+def aside():
+    """A function that makes what evaluates a recipe in a process; it ends with the test."""
+    made = []
+
+    def make(recipe, **timeouts):
+        prompts = recipe.task.prompts("heldout")
+        start = partial(EvaluationProcess, recipe.without_prompts(), recipe.model, prompts)
+        made.append(EvaluatorAside(start, Timeouts(**timeouts)))
+        return made[-1]
+
+    yield make
+    for evaluate in made:
+        evaluate.close()
+
+
+def process(besides=()):
+    """The process that evaluates, waited for, which is none of `besides`."""
+    ends = time.monotonic() + 100
+    while time.monotonic() < ends:
+        for found in multiprocessing.active_children():
+            if found.name == "evaluation" and found.pid and found.pid not in besides:
+                return found.pid
+        time.sleep(0.02)
+    raise AssertionError("there is no such process")
+
+
+def test_a_process_of_its_own_gives_the_same_evaluation(recipe, aside):
     first, second = other_weights(recipe)
-    here, there = Evaluator(recipe, recipe.model), EvaluationProcess(recipe, recipe.model)
-    try:
-        queued = [there(first, 0), there(second, 3), there(first, 4)]
-        outcomes = [future.result(timeout=60) for future in queued]
-    finally:
-        there.close()
+    here, there = Evaluator(recipe, recipe.model), aside(recipe)
+    queued = [there(first, 0), there(second, 3), there(first, 4)]
+    outcomes = [future.result(timeout=100) for future in queued]
+    assert outcomes[0].startup > 0  # of one process, once
+    assert outcomes[1].startup == outcomes[2].startup == 0
     assert [outcome.version for outcome in outcomes] == [0, 3, 4]
     assert same(outcomes[0], here(first, 0).result())
     assert same(outcomes[1], here(second, 3).result())
@@ -59,26 +94,85 @@ def test_a_process_of_its_own_gives_the_same_evaluation(recipe):
     assert np.array_equal(outcomes[0].correct_P, outcomes[2].correct_P)  # the same seed at every evaluation
 
 
-def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe, monkeypatch):
+def test_an_evaluation_whose_process_is_killed_is_made_again(recipe, aside, caplog):
+    """At its start, in the middle, and while it waits."""
+    weights, _ = other_weights(recipe)
+    expected = Evaluator(recipe, recipe.model)(weights, 0).result()
+    there = aside(recipe)
+    first, killed = there(weights, 0), [process()]
+    os.kill(killed[0], signal.SIGKILL)
+    killed.append(process(killed))  # another, while it starts
+    os.kill(killed[1], signal.SIGKILL)
+    assert same(first.result(timeout=100), expected)
+    killed.append(process(killed))
+    os.kill(killed[2], signal.SIGKILL)
+    second = there(weights, 1).result(timeout=100)
+    assert np.array_equal(second.correct_P, expected.correct_P)
+    lost = [text for text in caplog.messages if "killed by SIGKILL (out of memory?); a new" in text]
+    assert [text[-17:] for text in lost] == ["step 0 made again"] * 2 + ["step 1 made again"]
+
+
+def test_an_evaluation_that_hangs_is_reported_and_its_process_replaced(recipe, aside, caplog):
+    weights, _ = other_weights(recipe)
+    there = aside(recipe, evaluation=6)
+    expected = there(weights, 0).result(timeout=100)
+    os.kill(process(), signal.SIGSTOP)
+    assert np.array_equal(there(weights, 7).result(timeout=100).correct_P, expected.correct_P)
+    said = [text for text in caplog.messages if "evaluation at step 7 has made no progress for" in text]
+    assert "for 3 s" in said[0]
+    assert "for 6 s; a new process is started" in said[1]
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_is_slow_is_left_to_its_work(recipe, aside, caplog):
+    """Longer than its timeout, though it makes progress all the while."""
+    slow = replace(recipe, evaluation=replace(recipe.evaluation, samples=1500, rows=8))
+    weights, _ = other_weights(recipe)
+    there = aside(slow, evaluation=8)
+    outcome = there(weights, 0).result(timeout=400)
+    assert outcome.seconds > 10
+    assert not [text for text in caplog.messages if "made again" in text]
+
+
+def test_a_process_that_dies_before_it_has_read_anything_holds_nobody_up(recipe, monkeypatch, aside):
     full = replace(recipe, task=Chain(k_max=6, train_per_length=300))
     full.task.prompts("train")
     assert len(pickle.dumps(full)) > 1 << 16  # more than a pipe takes when nobody reads
     multiprocessing.resource_tracker.ensure_running()
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
-    evaluate = EvaluationProcess(full, recipe.model)
-    with pytest.raises(BrokenProcessPool):
+    evaluate = aside(full)
+    with pytest.raises(WorkerError, match=r"evaluation at step 0: .* exited with status 1, 3 times in a row"):
         evaluate({}, 0).result(timeout=60)
-    evaluate.close()
 
 
-def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe):
+def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe, aside):
     endless = replace(recipe, evaluation=replace(recipe.evaluation, samples=100_000))
     first, _ = other_weights(recipe)
-    evaluate = EvaluationProcess(endless, recipe.model)
-    asked = evaluate(first, 0)
+    evaluate = aside(endless)
+    futures = [evaluate(first, 0), evaluate(first, 1)]
     evaluate.close()
-    with pytest.raises((BrokenProcessPool, CancelledError)):
-        asked.result()
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(timeout=10)
+
+
+def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
+    started = []
+
+    def start():
+        closing.start()
+        time.sleep(0.3)  # the run ends meanwhile
+        started.append(EvaluationProcess(recipe.without_prompts(), recipe.model, []))
+        return started[0]
+
+    closing = threading.Thread(target=lambda: evaluate.close())
+    evaluate = EvaluatorAside(start, Timeouts())
+    future = evaluate({}, 0)
+    with pytest.raises(CancelledError):
+        future.result(timeout=60)
+    closing.join(60)
+    assert len(started) == 1
+    assert not [child for child in multiprocessing.active_children() if child.name == "evaluation"]
 
 
 def test_an_evaluation_says_what_its_completions_say(recipe):

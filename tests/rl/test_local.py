@@ -21,6 +21,7 @@ from scalerl.rl.pool import PromptPool, Uniform
 from scalerl.rl.recipe import Local
 from scalerl.rl.schedule import OffPolicy, PipelineRL
 from scalerl.rl.setup import load_learner
+from scalerl.rl.supervision import Timeouts
 from scalerl.rl.tasks.chain import Chain
 
 P = 2  # groups a step of the recipe
@@ -45,6 +46,7 @@ def start(judge):
         learner = load_learner(recipe, recipe.model)
         generator = LocalGenerator(recipe, recipe.model, learner.weights(), processes)
         made.append(generator)
+        generator.wait_until_started()  # as a run does: the wait is no part of what is measured
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
         return Pipeline(recipe, pool, generator, learner, judge).steps(), generator, learner
 
@@ -151,7 +153,7 @@ def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recip
     multiprocessing.resource_tracker.ensure_running()
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     generator = LocalGenerator(full, recipe.model, learner.weights())
-    with pytest.raises(WorkerError, match="died 6 times in a row"):
+    with pytest.raises(WorkerError, match="exited, 6 times in a row"):
         work(generator)
     generator.close()
 
@@ -167,8 +169,8 @@ def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatc
     monkeypatch.setattr(local, "MOST_DEATHS", 0)
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(replace(recipe, name=Unreadable()), recipe.model, learner.weights())
-    with pytest.raises(WorkerError, match="died"):
-        work(generator)
+    with pytest.raises(WorkerError, match="is lost: its process has exited"):
+        generator.wait_until_started()
     generator.close()
 
 
@@ -176,5 +178,19 @@ def test_a_generator_that_cannot_start_ends_the_run_with_its_reason(recipe, tmp_
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(recipe, str(tmp_path / "nothing"), learner.weights())
     with pytest.raises(WorkerError, match="nothing cannot be loaded"):
-        generator.work()
+        generator.wait_until_started()
     generator.close()
+
+
+def test_a_generator_that_hangs_is_reported_and_replaced(recipe, start, caplog):
+    """One that is stopped; the groups that it has are sampled by another process."""
+    loop, generator, _ = start(replace(recipe, timeouts=Timeouts(generator=6)), 1)
+    steps = list(islice(loop, 2))
+    os.kill(generator._processes[0]._process.pid, signal.SIGSTOP)
+    steps += islice(loop, 6)
+    assert generator.restarts == 1
+    assert drawn(steps) == order_of_draws(recipe, len(steps) * P)
+    said = [text for text in caplog.messages if text.startswith("generator 0 has made no progress for")]
+    assert "for 3 s; its process is replaced after 6 s" in said[0]
+    assert "for 6 s; it is started again" in said[1]
+    assert generator.counters.held >= 6  # a device that hangs is idle, and held

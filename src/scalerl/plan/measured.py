@@ -99,8 +99,16 @@ def _by_clock(rows: Sequence[Mapping[str, Any]], trainers: int) -> _Spent:
         train_S,
         _difference(first, last, "pace", "install_seconds"),
         verify + hidden,
-        last["time"] - first["time"] - waited - float(train_S.sum()) - verify,
+        _passed(rows) - waited - float(train_S.sum()) - verify,
     )
+
+
+def _passed(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds between the rows, but for those between which processes were started: a resumed run may
+    have stood still for days."""
+    started_S = [row["device_seconds"].get("startup") for row in rows]
+    between = zip(pairwise(rows), pairwise(started_S), strict=True)
+    return sum(b["time"] - a["time"] for (a, b), (before, after) in between if before == after)
 
 
 def _by_cpu(rows: Sequence[Mapping[str, Any]]) -> _Spent:

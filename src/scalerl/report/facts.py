@@ -92,9 +92,12 @@ def counted(run: RunRecord) -> Rows:
 
 
 def apart(run: RunRecord) -> Rows:
-    """What was spent and is no part of the training compute: evaluating, and the base model."""
+    """What was spent and is no part of the training compute: evaluating, start-up, and the base model."""
     last, base = run.evals[-1], as_mapping(run.config.get("base"))
-    rows = [("evaluating", duration(last.device_seconds.evaluate))]
+    seconds = last.device_seconds
+    rows = [("evaluating", duration(seconds.evaluate))]
+    if math.isfinite(seconds.startup):
+        rows.append(("starting processes", duration(seconds.startup)))
     if base:
         amount = _flops_unit(run).show(base.get("flops"))
         share = as_float(base.get("flops")) / _flops(run) if _flops(run) > 0 else math.nan

@@ -73,12 +73,13 @@ class Admission(ABC):
 
     def state(self) -> dict[str, Any]:
         """Which groups were in flight, and those that are complete: see `restore`."""
+        counters = asdict(self.counters)  # first: to read them may complete groups
         complete = sorted(self._complete.items())
         return {
             "version": self._published(),
             "admitted": self._admitted,
             "taken": self._taken,
-            "counters": asdict(self.counters),
+            "counters": counters,
             "in_flight": [
                 [place, dict(vars(p)), draw, n] for place, (p, draw, n) in sorted(self._under_way().items())
             ],

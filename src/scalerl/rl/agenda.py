@@ -28,11 +28,16 @@ class Agenda:
             self.due += 1
         return self.due > before
 
-    def freezes(self, share: float) -> bool:
-        """Whether a milestone has been reached."""
-        before = self.frozen
-        self.frozen = sum(milestone <= share for milestone in self.milestones)
-        return self.frozen > before
+    def to_freeze(self, share: float) -> bool:
+        """Whether a milestone has been reached of which no forecast was frozen."""
+        return self._passed(share) > self.frozen
+
+    def froze(self, share: float) -> None:
+        """A forecast was frozen, or cannot be made."""
+        self.frozen = self._passed(share)
+
+    def _passed(self, share: float) -> int:
+        return sum(milestone <= share for milestone in self.milestones)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""

@@ -93,9 +93,14 @@ class Checkpoints:
         return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
 
     def make(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, of copies: training may go on at once. A second one waits for the first."""
+        """Write a checkpoint, of copies: training may go on at once. A second one waits for the first.
+
+        A step that has one needs no other: a resume from there makes the evaluations under way again.
+        """
         self.wait()
         self._last = time.monotonic()
+        if (self.folder / f"{STEP}{step:05d}").exists():
+            return
         try:
             save = self._learner.saver(self.folder)
         except WriteError as error:

@@ -26,9 +26,13 @@ class RunCounters:
     apart: bool = False
     """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
     generator_seconds: float = 0.0
-    """In which processes that decode were there, idle or not, all together."""
+    """In which processes that decode were held for it, idle or not, all together: from their start on."""
+    generator_startup: float = 0.0
+    """Of processes that decode and have devices of their own, all together."""
+    startup_seconds: float = 0.0
+    """Of the processes that train and evaluate."""
     wall_seconds: float = 0.0
-    """Of training; the probe, and evaluations that hold it up, left out."""
+    """Of training; start-up, the probe, and evaluations that hold it up, left out."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -63,19 +67,21 @@ class RunCounters:
 
     @property
     def idle_seconds(self) -> float:
-        """Device-seconds in which neither role did anything."""
-        held = self.wall_seconds * self.trainers + (self.generator_seconds if self.apart else 0.0)
-        return max(held - self.generate_seconds - self.train_seconds, 0.0)
+        """Device-seconds in which neither role did anything.
 
-    def add(self, step: Step, generator: Counters, wall_seconds: float, held_up: float = 0.0) -> None:
-        """Take note of a step; `generator` is cumulative.
-
-        `held_up` are further seconds in which the trainer did what is no part of training: generators apart
-        went on meanwhile.
+        What each device was held for and what it has done are taken at one instant by one clock, so that the
+        difference never falls.
         """
+        held = self.wall_seconds * self.trainers + (self.generator_seconds if self.apart else 0.0)
+        return held - self.generate_seconds - self.train_seconds
+
+    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
+        """Take note of a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
-        seconds = wall_seconds + held_up if self.apart else wall_seconds
-        self.generator_seconds += seconds * (generator.alive or self.generators)
+        if self.apart:
+            self.generator_seconds, self.generator_startup = generator.held, generator.startup
+        else:
+            self.generator_seconds += wall_seconds * self.generators
         self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
         self.generated, self.restarted = generator.tokens, generator.restarted
         self.train_seconds += step.train_seconds * self.trainers
@@ -97,7 +103,11 @@ class RunCounters:
     def json(self) -> dict[str, dict[str, float]]:
         """The counters that steps.jsonl and evals.jsonl have in common."""
         seconds = DeviceSeconds(
-            self.generate_seconds, self.train_seconds, self.evaluate_seconds, self.idle_seconds
+            self.generate_seconds,
+            self.train_seconds,
+            self.evaluate_seconds,
+            self.idle_seconds,
+            self.startup_seconds + self.generator_startup,
         )
         return {
             "device_seconds": dict(vars(seconds)),
@@ -107,7 +117,7 @@ class RunCounters:
 
     def roles(self) -> dict[str, Any]:
         """Seconds of the run, and those in which each role did nothing, all its processes together."""
-        generators = max(self.generator_seconds - self.generate_seconds, 0.0)
+        generators = self.generator_seconds - self.generate_seconds
         return {
             "wall_seconds": self.wall_seconds,
             "idle_seconds": {"generate": generators, "train": self.waited_seconds},
@@ -131,9 +141,8 @@ class RunCounters:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; on as many devices as there are now."""
-        held = {"generator_seconds": state["wall_seconds"] * state["generators"]}  # older checkpoints lack it
         now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
-        self.__dict__.update(held | dict(state) | now)
+        self.__dict__.update(dict(state) | now)
 
 
 FATES = ("trained", "zero_variance", "truncated", "failed")

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache, partial
-from multiprocessing import active_children, get_context
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
+from scalerl.errors import WorkerError
 from scalerl.rl.setup import load_generator, load_verifier
 from scalerl.rl.types import Prompt, Weights
 
@@ -39,6 +36,8 @@ class Evaluation:
     entropy: float
     """Nats per token at the sampling temperature: minus the mean log-probability of what was sampled."""
     seconds: float
+    startup: float = 0.0
+    """Seconds in which processes that evaluate were started, since the evaluation before."""
 
 
 class Evaluate(Protocol):
@@ -53,10 +52,20 @@ class Evaluate(Protocol):
         ...
 
 
-class Evaluator:
-    """Evaluates in this process."""
+_LOOK = 0.5  # seconds between two looks at what is being verified
 
-    def __init__(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt] | None = None) -> None:
+
+class Evaluator:
+    """Evaluates in this process. `beat` is called after every decode step, and while verdicts come in."""
+
+    def __init__(
+        self,
+        recipe: Any,
+        model_folder: str,
+        prompts: Sequence[Prompt] | None = None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._beat = beat
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
         rows = recipe.evaluation.rows_for(len(self._prompts))
@@ -70,8 +79,15 @@ class Evaluator:
         generator.update(weights, version)
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)
-        groups = generator.collect(len(self._prompts))
-        verdicts = self._verifier.judge(groups)
+            self._beat()
+        while generator.ready < len(self._prompts):
+            generator.work()
+            self._beat()
+        groups = generator.take(len(self._prompts))
+        judging = self._verifier.begin(groups)
+        while not judging.wait(_LOOK):  # each verdict has a time limit of its own
+            self._beat()
+        verdicts = judging.result()
         rollouts = [rollout for group in groups for rollout in group]
         return Evaluation(
             version=version,
@@ -87,50 +103,12 @@ class Evaluator:
     def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
         """Evaluate now; the future is already done."""
         future: Future[Evaluation] = Future()
-        future.set_result(self.evaluate(weights, version))
+        try:
+            future.set_result(self.evaluate(weights, version))
+        except WorkerError as error:  # of the processes that verify
+            future.set_exception(error)
         return future
 
     def close(self) -> None:
         """End the processes that verify."""
         self._verifier.close()
-
-
-class EvaluationProcess:
-    """Evaluates in a process of its own, in order, while training goes on."""
-
-    def __init__(self, recipe: Any, model_folder: str) -> None:
-        spawn, others = get_context("spawn"), active_children()
-        self._pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=follow_the_parent)
-        prompts = recipe.task.prompts("heldout")
-        with deaf_to_interrupts():
-            # No arguments of its start: Python waits until a process has read those, even where it is dead.
-            self._latest: Future[Any] = self._pool.submit(
-                _start, recipe.without_prompts(), model_folder, prompts
-            )
-        self._processes = [process for process in active_children() if process not in others]
-
-    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
-        """Queue an evaluation of `weights`."""
-        self._latest = future = self._pool.submit(_evaluate, dict(weights), version)
-        return future
-
-    def close(self) -> None:
-        """End the process at once; what it has not done by now is done when the run is resumed."""
-        if not self._latest.done():
-            for process in self._processes:
-                process.kill()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-_evaluator: Callable[[], Evaluator]
-
-
-def _start(recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> None:
-    """What fails is raised by the evaluations."""
-    global _evaluator
-    torch.set_num_threads(1)
-    _evaluator = cache(partial(Evaluator, recipe, model_folder, prompts))
-
-
-def _evaluate(weights: Weights, version: int) -> Evaluation:
-    return _evaluator().evaluate(weights, version)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,14 @@ from scalerl.run_writer import RunWriter
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
+
+
+_MOMENT = 0.1
+"""Seconds between two looks whether the run is to stop."""
+
+
+class EvaluationError(WorkerError):
+    """An evaluation cannot be made: its process was lost again and again, or what it needs does not start."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,22 @@ class Evaluations:
         }
         now |= self.counters.json()
         self.last_step = step
-        while len(self._pending) >= MAX_PENDING:  # each holds a copy of the weights
-            self._write_first()
         self._begin(now, weights)
 
-    def write_finished(self, wait: bool = False) -> None:
-        """Write what is done; with `wait`, all of it."""
-        while self._pending and (wait or self._pending[0].future.done()):
+    def write_finished(self, stop: threading.Event | None = None, most: int = MAX_PENDING) -> bool:
+        """Write what is done; wait until `most` at most are under way, or `stop` is set. Whether they are.
+
+        Raises:
+            EvaluationError: one cannot be made; it is still pending.
+        """
+        while self._pending:
+            future = self._pending[0].future
+            while len(self._pending) > most and not future.done() and not (stop and stop.is_set()):
+                wait([future], timeout=_MOMENT)
+            if not future.done():
+                break
             self._write_first()
+        return len(self._pending) <= most
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs; those under way are begun again, with their weights."""
@@ -79,27 +96,18 @@ class Evaluations:
             self._begin(row, weights)
 
     def _begin(self, row: dict[str, Any], weights: Weights) -> None:
-        try:
-            future = self.evaluate(weights, row["step"])
-        except BrokenExecutor as error:
-            raise self._died() from error
-        self._pending.append(_Pending(row, weights, future))
+        self._pending.append(_Pending(row, weights, self.evaluate(weights, row["step"])))
 
     def _write_first(self) -> None:
-        asked = self._pending.popleft()
         try:
-            result = asked.future.result()
-        except BrokenExecutor as error:
-            self._pending.clear()
-            raise self._died() from error
-        self._write(asked.row, result)
-
-    def _died(self) -> WorkerError:
-        what = "the evaluation process died (out of memory?)"
-        return WorkerError(f"{self.writer.path}: {what}; what was written before is kept")
+            result = self._pending[0].future.result()
+        except WorkerError as error:
+            raise EvaluationError(f"{self.writer.path}: {error}") from error
+        self._write(self._pending.popleft().row, result)
 
     def _write(self, row: dict[str, Any], result: Evaluation) -> None:
         self.counters.evaluate_seconds += result.seconds
+        self.counters.startup_seconds += result.startup
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         if not math.isfinite(result.entropy):
             raise DivergedError(row["step"], "the model's probabilities are not finite any more")

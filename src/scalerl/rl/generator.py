@@ -187,6 +187,14 @@ class TorchGenerator:
         self.counters.install_seconds += seconds
         self.counters.installs += 1
 
+    def start(self, weights: Weights, version: int) -> None:
+        """Install the first weights, which is start-up and counted as no work."""
+        self.update(weights, version)
+        self.counters.seconds = 0.0
+
+    def wait_until_started(self) -> None:
+        """It has: see `start`."""
+
     def close(self) -> None:
         """Nothing is held."""
 

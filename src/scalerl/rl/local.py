@@ -4,16 +4,16 @@
     this process -------> GeneratorProcess  0 .. n-1  -----------------------------> this process
                  weights in shared memory             versions installed, counters
 
-    submit     goes to the process with the fewest groups in flight; waits for nothing but a process that is
-               only starting, and has more to read than a pipe takes
+    submit     goes to the process with the fewest groups in flight; waits for nothing
     process    takes submissions, installs the newest weights between two decode steps, decodes; threads of
                their own receive and send, so that decoding waits for nobody
-    work       waits for a message of any process, or for its end
+    work       waits for a message of any process, or for its end, and not for long
     update     writes the weights to shared memory; waits for nothing. `installed` is the version that every
                process has said it has installed
 
-A process that dies is started again with the weights of the day, and its groups in flight are submitted to it
-again: the same draws (random numbers are counters), by newer weights.
+A process that exits, or makes no progress until its deadline, is replaced by one with the latest weights, to
+which its groups in flight are submitted again: the same epochs of the same prompts (random numbers are
+counters), by newer weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -39,14 +39,17 @@ import torch
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.decoding import CLOSED, decode
-from scalerl.rl.process import deaf_to_interrupts, follow_the_parent
+from scalerl.rl.outbox import Outbox
+from scalerl.rl.process import follow_the_parent, masked_signals
 from scalerl.rl.shared_weights import SharedWeights
+from scalerl.rl.supervision import Watchdog, WorkerLostError
 from scalerl.rl.types import Counters, Weights
 
 _LOG = logging.getLogger("scalerl")
 _SPAWN = get_context("spawn")
 MOST_DEATHS = 5
 """Deaths of a process in a row, with no group complete in between, that end the run."""
+_LOOK = 1.0  # seconds between two looks whether the processes make progress
 
 
 class LocalGenerator(Admission):
@@ -64,10 +67,12 @@ class LocalGenerator(Admission):
         self._processes: list[_Process] = []
         # They do not hear SIGTERM, with which Python ends its children.
         self._at_exit = atexit.register(partial(_kill, self._processes))
-        for _ in range(n_processes):
-            self._processes.append(_Process(recipe.without_prompts(), model_folder, self._shared))
+        recipe, self._timeouts = recipe.without_prompts(), recipe.timeouts
+        for number in range(n_processes):
+            self._processes.append(_Process(number, recipe, model_folder, self._shared))
         self.restarts = 0
-        """Processes that died and were started again."""
+        """Processes that were lost and started again."""
+        self._closed = False
 
     def _place(self, place: int, group: Asked) -> None:
         min(self._processes, key=lambda p: len(p.in_flight)).submit(place, group)
@@ -79,11 +84,17 @@ class LocalGenerator(Admission):
         return self._shared.version
 
     def work(self) -> None:
-        """Wait until a process says something, and take note."""
-        self._listen(timeout=None)
+        """Wait until a process sends something, but not for long; and take note."""
+        self._listen(timeout=_LOOK)
+
+    def wait_until_started(self) -> None:
+        """Wait until every process has its first weights."""
+        while self.installed < 0:
+            self.work()
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
+        self._listen(timeout=0)
         self._shared.write(weights, version)
         for process in self._processes:
             process.tell(None)  # wakes one that has nothing to decode
@@ -96,18 +107,21 @@ class LocalGenerator(Admission):
 
     @property
     def counters(self) -> Counters:
-        """What all processes have spent, the dead ones included."""
+        """What all processes have spent, the lost ones included."""
+        if not self._closed:
+            self._listen(timeout=0)
         return sum_of([self._before, *(c for p in self._processes for c in (p.counters, p.buried))])
 
     def close(self) -> None:
         """End the processes; what is in flight is lost."""
+        self._closed = True
         for process in self._processes:
-            process.channel.close()  # at the next decode step they see that
+            process.outbox.close()  # at the next decode step they see that
         for process in self._processes:
             process.end()
         atexit.unregister(self._at_exit)
 
-    def _listen(self, timeout: float | None) -> None:
+    def _listen(self, timeout: float) -> None:
         by_channel: dict[Any, _Process] = {p.channel: p for p in self._processes}
         by_channel |= {p.sentinel: p for p in self._processes}
         for process in {id(p): p for p in (by_channel[c] for c in wait(list(by_channel), timeout))}.values():
@@ -115,10 +129,16 @@ class LocalGenerator(Admission):
                 while process.channel.poll():
                     self._take_note(process, process.channel.recv())
             except (EOFError, OSError):
-                self._restart(process)
+                self._restart(process, f"generator {process.number} is lost: its process has exited")
+        for process in self._processes:
+            try:
+                process.watchdog.check()
+            except WorkerLostError as error:
+                self._restart(process, str(error))
 
     def _take_note(self, process: _Process, message: tuple[str, Any, Counters]) -> None:
         what, value, process.counters = message
+        process.watchdog.moved()
         if what == "complete":
             places, sizes, packed = value
             self._keep(places, sizes, packed)
@@ -126,16 +146,18 @@ class LocalGenerator(Admission):
                 del process.in_flight[place]
             process.deaths = 0
         elif what == "installed":
+            if process.installed < 0:
+                process.watch(self._timeouts.generator)
             process.installed = value
-        else:
+        elif what == "failed":
             raise WorkerError(f"the generator cannot go on: {value}")
 
-    def _restart(self, process: _Process) -> None:
+    def _restart(self, process: _Process, why: str) -> None:
         process.deaths += 1
         self.restarts += 1
         if process.deaths > MOST_DEATHS:
-            raise WorkerError(f"the generator died {process.deaths} times in a row (out of memory?)")
-        _LOG.warning("a generator died: it is started again, with %d groups", len(process.in_flight))
+            raise WorkerError(f"{why}, {process.deaths} times in a row (out of memory?)")
+        _LOG.warning("%s; it is started again, with %d groups", why, len(process.in_flight))
         process.restart()
 
 
@@ -143,6 +165,7 @@ class LocalGenerator(Admission):
 class _Process:
     """A generator's process as seen from here."""
 
+    number: int
     recipe: Any
     model_folder: str
     shared: SharedWeights
@@ -157,15 +180,18 @@ class _Process:
         self.start()
 
     def start(self) -> None:
-        """Start the process; it is told what it needs by the channel."""
+        """Start the process; it is sent what it needs by the channel."""
+        self.began = time.perf_counter()
         self.channel, theirs = _SPAWN.Pipe()
         # Few arguments: Python waits until a process has read those, even where it is dead.
         arguments = (self.shared, theirs)
         self._process = _SPAWN.Process(target=generate, name="generator", args=arguments, daemon=True)
-        with deaf_to_interrupts():
+        with masked_signals():
             self._process.start()
         theirs.close()
-        self.tell((self.recipe, self.model_folder))
+        self.outbox = Outbox(self.channel)
+        self.watch(self.recipe.timeouts.start)
+        self.tell((self.recipe, self.model_folder, self.began))
 
     @property
     def sentinel(self) -> int:
@@ -176,19 +202,29 @@ class _Process:
         self.tell((place, *group))
 
     def tell(self, message: Any) -> None:
-        with suppress(OSError):  # it is dead: `_listen` will see that, and submit again what is in flight
-            self.channel.send(message)
+        self.outbox.put(message)
+
+    def watch(self, timeout: float) -> None:
+        """Have it make progress within so many seconds from now on."""
+        self.watchdog = Watchdog(f"generator {self.number}", timeout)
 
     def restart(self) -> None:
         """Start anew, with what was in flight."""
-        self.channel.close()
         self.kill()
-        self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
+        self.outbox.close()
+        self.buried, self.counters = sum_of([self.buried, self._all_spent()]), Counters()
         self.buried.restarted += len(self.in_flight)
         self.installed = -1
         self.start()
         for place, group in self.in_flight.items():
             self.tell((place, *group))
+
+    def _all_spent(self) -> Counters:
+        """What it has spent, with the time since its last message, in which what it has done is lost."""
+        life = time.perf_counter() - self.began  # all processes of a machine have one `perf_counter`
+        if not self.counters.held:
+            return replace(self.counters, startup=life)
+        return replace(self.counters, held=life - self.counters.startup)
 
     def end(self) -> None:
         """Wait for the end of a process whose channel is closed, and not for ever."""
@@ -218,7 +254,7 @@ def generate(shared: SharedWeights, channel: Connection) -> None:
     heard, said = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
     for thread, messages in ((_hear, heard), (_send, said)):
         threading.Thread(target=thread, args=(messages, channel), daemon=True).start()
-    recipe, model_folder = heard.get()
+    recipe, model_folder, began = heard.get()
     try:
         generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
     except ScalerlError as error:
@@ -230,7 +266,7 @@ def generate(shared: SharedWeights, channel: Connection) -> None:
     def newer(version: int) -> tuple[Weights, int] | None:
         return None if shared.version == version else (staging, shared.read(staging))
 
-    decode(generator, heard, said.put, newer)
+    decode(generator, heard, said.put, newer, began)
 
 
 def _hear(heard: queue.SimpleQueue[Any], channel: Connection) -> None:

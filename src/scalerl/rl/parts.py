@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.evaluate import Evaluate, EvaluationProcess, Evaluator
+from scalerl.rl.evaluate import Evaluate, Evaluator
+from scalerl.rl.evaluate_aside import EvaluationProcess, EvaluatorAside
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.setup import load_verifier, place_generator
 from scalerl.rl.types import Generator
@@ -77,9 +79,14 @@ class PartsHere:
 
     def evaluate(self) -> Evaluate:
         """In a process of its own, where `aside` is true."""
-        evaluate = (EvaluationProcess if self._aside else Evaluator)(self._recipe, self._model_folder)
+        evaluate = self._evaluator_aside() if self._aside else Evaluator(self._recipe, self._model_folder)
         self._closing.callback(evaluate.close)
         return evaluate
+
+    def _evaluator_aside(self) -> EvaluatorAside:
+        recipe, prompts = self._recipe, self._recipe.task.prompts("heldout")
+        start = partial(EvaluationProcess, recipe.without_prompts(), self._model_folder, prompts)
+        return EvaluatorAside(start, recipe.timeouts)
 
 
 def parts_of(

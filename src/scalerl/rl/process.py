@@ -7,25 +7,33 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import parent_process
+from multiprocessing import parent_process, resource_tracker
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that stop a run with a checkpoint: Ctrl-C, a scheduler's end of a job, a closed terminal, and the
+notice that Slurm sends before a preemption."""
 
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, a scheduler's SIGTERM or a closed terminal; again they interrupt at once."""
-    stop = threading.Event()
+    """An event that any of `STOPPING` sets.
+
+    The same signal again, or Ctrl-C, interrupts at once. Another one does not: a scheduler sends SIGTERM some
+    time after its notice, while the checkpoint that the notice asked for is being made.
+    """
+    stop, received = threading.Event(), set[int]()
 
     def handle(number: int, frame: object) -> None:
-        if stop.is_set():
+        if number in received or (received and number == signal.SIGINT):
             raise KeyboardInterrupt
+        if not received:
+            os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
+        received.add(number)
         stop.set()
-        os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
 
     # `nohup` has the end of a terminal ignored, and means it.
-    heard = [n for n in _STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in heard}
+    handled = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in handled}
     try:
         yield stop
     finally:
@@ -34,22 +42,37 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started within inherit that they ignore Ctrl-C: the trainer hears it, and ends them."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set what a signal does
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def masked_signals() -> Iterator[None]:
+    """Processes started within have `STOPPING` blocked until they call `leave_signals`: as these go to all
+    processes of a job or a terminal, one that has just been started would end by them.
+
+    The mask is that of this thread, so that any thread may start a process; a signal that comes meanwhile is
+    taken by another, or at the end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
+        # Python starts this process with the first one of ours, and unblocks SIGINT and SIGTERM afterwards.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals() -> None:
+    """Called in a process that was started with `masked_signals`: the trainer answers signals, and ends it.
+
+    A handler, and neither SIG_IGN nor the mask, which whatever is started from here would inherit.
+    """
+    for number in STOPPING:
+        signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def follow_the_parent() -> None:
-    """Called in a process that was started: a trainer that was killed must not leave it behind, and a SIGTERM
-    to all processes of a job, as schedulers send it, is for the trainer to answer."""
-    signal.signal(signal.SIGTERM, _do_nothing)
+    """Called in a process that was started with `masked_signals`: a trainer that was killed must not leave it
+    behind, and a signal to all processes of a job is for the trainer to answer."""
+    leave_signals()
 
     def watch() -> None:
         parent = parent_process()
@@ -61,4 +84,4 @@ def follow_the_parent() -> None:
 
 
 def _do_nothing(number: int, frame: object) -> None:
-    """Not SIG_IGN, which whatever is started from here would inherit."""
+    """See `leave_signals`."""

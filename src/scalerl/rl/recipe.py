@@ -35,6 +35,7 @@ from scalerl.rl.lora import Lora
 from scalerl.rl.loss import AnyLoss, Cispo, Kl
 from scalerl.rl.pool import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.schedule import AnySchedule, PipelineRL
+from scalerl.rl.supervision import Timeouts
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.toml import add_override, parse_toml
@@ -206,6 +207,7 @@ class Recipe:
     """Where the parts of the run are on a cluster; without it they are where `placement` says."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     health: Health = field(default_factory=Health)
     tracking: Tracking = field(default_factory=Tracking)
 

@@ -80,7 +80,7 @@ def place_generator(
     tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":
         generator = _generator(recipe, _load(recipe, model_folder), tokenizer, sampling, recipe.rows)
-        generator.update(learner.weights(), version)
+        generator.start(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators
     return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)

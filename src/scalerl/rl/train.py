@@ -24,6 +24,7 @@ from scalerl.errors import (
     LearnerLostError,
     MovedError,
     PausedError,
+    WorkerError,
     WriteError,
 )
 from scalerl.jsonl import read_object
@@ -31,7 +32,8 @@ from scalerl.record import EvalPoint, RunRecord, final_folder
 from scalerl.rl.agenda import Agenda
 from scalerl.rl.checkpoint import Checkpoints, drop_asides, save_model, write_whole
 from scalerl.rl.counters import RunCounters, groups_row, step_row
-from scalerl.rl.evaluations import Evaluations
+from scalerl.rl.evaluations import EvaluationError, Evaluations
+from scalerl.rl.manifest import Sums
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.parts import Parts, parts_of
 from scalerl.rl.pipeline import Pipeline, Step
@@ -130,6 +132,8 @@ def train(
             before is kept. A `MovedError`, one of these: the folder was moved.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
+        WorkerError: processes were lost again and again; where they were those of an evaluation, there is a
+            checkpoint that has it.
         KeyboardInterrupt: it was stopped.
     """
     with ExitStack() as around:
@@ -153,12 +157,15 @@ def train(
 
         def attempt(resume: bool, closing: ExitStack) -> _Run:
             make_parts = partial(parts_of, folder=place.here(), aside=evaluate_aside, load=load)
-            return _Run(recipe, place, str(model_folder), resume, extra or {}, watch, make_parts, closing)
+            to_stop = stop or threading.Event()
+            return _Run(
+                recipe, place, str(model_folder), resume, extra or {}, watch, to_stop, make_parts, closing
+            )
 
         def go_on(run: _Run, closing: ExitStack) -> None:
             run.follow(trackers, forecaster, closing)
             try:
-                if run.train(forecaster, stop or threading.Event(), until):
+                if run.train(forecaster, until):
                     run.save_final()
             except DivergedError as error:
                 run.health.diverged(error.step)
@@ -206,10 +213,12 @@ class _Run:
         resume: bool,
         extra: Mapping[str, Any],
         watch: Callable[[Progress], None],
+        stop: threading.Event,
         make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
-        self.place, self.recipe, folder = place, recipe, place.here()
+        self.clock = _Clock()
+        self.place, self.recipe, self.stop, folder = place, recipe, stop, place.here()
         self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
@@ -238,7 +247,7 @@ class _Run:
 
         self.counters = RunCounters(recipe.where.processes, self.learner.trainers, recipe.where.apart)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
-        self.view, self.agenda, self.clock = View(watch), Agenda(*asked), _Clock()
+        self.view, self.agenda = View(watch), Agenda(*asked)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
         self.evaluations = Evaluations(
@@ -256,11 +265,13 @@ class _Run:
             folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer, made
         )
         closing.callback(self.checkpoints.close)
-        if saved:
-            for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
-                getattr(self, name).restore(saved[name])
-        else:
-            self.evaluations.ask(0, self.learner.weights())
+        self.generator.wait_until_started()  # all that is started by now does so at the same time
+        with self.clock.stopped():  # without a process of their own evaluations are made here
+            if saved:
+                for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
+                    getattr(self, name).restore(saved[name])
+            else:
+                self.evaluations.ask(0, self.learner.weights())
 
     @property
     def folder(self) -> Path:
@@ -290,22 +301,25 @@ class _Run:
         )
         self.sender = closing.enter_context(Sender(setup))
 
-    def train(self, forecaster: Forecaster | None, stop: threading.Event, until: float) -> bool:
+    def train(self, forecaster: Forecaster | None, until: float) -> bool:
         """Until the budget is spent or the pool has run dry; false where `until` came first."""
-        self.clock.lap()
+        self.counters.startup_seconds += self.clock.lap() * self.learner.trainers
         budget = self.recipe.budget.amount
-        if until <= self._spent() < budget:
+        if self._spent() >= budget:  # all that a checkpoint was made for was its last evaluations
+            return True
+        if until <= self._spent():
             return False
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
-            with self.clock.stopped():  # it is no part of training
+            with self.clock.stopped(), self._saved_first():  # it is no part of training
                 self._evaluate(step, share, forecaster)
             self.view.step(step.index, share, self.counters)
             if share >= 1:
                 return True
             at_cut = self._spent() >= until
-            self._checkpoint(step, at_cut, stop.is_set())
+            with self._saved_first():
+                self._checkpoint(step, at_cut)
             if at_cut:
                 return False
         return True
@@ -314,15 +328,19 @@ class _Run:
         """Evaluate and save the weights as they are at the end."""
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
             self.evaluations.ask(self.learner.version, self.learner.weights())
-        self.evaluations.write_finished(wait=True)
+        with self._saved_first():
+            if not self.evaluations.write_finished(self.stop, most=0):
+                self._save()
+                raise KeyboardInterrupt
         self.checkpoints.wait()
         folder, step = self.folder, self.learner.version
         try:
             save = self.learner.saver(folder, resumable=False)
 
-            def write(aside: Path) -> None:
-                save_model(save, self.tokenizer, aside)
+            def write(aside: Path) -> Sums:
+                sums = save_model(save, self.tokenizer, aside)
                 write_finished(aside, step)
+                return sums
 
             write_whole(final_folder(folder), write)
         except WriteError as error:
@@ -342,7 +360,7 @@ class _Run:
         return f"{self.place.path}: the run folder was moved during the run, to {self.folder}"
 
     def _record(self, step: Step) -> None:
-        self.counters.add(step, self.generator.counters, *self.clock.lap())
+        self.counters.add(step, self.generator.counters, self.clock.lap())
         with self.clock.stopped():
             started = time.perf_counter()
             probed = self.probe([rollout for group in step.groups for rollout in group.rollouts])
@@ -359,10 +377,28 @@ class _Run:
     def _evaluate(self, step: Step, share: float, forecaster: Forecaster | None) -> None:
         if self.agenda.evaluates(share):
             self.evaluations.ask(step.index, self.learner.weights())
-        if self.agenda.freezes(share) and forecaster and share < 1:
-            self.evaluations.write_finished(wait=True)  # nothing is trained until the forecast is frozen
+        if self.agenda.to_freeze(share) and forecaster and share < 1:
+            # Nothing is trained until the forecast is frozen.
+            if not self.evaluations.write_finished(self.stop, most=0):
+                return  # the run stops: it is frozen once it has gone on
             self._freeze(forecaster)
-        self.evaluations.write_finished()
+        self.agenda.froze(share)
+        self.evaluations.write_finished(self.stop)
+
+    @contextmanager
+    def _saved_first(self) -> Iterator[None]:
+        """An evaluation that cannot be made ends the run, after a checkpoint that has it."""
+        try:
+            yield
+        except EvaluationError as error:
+            self._save()
+            raise WorkerError(f"{error}; {resume_line(self.folder)} goes on, and makes it") from error
+
+    def _save(self) -> None:
+        """Make a checkpoint where the run folder is now, and wait until it is on the disk."""
+        self.checkpoints.folder = self.folder / "checkpoints"
+        self.checkpoints.make(self.learner.version, self.state())
+        self.checkpoints.finish()
 
     def _freeze(self, forecaster: Forecaster) -> None:
         budget = self.recipe.budget
@@ -373,16 +409,16 @@ class _Run:
         self.writer.forecast(row)
         self.view.forecast = row
 
-    def _checkpoint(self, step: Step, at_cut: bool, stopped: bool) -> None:
-        moved = self.place.moved() is not None
+    def _checkpoint(self, step: Step, at_cut: bool) -> None:
+        moved, stopped = self.place.moved() is not None, self.stop.is_set()
         ends = at_cut or moved or self.health.pause_for is not None
         if ends:
-            self.evaluations.write_finished(wait=True)  # there is time: nobody is about to end this process
-        if ends or stopped or self.checkpoints.due(step.index):
-            self.checkpoints.folder = self.folder / "checkpoints"
-            self.checkpoints.make(step.index, self.state())
+            # There is time, unless something is about to end this process.
+            self.evaluations.write_finished(self.stop, most=0)
         if ends or stopped:
-            self.checkpoints.finish()
+            self._save()
+        elif self.checkpoints.due(step.index):
+            self.checkpoints.make(step.index, self.state())
         if moved:
             what = f"a checkpoint of step {step.index} is there, and {resume_line(self.folder)} goes on"
             raise MovedError(f"{self._moved_to()}: {what}")
@@ -410,19 +446,16 @@ class _Clock:
     """Wall time of training: laps, without the time in which it is stopped."""
 
     def __init__(self) -> None:
-        self._since, self._stopped = time.perf_counter(), 0.0
+        self._since = time.perf_counter()
 
-    def lap(self) -> tuple[float, float]:
-        """Seconds since the last one, and those in which it was stopped."""
+    def lap(self) -> float:
+        """Seconds since the last one, less those in which it was stopped."""
         before, self._since = self._since, time.perf_counter()
-        stopped, self._stopped = self._stopped, 0.0
-        return self._since - before, stopped
+        return self._since - before
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """What is done meanwhile does not count as training."""
         started = time.perf_counter()
         yield
-        seconds = time.perf_counter() - started
-        self._since += seconds
-        self._stopped += seconds
+        self._since += time.perf_counter() - started

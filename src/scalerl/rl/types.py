@@ -157,11 +157,14 @@ class Counters:
     row_ticks_used: int = 0
     """Rows that held a completion, summed over the decode steps."""
     seconds: float = 0.0
-    """Of decoding and of installing weights, over all processes."""
+    """Of decoding and of installing weights, over all processes; the first weights are start-up."""
+    held: float = 0.0
+    """Of processes that do nothing but sample: since each was first given something to do, until the instant
+    at which `seconds` was read."""
+    startup: float = 0.0
+    """Of these processes: until then."""
     restarted: int = 0
     """Groups whose completions were begun again, because a process or the run had died."""
-    alive: int = 0
-    """Processes that sample at present; 0 where they are always those of the recipe."""
     installs: int = 0
     """Versions of the weights that were installed, over all processes."""
     install_seconds: float = 0.0
@@ -219,6 +222,10 @@ class Generator(Protocol):
     @property
     def in_flight(self) -> int:
         """Groups that are admitted and not taken."""
+        ...
+
+    def wait_until_started(self) -> None:
+        """Wait until every process has its first weights: what comes before is no part of training."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -196,7 +196,8 @@ def _close(fd: int) -> None:
 def _restrain(parent: int, memory: int) -> None:
     """Neither Ctrl-C nor the end of the parent must leave this process behind or in disorder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # of a whole job: the trainer answers it
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # of a whole job: the trainer answers them
+        signal.signal(number, lambda number, frame: None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         if _address_space() >= memory:  # from here on Python would fail anywhere, with any exception

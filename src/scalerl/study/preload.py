@@ -8,5 +8,5 @@ import signal
 
 import scalerl.study.worker  # noqa: F401
 
-for number in (signal.SIGTERM, signal.SIGHUP):
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, signal.SIG_IGN)

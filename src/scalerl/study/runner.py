@@ -31,7 +31,7 @@ from scalerl.record import final_folder
 from scalerl.rl.base import find_model, is_to_be_built
 from scalerl.rl.checkpoint import step_folders
 from scalerl.rl.model import compute_device
-from scalerl.rl.process import deaf_to_interrupts
+from scalerl.rl.process import masked_signals
 from scalerl.rl.recipe import Recipe
 from scalerl.rl.resume import is_finished
 from scalerl.run_writer import append_row
@@ -270,7 +270,7 @@ class _Runner:
                 if self.stop.is_set():
                     raise KeyboardInterrupt
                 while waiting and len(running) < self.cores:
-                    with deaf_to_interrupts():
+                    with masked_signals():
                         running.append(get_context("spawn").Process(target=_build, args=[waiting.popleft()]))
                         running[-1].start()
                 time.sleep(_POLL_SECONDS)
@@ -294,6 +294,7 @@ class _Runner:
 
 def _build(recipe: Recipe) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that it tidies up
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     with suppress(ScalerlError):  # the run that needs the model will say it
         find_model(recipe)
 

@@ -224,4 +224,4 @@ def test_an_evaluation_that_is_lost_is_made_again(recipe, small_base, tmp_path, 
     record = check_record(folder, 20)
     assert [point.step for point in record.evals] == [0, 5, 10, 15, 20]
     said = [r.getMessage() for r in caplog.records]
-    assert any(text.startswith("the evaluation on ") and "it begins again" in text for text in said)
+    assert any(text.startswith("the evaluation on ") and "made again" in text for text in said)

@@ -1,16 +1,13 @@
 """What two threads of a process on a cluster use: nothing is lost between them."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from scalerl.errors import WorkerError
 from scalerl.rl.checkpoint import Checkpointing, Checkpoints
 from scalerl.rl.cluster import members
-from scalerl.rl.cluster.evaluation import RayEvaluator
 from scalerl.rl.cluster.generator_actor import GeneratorActor
 from scalerl.rl.cluster.members import Member
 
@@ -96,26 +93,6 @@ def test_weights_that_arrive_as_others_are_taken_are_kept():
     taken = actor._newer(1)
     assert taken is not None
     assert taken[1] == 2
-
-
-def test_an_evaluation_that_starts_as_the_run_ends_is_ended_too(recipe, monkeypatch):
-    killed = []
-    monkeypatch.setattr(Member, "kill", lambda member: killed.append(member.name))
-    evaluator: Any = object.__new__(RayEvaluator)
-    evaluator._closed, evaluator._member = threading.Event(), None
-    evaluator._thread, evaluator._cluster = ThreadPoolExecutor(1), recipe.cluster
-
-    def ask(number):
-        """The run ends while the actor is asked for."""
-        closing.start()
-        evaluator._closed.wait()
-
-    closing, evaluator._ask = threading.Thread(target=evaluator.close), ask
-    starting = evaluator._thread.submit(evaluator._start)
-    with pytest.raises(WorkerError, match="the run has ended"):
-        starting.result(timeout=60)
-    closing.join(60)
-    assert "the evaluation" in killed
 
 
 def test_a_checkpoint_that_fails_keeps_no_thread(tmp_path):

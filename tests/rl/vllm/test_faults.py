@@ -347,7 +347,7 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
         generator.work()
     submit(generator)
     collect(generator, 4)
-    assert generator.counters.alive == 1
+    assert generator.alive == 1
     revived = FaultyServer(tokenizer, TOKENS, other.port)
     try:
         revived.faults["/resume"] = first(1, slow(0.5))
@@ -358,7 +358,7 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
             generator.work()
         submit(generator)
         collect(generator, 4)
-        while generator.counters.alive < 2:
+        while generator.alive < 2:
             generator.work()
         submit(generator)
         collect(generator, 4)

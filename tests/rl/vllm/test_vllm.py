@@ -67,7 +67,7 @@ def own(served, base_weights, tmp_path_factory):
     settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
     started = time.perf_counter()
     generator = VllmGenerator(settings, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
-    generator.begin()
+    generator.wait_until_started()
     print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
     yield generator
     generator.close()

@@ -1,106 +1,124 @@
-"""Evaluations in an actor of their own: they stall nobody, and begin again where the actor is lost."""
+"""Evaluations in an actor: a worker of `scalerl.rl.evaluate_aside`, which starts another where it is lost."""
 
 from __future__ import annotations
 
-import logging
-import threading
+import math
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import ray
 import torch
 
-from scalerl.errors import WorkerError
-from scalerl.rl.cluster.members import LostError, Member, gather, pause_after, remote
+from scalerl.rl.cluster.members import Calls, LostError, Member, remote
 from scalerl.rl.cluster.parcel import StoredWeights, store
 from scalerl.rl.cluster.session import Session, here
+from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.evaluate import Evaluation, Evaluator
+from scalerl.rl.evaluate_aside import EvaluatorAside
+from scalerl.rl.supervision import WorkerLostError
 from scalerl.rl.types import Prompt, Weights
-
-_LOG = logging.getLogger("scalerl")
-MOST_DEATHS = 5
-"""Actors that may be lost in a row before the run ends."""
 
 
 class EvaluationActor:
     """What `scalerl.rl.evaluate.Evaluator` does, elsewhere."""
 
-    def start(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> tuple[str, int]:
-        """Load model and verifier; node and process."""
+    def __init__(self) -> None:
+        self._began, self._beats = time.perf_counter(), 0
+
+    def start(
+        self, recipe: Any, model_folder: str, prompts: Sequence[Prompt]
+    ) -> tuple[tuple[str, int], float]:
+        """Load model and verifier; node and process, and the seconds that it took."""
         torch.set_num_threads(1)
-        self._evaluator = Evaluator(recipe, model_folder, prompts)
-        return here()
+        self._evaluator = Evaluator(recipe, model_folder, prompts, self._beat)
+        return here(), time.perf_counter() - self._began
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:
         """A sign of life."""
 
+    @ray.method(concurrency_group="life")
+    def beats(self) -> int:
+        """A number that rises with the progress of the evaluation under way."""
+        return self._beats
+
     def evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
         """Sample every held-out prompt, and judge the completions."""
         return self._evaluator.evaluate(weights.fetch(), version)
 
+    def _beat(self) -> None:
+        self._beats += 1
 
-class RayEvaluator:
-    """Evaluates in an actor, in order, while training goes on; see `EvaluationProcess`."""
 
-    def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
-        self._cluster, self._timeline = recipe.cluster, timeline
-        share, put = recipe.cluster.generator, session.room["evaluation"]
-        self._ask = remote(EvaluationActor, {"life": 1}, share, put)
-        self._arguments = recipe.without_prompts(), model_folder, recipe.task.prompts("heldout")
-        self._member: Member | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
-        self._closed = threading.Event()
+class EvaluationMember:
+    """An actor that evaluates; see `scalerl.rl.evaluate_aside.EvaluationWorker`.
 
-    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
-        """Queue an evaluation of `weights`."""
-        seconds = self._cluster.patience.weights
-        stored = store(weights, self._cluster.transport.bucket_mib, seconds)
-        return self._thread.submit(self._evaluate, stored, version)
+    Room is waited for within `patience.start`, and a sign of life within `patience.silence`.
+    """
 
-    def close(self) -> None:
-        """End the actor at once; what it has not done by now is done when the run is resumed."""
-        self._closed.set()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if (member := self._member) is not None:
-            member.kill()
-        self._thread.shutdown(wait=True)
+    def __init__(self, handle: Any, arguments: Sequence[Any], patience: Patience, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._member = Member("the evaluation", handle, patience.silence)
+        start = handle.start.remote(*arguments)
+        self._starting: Calls | None = Calls({start: self._member}, patience.start, "started")
+        self._evaluating: Calls | None = None
+        self._asked: Any = None
+        self.beats, self.startup = 0, 0.0
 
-    def _evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
-        for death in range(1, MOST_DEATHS + 1):
-            try:
-                member = self._member or self._start()
-                call = member.handle.evaluate.remote(weights, version)
-                return gather({call: member}, self._cluster.patience.step, "evaluated")[0]
-            except LostError as error:
-                self._lose(error, death)
-            if self._closed.wait(pause_after(death - 1)):
-                break
-        raise WorkerError(f"the evaluation of version {version} was given up")
+    @property
+    def started(self) -> bool:
+        """See `EvaluationWorker`."""
+        return self._starting is None
 
-    def _start(self) -> Member:
-        if self._closed.is_set():
-            raise WorkerError("the run has ended")
-        silence = self._cluster.patience.silence
-        self._member = member = Member("the evaluation", self._ask(0), silence)
-        if self._closed.is_set():  # meanwhile, and without this one
-            member.kill()
-            raise WorkerError("the run has ended")
-        start = member.handle.start.remote(*self._arguments)
-        member.settled(gather({start: member}, self._cluster.patience.start, "started")[0])
+    def begin(self, weights: StoredWeights, version: int) -> None:
+        """See `EvaluationWorker`."""
+        call = self._member.handle.evaluate.remote(weights, version)
+        self._evaluating = Calls({call: self._member}, math.inf, "evaluated")
+
+    def poll(self, seconds: float) -> Evaluation | None:
+        """See `EvaluationWorker`."""
+        if self._starting is not None:
+            if self._starting.wait(seconds):
+                self._arrive()
+            return None
+        assert self._evaluating is not None
+        if self._evaluating.wait(seconds):
+            return self._evaluating.result()[0]
+        if self._asked is None:
+            self._asked = self._member.handle.beats.remote()
+        elif ray.wait([self._asked], timeout=0)[0]:
+            beats: Any = ray.get(self._asked)
+            self.beats, self._asked = 1 + beats, None
+        return None
+
+    def kill(self, why: WorkerLostError | None = None) -> None:
+        """See `EvaluationWorker`."""
+        self._member.kill()
+        if why is not None:
+            lost = why if isinstance(why, LostError) else self._member.lost(str(why))
+            self._timeline.event("lost", "evaluate", lost.who, lost.node, str(lost), lost.at)
+
+    def _arrive(self) -> None:
+        assert self._starting is not None
+        (where, self.startup), self._starting = self._starting.result()[0], None
+        self._member.settled(where)
+        self.beats += 1
+        member = self._member
         what = f"{member.name} on {member.node} takes part"
         self._timeline.event("arrived", "evaluate", member.name, member.node, what)
-        return member
 
-    def _lose(self, error: LostError, death: int) -> None:
-        if self._member is not None:
-            self._member.kill()
-            self._member = None
-        if self._closed.is_set():
-            return
-        if death >= MOST_DEATHS:
-            raise error
-        _LOG.warning("%s; it begins again", error)
-        self._timeline.event("lost", "evaluate", error.who, error.node, str(error), error.at)
+
+def evaluator_on(recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> EvaluatorAside:
+    """Evaluations by an actor with the share of a generator."""
+    cluster, patience = recipe.cluster, recipe.cluster.patience
+    ask = remote(EvaluationActor, {"life": 1}, cluster.generator, session.room["evaluation"])
+    arguments = recipe.without_prompts(), model_folder, recipe.task.prompts("heldout")
+
+    def pack(weights: Weights) -> StoredWeights:
+        return store(weights, cluster.transport.bucket_mib, patience.weights)
+
+    return EvaluatorAside(
+        lambda: EvaluationMember(ask(0), arguments, patience, timeline), recipe.timeouts, pack
+    )

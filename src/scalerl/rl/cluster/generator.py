@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -30,12 +29,13 @@ from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.admission import Admission, Asked, sum_of
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.generator_actor import GROUPS, GeneratorActor, Message
-from scalerl.rl.cluster.members import FIRST_PAUSE, Attention, LostError, gather, remote, value_of
+from scalerl.rl.cluster.members import FIRST_PAUSE, LostError, gather, remote, value_of
 from scalerl.rl.cluster.seat import Seat
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import ObjectStore
+from scalerl.rl.supervision import Attention
 from scalerl.rl.types import Counters, Weights
 
 _LOG = logging.getLogger("scalerl")
@@ -126,6 +126,9 @@ class RayGenerator(Admission):
                 seat.offer(self._transport.for_one(), version)
         self._listen(0)
 
+    def wait_until_started(self) -> None:
+        """It has: see `_begin`."""
+
     @property
     def installed(self) -> int:
         """The version that every generator which takes part has installed."""
@@ -137,8 +140,7 @@ class RayGenerator(Admission):
     @property
     def counters(self) -> Counters:
         """What all generators have spent, those that were lost included."""
-        spent = [self._before, *(c for seat in self._seats for c in (seat.counters, seat.buried))]
-        return replace(sum_of(spent), alive=self.alive)
+        return sum_of([self._before, *(c for seat in self._seats for c in (seat.counters, seat.buried))])
 
     @property
     def alive(self) -> int:

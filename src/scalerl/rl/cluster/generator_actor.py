@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -28,7 +27,7 @@ class GeneratorActor:
     """Samples what it is told to, by the newest weights that have reached it."""
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._began, self._reported = time.perf_counter(), Counters()
         self._heard, self._said = queue.SimpleQueue[Any](), queue.SimpleQueue[Message]()
         self._newest: tuple[Weights, int] | None = None
         self._lock = threading.Lock()
@@ -49,13 +48,12 @@ class GeneratorActor:
 
         torch.set_num_threads(1)
         generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
-        self._counters = generator.counters
 
         def run() -> None:
             try:
-                decode(generator, self._heard, self._say, self._newer)
+                decode(generator, self._heard, self._say, self._newer, self._began)
             except Exception as error:
-                self._say(("failed", brief_error(error), Counters()))
+                self._say(("failed", brief_error(error), self._reported))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -75,7 +73,7 @@ class GeneratorActor:
         try:
             newest = parcel.fetch(), version
         except Exception as error:
-            self._say(("behind", brief_error(error), Counters()))
+            self._say(("behind", brief_error(error), self._reported))
             return
         with self._lock:
             self._newest = newest
@@ -84,16 +82,18 @@ class GeneratorActor:
 
     @ray.method(concurrency_group="listen")
     def listen(self, seconds: float) -> list[Message]:
-        """What has been said since the last call; after so long with nothing, what has been spent."""
+        """What has been reported since the last call; after so long with nothing, that it is there."""
         try:
             messages = [self._said.get(timeout=seconds)]
         except queue.Empty:
-            return [("decoding", None, replace(self._counters), time.time())]
+            # As of the last report: within a decode step nobody can tell how much of the time was work.
+            return [("decoding", None, self._reported, time.time())]
         while not self._said.empty():
             messages.append(self._said.get())
         return messages
 
     def _say(self, message: tuple[str, Any, Counters]) -> None:
+        self._reported = message[2]
         self._said.put((*message, time.time()))
 
     def _newer(self, version: int) -> tuple[Weights, int] | None:

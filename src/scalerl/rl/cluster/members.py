@@ -18,37 +18,21 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
-from scalerl.errors import ScalerlError, WorkerError, brief_error, first_line
+from scalerl.errors import ScalerlError, brief_error, first_line
 from scalerl.rl.cluster.contact import check
 from scalerl.rl.cluster.settings import Share
+from scalerl.rl.supervision import Attention, WorkerLostError
 
 FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before what failed is tried again
 _LOOK = 1.0  # seconds between two looks at who still lives
-_AWAY = 1.5  # seconds between two looks, beyond which the driver did something else
 
 
-class LostError(WorkerError):
+class LostError(WorkerLostError):
     """An actor died, does not answer, or cannot go on; the text names actor, node and cause."""
 
     def __init__(self, message: str, who: str = "", node: str = "") -> None:
         super().__init__(message)
         self.who, self.node, self.at = who, node, time.time()
-
-
-class Attention:
-    """Whether somebody was listened to: silence counts only while the driver listens.
-
-    What was said while it did something else may not be here at once, as an answer that lies in the store of
-    another node is only fetched once it is asked for.
-    """
-
-    def __init__(self) -> None:
-        self._at = time.monotonic()
-
-    def away(self) -> float:
-        """Seconds since the last call that do not count; 0 where the driver looks often."""
-        before, self._at = self._at, time.monotonic()
-        return max(self._at - before - _AWAY, 0.0)
 
 
 @dataclass(eq=False)

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.cluster.evaluation import RayEvaluator
+from scalerl.rl.cluster.evaluation import evaluator_on
 from scalerl.rl.cluster.generator import RayGenerator
 from scalerl.rl.cluster.learner import RayLearner
 from scalerl.rl.cluster.session import Session
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.cluster.transport import transport_of
 from scalerl.rl.cluster.verifier import RayVerifier
+from scalerl.rl.evaluate import Evaluate
 from scalerl.rl.learner import Learner
 from scalerl.rl.setup import check_sampler, load_learner, load_verifier
 from scalerl.rl.types import Generator
@@ -75,11 +76,11 @@ class RayParts:
         where = {"logs": self._folder, "timeline": self.timeline}
         generator = VllmGenerator.of(recipe, model, recipe.cluster.engine, weights, version, **where)
         self._closing.callback(generator.close)
-        generator.begin()
+        generator.wait_until_started()
         return generator
 
-    def evaluate(self) -> RayEvaluator:
+    def evaluate(self) -> Evaluate:
         """What evaluates."""
-        evaluator = RayEvaluator(self._recipe, self._model_folder, self._session, self.timeline)
+        evaluator = evaluator_on(self._recipe, self._model_folder, self._session, self.timeline)
         self._closing.callback(evaluator.close)
         return evaluator

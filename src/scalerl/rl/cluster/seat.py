@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -46,6 +46,8 @@ class Seat:
     deaths: int = 0
     fill_at: float = 0.0
     placed_at: float = 0.0
+    came_at: float = 0.0
+    heard_at: float = 0.0
     listening_since: float = 0.0
     moved_at: float = 0.0
 
@@ -61,6 +63,7 @@ class Seat:
         assert self.member is not None
         self.member.settled(where)
         self.placing, self.placed_at = None, time.monotonic()
+        self.came_at = self.placed_at
 
     def started(self) -> None:
         """It has loaded its model."""
@@ -77,7 +80,7 @@ class Seat:
         """Take note of what it has spent, and whether it gets on."""
         if counters.ticks != self.counters.ticks or not self.in_flight:
             self.moved_at = time.monotonic()
-        self.counters = counters
+        self.counters, self.heard_at = counters, time.monotonic()
 
     def has_installed(self, version: int) -> None:
         """Take note of its weights. Where they are not the newest, those have been on their way since now."""
@@ -145,12 +148,20 @@ class Seat:
         assert self.member is not None
         self.member.kill()
         groups, self.in_flight = self.in_flight, {}
-        self.buried, self.counters = sum_of([self.buried, self.counters]), Counters()
+        self.buried, self.counters = sum_of([self.buried, self._all_spent()]), Counters()
         self.buried.restarted += len(groups)
         self.member = self.placing = self.starting = self.listening = None
+        self.came_at = 0.0
         self.installed = self.offered = -1
         self.offer_at, self.misses = math.inf, 0
         self.taking_part = False
         self.fill_at = time.monotonic() + pause_after(self.deaths)
         self.deaths += 1
         return groups
+
+    def _all_spent(self) -> Counters:
+        """What it has spent, with the time since its last message, in which what it has done is lost."""
+        now = time.monotonic()
+        if self.counters.held:
+            return replace(self.counters, held=self.counters.held + now - self.heard_at)
+        return replace(self.counters, startup=now - self.came_at if self.came_at else 0.0)

@@ -54,7 +54,8 @@ def connected(cluster: Cluster) -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with contact.last_words(), _Began(cluster.address == "local") as began:
         try:
-            _init(ray, cluster)
+            with _masked():
+                _init(ray, cluster)
             if threading.current_thread() is threading.main_thread():
                 for number, handler in handlers.items():
                     signal.signal(number, handler)  # Ray's own would end the run without a checkpoint
@@ -92,6 +93,17 @@ class _Began:
         import psutil
 
         return psutil.Process().children(recursive=True)
+
+
+@contextmanager
+def _masked() -> Iterator[None]:
+    """Processes of Ray that are started here do not end by what goes to all of a job and stops a run with a
+    checkpoint. SIGINT it masks by itself, and SIGTERM it is ended by."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR1))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:

@@ -68,7 +68,7 @@ class Patience:
     weights: float = 300.0
     """For weights on their way."""
     step: float = 3600.0
-    """For a step of the learner, an evaluation, or a verifier's share of the completions."""
+    """For a step of the learner, or a verifier's share of the completions. Evaluations have `timeouts`."""
 
     def __post_init__(self) -> None:
         _positive(**vars(self))

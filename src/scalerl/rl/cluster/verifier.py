@@ -21,12 +21,13 @@ import ray
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.cluster.members import Attention, Calls, LostError, Member, gather, pause_after, remote
+from scalerl.rl.cluster.members import Calls, LostError, Member, gather, pause_after, remote
 from scalerl.rl.cluster.session import Session, here
 from scalerl.rl.cluster.settings import Patience
 from scalerl.rl.cluster.timeline import Timeline
 from scalerl.rl.model import load_tokenizer
 from scalerl.rl.pending import Pending
+from scalerl.rl.supervision import Attention
 from scalerl.rl.types import Prompt
 from scalerl.rl.verify import Asked, Verification
 from scalerl.rl.workers import Outcome

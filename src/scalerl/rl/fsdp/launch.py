@@ -26,6 +26,7 @@ from scalerl.rl.fsdp.group import LearnerGroup, LearnerRank
 from scalerl.rl.fsdp.settings import Fsdp2
 from scalerl.rl.fsdp.together import losses, meet
 from scalerl.rl.pending import Done, Pending
+from scalerl.rl.process import STOPPING
 
 _IDLE = timedelta(days=30)
 """For which ranks wait for the next command: rank 0 may generate or evaluate for long. One that has died is
@@ -110,7 +111,7 @@ class _Leader:
 
 def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
     """Do what rank 0 says. What it says all ranks to have done wrong is for rank 0 to tell."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # for rank 0 to answer, which ends this by a command
+    for number in STOPPING:  # for rank 0 to answer, which ends this by a command
         signal.signal(number, signal.SIG_IGN)
     with losses(seconds):
         while (command := _receive(commands)) != [_STOP]:

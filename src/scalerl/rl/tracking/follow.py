@@ -14,7 +14,7 @@ from typing import Any
 
 from scalerl.errors import InputError, PausedError, brief_error
 from scalerl.record import EvalPoint
-from scalerl.rl.process import deaf_to_interrupts
+from scalerl.rl.process import masked_signals
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Line, Setup, forecast_seconds, work
 from scalerl.rl.tracking.tracker import Status, Tracker
@@ -55,7 +55,7 @@ class Sender:
         # What is sent at its start Python waits for until it is read; so that is nothing but the pipe.
         self._process = context.Process(target=work, args=(theirs,), name="trackers")
         try:
-            with deaf_to_interrupts():
+            with masked_signals():
                 self._process.start()
         except OSError as error:
             self._process = None

@@ -22,6 +22,7 @@ from scalerl.errors import ScalerlError, brief_error
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
 from scalerl.record import EvalPoint, RunRecord
+from scalerl.rl.process import STOPPING
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
 
@@ -31,7 +32,6 @@ MOST_FAILURES = 10
 """In a row, after which a tracker is given up."""
 FORECAST_SECONDS = 5.0
 """The longest that the end of a run waits for forecasts; what is not made then is left out."""
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT = "tracking.json"
 """In the run folder: what trackers need to go on with a run."""
 
@@ -78,8 +78,9 @@ class End:
 
 def work(parent: Connection) -> None:
     """Log what comes until the end is sent, or nobody is there to send."""
-    for number in _DEAF_TO:  # the trainer answers them, and says when it ends
+    for number in STOPPING:  # the trainer answers them, and says when it ends
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output is the command's
     say = _Speaker(parent)
     try:

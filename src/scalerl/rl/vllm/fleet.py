@@ -39,7 +39,7 @@ from scalerl.rl.vllm.completions import (
     Restarted,
     parsed,
 )
-from scalerl.rl.vllm.kept import Kept
+from scalerl.rl.vllm.kept import Kept, Times
 from scalerl.rl.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.vllm.server import Server
 from scalerl.rl.vllm.settings import Vllm
@@ -103,9 +103,9 @@ class Fleet:
         self._call(take)
 
     @property
-    def busy(self) -> list[float]:
-        """Seconds of each server with something to do."""
-        return [server.busy for server in self._servers]
+    def times(self) -> list[Times]:
+        """Seconds of each server."""
+        return [server.times for server in self._servers]
 
     @property
     def pids(self) -> list[int | None]:
@@ -285,7 +285,7 @@ class Fleet:
                 flight.task.cancel()
         server.flights.clear()
         self._weights.forget(server.client)
-        server.count_time(at_work=False)
+        server.count_loss()
         server.open, server.away, server.lost, server.installed = False, True, None, -1
         self._say(Restarted(server.index, {request.place for request in requests}, f"{why}{words}"))
         self._queue(requests)
@@ -293,6 +293,7 @@ class Fleet:
     async def _reach(self, server: Kept) -> None:
         """Start it where it is ours, and wait until it answers."""
         settings = self._settings
+        server.count_start()
         if server.process:
             await asyncio.to_thread(server.process.start)
         until, waiting = time.monotonic() + settings.start_seconds, False
@@ -340,7 +341,8 @@ class Fleet:
     async def _install(self, server: Kept) -> float:
         """Install the newest weights; seconds from the pause to the end of it."""
         seconds = self._settings.answer_seconds
-        server.count_time(at_work=True)
+        if server.installed >= 0:  # the first weights are a part of its start
+            server.count_time(at_work=True)
         async with self._weights.newest() as (version, source):
             started = time.perf_counter()
             await server.client.ask(

@@ -38,6 +38,7 @@ from scalerl.rl.vllm.client import Client, Wanted
 from scalerl.rl.vllm.completions import Completed, Event, Failed, Installed, Lost, Request, Restarted
 from scalerl.rl.vllm.fleet import Fleet
 from scalerl.rl.vllm.follow import follow
+from scalerl.rl.vllm.kept import Times
 from scalerl.rl.vllm.protocol import shape_of
 from scalerl.rl.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.vllm.settings import Vllm
@@ -206,18 +207,25 @@ class VllmGenerator(Admission):
     def counters(self) -> Counters:
         """What has been spent. Decode steps are not known; of what was lost with a server, so many tokens as
         it was seen to have."""
-        busy = self._fleet.busy
-        self._note_time(busy)
-        spent = sum_of([self._before, replace(self._counters, seconds=sum(busy))])
-        return replace(spent, alive=sum(version >= 0 for version in self._installed))
+        times = self._fleet.times
+        self._note_time(times)
+        seconds, held, startup = (
+            sum(of) for of in zip(*((t.worked, t.held, t.startup) for t in times), strict=True)
+        )
+        return sum_of([self._before, replace(self._counters, seconds=seconds, held=held, startup=startup)])
 
-    def _note_time(self, busy: list[float]) -> None:
+    @property
+    def alive(self) -> int:
+        """Servers that take part."""
+        return sum(version >= 0 for version in self._installed)
+
+    def _note_time(self, times: list[Times]) -> None:
         """Have the timeline know what each server did since it was last told."""
-        before, self._busy = self._busy, busy
+        before, self._busy = self._busy, [of.worked for of in times]
         for i, name in enumerate(self._names if self._timeline else ()):
-            self._timeline.generated(name, self._node(i), time.time(), busy[i] - before[i])
+            self._timeline.generated(name, self._node(i), time.time(), self._busy[i] - before[i])
 
-    def begin(self) -> None:
+    def wait_until_started(self) -> None:
         """Wait until every server has the first weights.
 
         Raises:
@@ -251,7 +259,7 @@ class VllmGenerator(Admission):
         while block or not self._events.empty():
             self._take_note(self._events.get())
             block = False
-        self._note_time(self._fleet.busy)
+        self._note_time(self._fleet.times)
 
     def _take_note(self, event: Event) -> None:
         try:

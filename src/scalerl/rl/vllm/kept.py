@@ -5,11 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scalerl.rl.vllm.client import Client, Gone
 from scalerl.rl.vllm.completions import Flight, Lost
 from scalerl.rl.vllm.server import Server
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a server until its last change, and since when it is in the state that it is in."""
+
+    worked: float = 0.0
+    held: float = 0.0
+    startup: float = 0.0
+    working_since: float | None = None
+    held_since: float | None = None
+    starting_since: float | None = None
+
+    def until(self, now: float) -> Times:
+        """The same until `now`."""
+        return replace(
+            self,
+            worked=self.worked + (now - self.working_since if self.working_since else 0.0),
+            held=self.held + (now - self.held_since if self.held_since else 0.0),
+            startup=self.startup + (now - self.starting_since if self.starting_since else 0.0),
+            working_since=self.working_since and now,
+            held_since=self.held_since and now,
+            starting_since=self.starting_since and now,
+        )
 
 
 @dataclass
@@ -30,18 +54,32 @@ class Kept:
     lost: Gone | None = None
     flights: dict[str, Flight] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _worked: tuple[float, float | None] = (0.0, None)
-    """Seconds with something to do until the last change, and since when it has something to do."""
+    _times: Times = field(default_factory=Times)
 
     @property
-    def busy(self) -> float:
-        """Seconds with something to do; asked from any thread."""
-        seconds, since = self._worked
-        return seconds if since is None else seconds + time.perf_counter() - since
+    def times(self) -> Times:
+        """Seconds until now, all at one instant; from any thread."""
+        while True:
+            times = self._times
+            now = time.perf_counter()
+            if times is self._times:  # it has not changed before `now`
+                return times.until(now)
+
+    def count_start(self) -> None:
+        """It is being started from now on."""
+        now = time.perf_counter()
+        self._times = replace(self._times.until(now), starting_since=now)
 
     def count_time(self, at_work: bool) -> None:
-        """From now on it has something to do, or not."""
-        self._worked = self.busy, time.perf_counter() if at_work else None
+        """From now on it has something to do, or not; its start is over."""
+        now = time.perf_counter()
+        times = replace(self._times.until(now), starting_since=None, working_since=now if at_work else None)
+        self._times = replace(times, held_since=now)
+
+    def count_loss(self) -> None:
+        """It is lost: neither it nor its work is there from now on."""
+        times = self._times.until(time.perf_counter())
+        self._times = replace(times, starting_since=None, working_since=None, held_since=None)
 
     def see(self, progress: Mapping[str, int]) -> None:
         """Take note of how many tokens completions have."""
