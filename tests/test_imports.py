@@ -35,7 +35,7 @@ ALLOWED = {
         "serve",
     },
 }
-BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "tty"}
+BOTTOM = {"errors", "_version", "_lazy", "_views", "alarms", "files", "frames", "jsonl", "limits", "tty"}
 
 
 def imported(file: Path) -> set[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
@@ -102,6 +103,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
+    limits.EVALUATIONS.check(len(series), log.source)
     if n := log.not_finite.get(name):
         warnings.append(f"{counted(n, 'evaluation')} of '{name}' without a number left out")
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)

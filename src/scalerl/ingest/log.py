@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import counted, printable
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
+_AT_ONCE = 2**16  # times that are sorted at once
 _MOST_RESTARTS = 1000  # of a log; more of them are no restarts, and every one takes a look at all metrics
 
 
@@ -60,22 +62,55 @@ class Log:
 
     def time_series(self) -> Series:
         """Every step that has a time, of any metric: the value is the earliest."""
-        step_N, time_N = np.zeros(0), np.zeros(0)
+        steps, times, waiting = [np.zeros(0)], [np.zeros(0)], 0
         for series in self.metrics.values():
             has_time_N = ~np.isnan(series.time_N)
-            both_N = np.concatenate([step_N, series.step_N[has_time_N]])
-            times_N = np.concatenate([time_N, series.time_N[has_time_N]])
-            step_N, place_N = np.unique(both_N, return_inverse=True)
-            time_N = np.full(len(step_N), np.inf)
-            np.minimum.at(time_N, place_N, times_N)
+            steps.append(series.step_N[has_time_N])
+            times.append(series.time_N[has_time_N])
+            waiting += len(steps[-1])
+            # Once they are as many again: to sort all steps for every metric took minutes for 50,000 of them.
+            if waiting > max(_AT_ONCE, len(steps[0])):
+                (steps, times), waiting = _earliest(steps, times), 0
+        (step_N,), (time_N,) = _earliest(steps, times)
         return Series(step_N, time_N, time_N)
 
 
-class LogBuilder:
-    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory."""
+class Room:
+    """How much all logs of one source may hold together."""
 
-    def __init__(self, source: str, format: str, name: str, wanted: Callable[[str], bool]) -> None:
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = self._values = 0
+
+    def add_column(self) -> None:
+        """One more metric; raise an InputError if they are too many."""
+        self._columns += 1
+        limits.COLUMNS.check(self._columns, self._source)
+
+    def add_values(self, n: int) -> None:
+        """So many more values; raise an InputError if they are too many."""
+        self._values += n
+        if self._values > limits.VALUES.most:
+            limits.VALUES.check(self._values, self._source)
+
+
+class LogBuilder:
+    """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
+
+    Of several logs of one source all are given one `room`.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        format: str,
+        name: str,
+        wanted: Callable[[str], bool],
+        room: Room | None = None,
+    ) -> None:
         self._source, self._format, self._name, self._wanted = source, format, name, wanted
+        self._room = room or Room(source)
+        self._long_names = 0
         self._names: dict[str, bool] = {}
         self._columns: dict[str, tuple[array[float], array[float], array[float]]] = {}
         self._replaced = self._given_up = self._restarts = 0
@@ -90,6 +125,7 @@ class LogBuilder:
         logged by a run that was restarted: the later one wins, and what it goes over is forgotten, also of
         metrics that come less often. Not so where `is_row` is false: the file holds one metric after another.
         """
+        kept = 0
         for name, value in values.items():
             is_kept = self._names.get(name)
             if is_kept is False:  # that it has numbers is known
@@ -107,6 +143,8 @@ class LogBuilder:
             steps.append(step)
             times.append(time)
             numbers.append(number)
+            kept += 1
+        self._room.add_values(kept)
 
     def _go_back(self, name: str, step: float, time: float, is_row: bool) -> None:
         """Forget what a metric has from a step on, and what other metrics have after it of the same branch.
@@ -142,6 +180,7 @@ class LogBuilder:
         before = self._columns[name][0][-1] if name in self._columns else -math.inf
         if np.isfinite(value_N).all() and (np.diff(step_N, prepend=before) > 0).all():
             if len(step_N) and self._is_wanted(name):
+                self._room.add_values(len(step_N))
                 columns = self._columns.setdefault(name, _empty())
                 for column, added_N in zip(columns, (step_N, time_N, value_N), strict=True):
                     column.frombytes(np.asarray(added_N, dtype=float).tobytes())
@@ -162,6 +201,9 @@ class LogBuilder:
                 f"the run was restarted from an earlier step: of steps that come twice the later ones count "
                 f"({counted(self._replaced, 'value')} replaced{more})"
             )
+        if self._long_names:
+            left_out = f"{counted(self._long_names, 'value')} left out"
+            notes.append(f"{left_out}, of names with more than {limits.NAME.most:,} characters")
         names, not_finite = tuple(self._names), self._not_finite
         return Log(
             self._source, self._format, self._name, metrics, names, self.config, tuple(notes), not_finite
@@ -170,7 +212,12 @@ class LogBuilder:
     def _is_wanted(self, name: str) -> bool:
         known = self._names.get(name)
         if known is None:
+            if len(name) > limits.NAME.most:
+                self._long_names += 1
+                return False
             known = self._wanted(name)
+            if known:
+                self._room.add_column()
             if known or len(self._names) < MOST_NAMES:
                 self._names[name] = known
         return known
@@ -200,6 +247,14 @@ def presentable(log: Log) -> Log:
         names=tuple(map(printable, log.names)),
         notes=tuple(map(printable, notes)),
     )
+
+
+def _earliest(steps: list[np.ndarray], times: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Every step once with its earliest time, as one array each."""
+    step_N, place_N = np.unique(np.concatenate(steps), return_inverse=True)
+    time_N = np.full(len(step_N), np.inf)
+    np.minimum.at(time_N, place_N, np.concatenate(times))
+    return [step_N], [time_N]
 
 
 def _empty() -> tuple[array[float], array[float], array[float]]:

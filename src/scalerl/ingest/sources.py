@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
@@ -53,12 +54,16 @@ def read_source(
         names, logs = listed([log.name for log in logs]), [log for log in logs if log.name == run]
         if not logs:
             raise InputError(f"{path}: no run {run!r}; there are {names}")
-    runs = []
+    limits.RUNS.check(len(logs), path)
+    runs: list[Imported] = []
+    evaluations = 0
     for log in logs:
         try:
             runs.append(run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer))
         except InputError as error:
             raise InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)) from error
+        evaluations += len(runs[-1].record.evals)
+        limits.EVALUATIONS.check(evaluations, path)
     return runs
 
 

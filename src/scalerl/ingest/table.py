@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
 import io
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
-from scalerl.ingest.lines import allow_long_cells
-from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
+from scalerl.ingest.lines import BoundedLines, allow_long_cells
+from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
+_LOOK = 2**20
+"""Bytes by which the kind of a table is told."""
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of the columns that are wanted, by name, and the line that every row comes from."""
+    """The rows with a pass rate: the cells of the columns that are wanted, by name, and their lines."""
 
     source: str
     columns: tuple[str, ...]
     """All names, of the columns that are not wanted too, in the order of the file."""
     cells: Mapping[str, Sequence[Any]]
     lines: Sequence[int]
+    left_out: int = 0
+    """Rows without a pass rate, as most steps of a trainer are; they are not held."""
     warnings: tuple[str, ...] = ()
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
@@ -75,11 +80,6 @@ class Table:
     def has_numbers(self, column: str) -> bool:
         """Whether there is such a column, of plain cells."""
         return column in self.columns and not self.has_counters(column)
-
-    def filled(self, column: str) -> list[int]:
-        """The rows whose cell is neither missing, null nor blank."""
-        self.require(column)
-        return [row for row, cell in enumerate(self.cells[column]) if not _is_empty(cell)]
 
     def _number(self, column: str, row: int) -> float:
         """One number, or the error that says what would be right."""
@@ -123,7 +123,7 @@ def parse_table(
     """`read_table` of the bytes of a file; `source` names it in errors."""
     if x == y:
         raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
-    table = _read(data, source, (x, y, *_HELPFUL))
+    table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
     if (
         y == "pass_rate"
         and x in AXES
@@ -131,10 +131,11 @@ def parse_table(
         and any(map(table.has_counters, _COUNTERS))
     ):
         return Points.from_record(RunRecord.parse_evals(data, source), x, price)
-    rows = table.filled(y)
+    table.require(y)
+    rows = range(len(table.lines))
     noise_sd_N, samples_N, warnings = _noise(table, rows)
-    if len(rows) < len(table.lines):
-        left_out = f"{source}: {counted(len(table.lines) - len(rows), 'row')} left out, without a '{y}'"
+    if table.left_out:
+        left_out = f"{source}: {counted(table.left_out, 'row')} left out, without a '{y}'"
         warnings = (left_out, *warnings)
     points = Points(
         _compute(table, x, price, rows),
@@ -172,51 +173,84 @@ def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, t
     return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
-def _read(data: bytes, source: str, wanted: Sequence[str]) -> Table:
+def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
     check_not_utf16(data, source)
+    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
+    if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     try:
-        text = data.decode("utf-8-sig")
+        if b"\0" in data:
+            data.decode()  # of what is both, it is said that it is no text
+            raise InputError(f"{source}: a binary file; {_EXPECTED}")
+        if re.match(rb"\s*\[\s*[{\[\]]", start):
+            raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
+        if start.lstrip().startswith(b"{"):
+            return _read_json(data, source, y, wanted)
+        return _read_csv(data, source, y, wanted)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
-    if not text.strip():
+
+
+class _Rows:
+    """Gathers the rows of a table."""
+
+    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
+        self._source, self._y = source, y
+        self._cells: dict[str, list[Any]] = {name: [] for name in wanted}
+        self._lines: list[int] = []
+        self._left_out = 0
+
+    def add(self, line: int, row: Mapping[str, Any]) -> None:
+        """One row, if it has a pass rate."""
+        if _is_empty(row.get(self._y)):
+            self._left_out += 1
+            return
+        self._lines.append(line)
+        limits.EVALUATIONS.check(len(self._lines), self._source)
+        for name, cells in self._cells.items():
+            cells.append(row.get(name))
+
+    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> Table:
+        """The table of all rows."""
+        columns = tuple(columns)
+        cells = {name: found for name, found in self._cells.items() if name in columns}
+        return Table(self._source, columns, cells, self._lines, self._left_out, tuple(warnings))
+
+
+def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    rows, warnings = _Rows(source, y, wanted), []
+    columns: dict[str, None] = {}
+    for line, row in iter_jsonl(data, source, warnings):
+        columns |= dict.fromkeys(row)
+        limits.TABLE_COLUMNS.check(len(columns), f"{source}, line {line}")
+        rows.add(line, row)
+    return rows.build(columns, warnings)
+
+
+def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    header = next((line for line in BoundedLines(io.BytesIO(data), source) if line.strip()), None)
+    if header is None:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    if "\x00" in text:
-        raise InputError(f"{source}: a binary file; {_EXPECTED}")
-    if re.match(r"\s*\[\s*[{\[\]]", text):
-        raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
-    if text.lstrip().startswith("{"):
-        return _read_json(data, source, wanted)
-    return _read_csv(text, source)
-
-
-def _read_json(data: bytes, source: str, wanted: Sequence[str]) -> Table:
-    warnings: list[str] = []
-    numbered = parse_jsonl(data, source, warnings)
-    columns = dict.fromkeys(itertools.chain.from_iterable(row for _, row in numbered))
-    cells = {name: [row.get(name) for _, row in numbered] for name in wanted if name in columns}
-    return Table(source, tuple(columns), cells, [line for line, _ in numbered], tuple(warnings))
-
-
-def _read_csv(text: str, source: str) -> Table:
-    header = next(line for line in text.splitlines() if line.strip())
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines = [], []
+    lines = BoundedLines(io.BytesIO(data), source)
+    reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
     allow_long_cells()
+    rows = _Rows(source, y, wanted)
     try:
         filled = (cells for cells in reader if "".join(cells).strip())
         columns = tuple(name.strip() for name in next(filled, []))
+        limits.TABLE_COLUMNS.check(len(columns), source)
+        places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
         for cells in filled:
+            lines.row_ended()
             if len(cells) > len(columns):
                 raise InputError(_too_many(source, reader.line_num, cells, columns))
-            if len(cells) < len(columns):
-                cells += [""] * (len(columns) - len(cells))
-            rows.append(cells)
-            lines.append(reader.line_num)
+            # A line may be shorter than the first.
+            row = {name: cells[place] if place < len(cells) else "" for name, place in places.items()}
+            rows.add(reader.line_num, row)
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: {error}") from error
-    transposed: Iterator[Sequence[str]] = zip(*rows, strict=True) if rows else iter([[]] * len(columns))
-    return Table(source, columns, dict(zip(columns, transposed, strict=True)), lines)
+    return rows.build(columns)
 
 
 def _too_many(source: str, line: int, cells: Sequence[str], columns: Sequence[str]) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.log import Log, LogBuilder
+from scalerl.ingest.log import Log, LogBuilder, Room
 from scalerl.ingest.wandb_file import MAGIC
 from scalerl.ingest.wandb_rows import Rows, identify
 from scalerl.jsonl import flat
@@ -68,7 +69,9 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
         raise errors[0] if errors else InputError(f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}")
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
     notes = [f"passed over: {error}" for error in errors]  # beside the first run, as they are of none
-    return [_read_run(parts, wanted, [] if n else notes) for n, parts in enumerate(ordered)]
+    limits.RUNS.check(len(ordered), path)
+    room = Room(str(path))
+    return [_read_run(parts, wanted, [] if n else notes, room) for n, parts in enumerate(ordered)]
 
 
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
@@ -106,18 +109,19 @@ def _is_linked(file: Path, folder: Path) -> bool:
     return any(one.is_symlink() for one in (file, *between))
 
 
-def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str]) -> Log:
+def _read_run(parts: Sequence[_Part], wanted: Wanted, notes: list[str], room: Room) -> Log:
     """One run, whose files are given in the order of time."""
     config: dict[str, Any] = {}
     names: dict[str, None] = {}
     segments = []
     for part in parts:
-        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, names, part.start)
-        rows.read(part.path, notes)
+        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start)
+        rows.read(notes)
         segments.append(_Segment(rows, wanted))
     name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].run_id)
-    builder = LogBuilder(str(parts[-1].path), _NAME, name, wanted)
-    builder.config = flat({key: value for key, value in config.items() if key != "_wandb"})
+    source = str(parts[-1].path)
+    builder = LogBuilder(source, _NAME, name, wanted, room)
+    builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)
     for known in dict.fromkeys([*names, *(name for segment in segments for name in segment.columns)]):
         if not wanted(known):  # but it is named
             builder.add(0, math.nan, {known: 0.0})
