@@ -206,3 +206,10 @@ def test_values_at_the_ends_of_the_floats_are_drawn(tmp_path, capsys, value):
     shutil.copytree(run, tmp_path / "again")
     assert main(["report", str(run), str(tmp_path / "again"), "-o", str(tmp_path / "page.html")]) == 0
     assert (run / "report.html").stat().st_size > 1000
+
+
+def test_evaluations_that_are_nan_in_a_console_log_are_counted(tmp_path, capsys):
+    lines = (f"step:{n} - critic/score/mean:{'nan' if n > 8 else 0.1 * n}\n" for n in range(1, 13))
+    path = written(tmp_path / "verl.log", "".join(lines))
+    assert main([str(word) for word in ingest(path)]) == 0
+    assert "4 evaluations of 'critic/score/mean' without a number left out" in capsys.readouterr().err

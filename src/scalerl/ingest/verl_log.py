@@ -22,7 +22,7 @@ _ROW = re.compile(rb"(?:^|[\s)\]])step:(\d{1,15}) - (?=\S+:)")
 """Where a row begins in a line: after nothing, or after what Ray puts before the lines of its workers."""
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _CELL = re.compile(
-    r"(?P<name>\S.{0,500}?):\s{0,9}(?:[\w.]{1,40}\()?(?P<number>[-+]?[\d.]{1,50}(?:[eE][-+]?\d{1,9})?)\)?"
+    r"(?P<name>\S.{0,500}?):\s{0,9}(?:[\w.]{1,40}\()?(?P<number>[-+]?(?:nan|inf|[\d.]{1,50}(?:[eE][-+]?\d{1,9})?))\)?"
     r"(?:\s{0,9}\[repeated .{0,200}\])?\s{0,9}"
 )
 """A metric: a number as it is, or as NumPy 2 shows its own; and a note of Ray's after the last one."""
@@ -94,5 +94,8 @@ def _cells(text: bytes, where: str) -> Iterator[tuple[str, float]]:
     limits.KEYS.check(text.count(b" - ") + 1, where)
     for cell in text.decode(errors="replace").split(" - "):
         match = _CELL.fullmatch(cell) if len(cell) < 1000 else None
-        if match and match["number"].count(".") < 2 and match["number"].strip("+-.")[:1].isdecimal():
+        if not match:
+            continue
+        digits = match["number"].strip("+-.")
+        if digits in ("nan", "inf") or (match["number"].count(".") < 2 and digits[:1].isdecimal()):
             yield match["name"], float(match["number"])
