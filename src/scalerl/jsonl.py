@@ -59,7 +59,7 @@ def parse_json(data: bytes, where: str) -> Any:
     """
     limits.check_json(data, where)
     try:
-        return json.loads(data.removeprefix(codecs.BOM_UTF8).decode())
+        return json.loads(data.decode())
     except RecursionError as error:  # Python's own limit, which is beyond ours
         raise InputError(
             f"{where}: more than {limits.DEPTH.most} {limits.DEPTH.what}: {limits.DEPTH.advice}"
@@ -75,7 +75,7 @@ def read_object(path: Path) -> dict[str, Any]:
     data = read_bytes(path)
     check_not_utf16(data, str(path))
     try:
-        found = parse_json(data, str(path))
+        found = parse_json(data.removeprefix(codecs.BOM_UTF8), str(path))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict):
