@@ -36,7 +36,7 @@ ALLOWED = {
     },
 }
 BOTTOM = {
-    *("errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl"),
+    *("errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl", "limits"),
     *("model_config", "run_cut", "run_folder", "tty"),
 }
 

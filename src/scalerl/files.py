@@ -7,11 +7,13 @@ import math
 import os
 import re
 import secrets
+import select
 import stat
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from scalerl.errors import InputError
 
@@ -20,7 +22,87 @@ _RETRY, _SELDOM = 1.0, 60.0
 """Seconds after which a read that failed is tried again: the first time, and after many."""
 _PATIENCE = 10
 """A read that failed is followed by at least this many times its length without another."""
+_PIPE_SECONDS = 5.0
+"""How long a named pipe is waited for that nothing writes to."""
+_KERNEL = frozenset(
+    (
+        *("proc", "sysfs", "debugfs", "tracefs", "securityfs", "configfs", "cgroup", "cgroup2", "bpf"),
+        *("pstore", "efivarfs", "fusectl", "mqueue", "devpts", "binfmt_misc", "selinuxfs", "rpc_pipefs"),
+    )
+)
+"""File systems whose files are made by the kernel as they are read."""
 _T = TypeVar("_T")
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open a file that a user names, or a pipe that something writes to.
+
+    Raises:
+        InputError: it is a device, a socket, a file of the kernel's, or a named pipe that nothing writes to.
+        OSError: it cannot be opened.
+    """
+    check_input(path, pipes=True)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which else waits for a writer
+    try:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode) and not _has_writer(handle, path):
+            raise InputError(f"{path}: a pipe, to which nothing was written in {_PIPE_SECONDS:g} s")
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def check_input(path: Path, pipes: bool = False) -> None:
+    """Raise an InputError unless a path is a folder or a file, or a pipe where these may be read.
+
+    Files of the kernel are said to be regular and have 0 bytes, or 4096, or 128 TB (/proc/kcore); to read
+    one may wait for ever (/proc/kmsg) or do something. They are told by the file system that they are on.
+
+    Raises:
+        OSError: there is no such path, or it may not be reached.
+    """
+    found = path.stat()
+    if stat.S_ISFIFO(found.st_mode) and pipes:
+        return
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        is_device = stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)
+        if pipes:
+            what = "a device" if is_device else "a socket"
+            raise InputError(f"{path}: {what}; expected a file, or - for standard input")
+        raise InputError(f"{path}: a pipe, a socket or a device; expected a file or a folder")
+    if (kind := _kernel_systems().get(found.st_dev)) is not None:
+        raise InputError(
+            f"{path}: of the kernel's own ({kind}), no log; expected a file or a folder on a disk"
+        )
+
+
+def _has_writer(handle: int, path: Path) -> bool:
+    """Whether something comes out of a pipe; one without a name has a writer, however long that takes."""
+    try:
+        is_named = stat.S_ISFIFO(os.lstat(os.path.realpath(path)).st_mode)
+    except OSError:  # /dev/fd/63 leads to a name that is none
+        is_named = False
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(_PIPE_SECONDS * 1000 if is_named else None))
+
+
+@cache
+def _kernel_systems() -> dict[int, str]:
+    """The devices of all mounted file systems of the kernel's, and their kinds; none but on Linux."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for mount in mounts:
+        about, _, more = mount.partition(" - ")
+        kind = more.split(" ", 1)[0]
+        if kind in _KERNEL:
+            major, minor = about.split(" ")[2].split(":")
+            found[os.makedev(int(major), int(minor))] = kind
+    return found
 
 
 def write_atomically(path: Path, text: str | Iterable[str], errors: str = "strict") -> None:

@@ -3,33 +3,67 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import math
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import InputError, brief
+from scalerl.files import open_input
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file (or of a pipe, which can be read only once).
 
     Raises:
-        InputError: there is no such file, it cannot be read, or it is a device, which may have no end.
+        InputError: there is no such file, it cannot be read, has more than `WHOLE` allows, or is a device or
+            a file of the kernel's, which may have no end.
     """
     try:
-        if path.is_char_device() or path.is_block_device():
-            raise InputError(f"{path}: a device; expected a file, or - for standard input")
-        return path.read_bytes()
+        with open_input(path) as file:
+            about = os.fstat(file.fileno())
+            limits.WHOLE.check(about.st_size, path)
+            return file.read() if stat.S_ISREG(about.st_mode) else whole_of(file, str(path))
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def whole_of(file: BinaryIO, source: str) -> bytes:
+    """All that is left of a pipe, or of an open file whose size is not known.
+
+    Raises:
+        InputError: it is more than `WHOLE` allows.
+        OSError: it cannot be read.
+    """
+    data = file.read(limits.WHOLE.most + 1)
+    limits.WHOLE.check(len(data), source)
+    return data
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        InputError: it would take too much memory, or is nested too deep; `where` begins the text.
+        ValueError: it is no JSON.
+    """
+    limits.check_json(data, where)
+    try:
+        return json.loads(data.decode())
+    except RecursionError as error:  # Python's own limit, which is beyond ours
+        raise InputError(
+            f"{where}: more than {limits.DEPTH.most} {limits.DEPTH.what}: {limits.DEPTH.advice}"
+        ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -41,8 +75,8 @@ def read_object(path: Path) -> dict[str, Any]:
     data = read_bytes(path)
     check_not_utf16(data, str(path))
     try:
-        found = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(data.removeprefix(codecs.BOM_UTF8), str(path))
+    except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     if not isinstance(found, dict):
         raise InputError(f"{path}: expected one JSON object")
@@ -98,10 +132,19 @@ def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int
     Raises:
         InputError: the text is in UTF-16, or a line that is not the last is no JSON object.
     """
+    limits.check_json(data, source)  # all rows are held at once
+    return list(iter_jsonl(data, source, warnings))
+
+
+def iter_jsonl(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`parse_jsonl`, one object at a time.
+
+    Raises:
+        InputError: as `parse_jsonl`.
+    """
     check_not_utf16(data, source)
-    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    numbered = ((number, line, number < len(lines)) for number, line in enumerate(lines, start=1))
-    return list(parse_lines(numbered, source, warnings))
+    lines = enumerate(io.BytesIO(data.removeprefix(codecs.BOM_UTF8)), start=1)
+    return parse_lines(((number, line, line.endswith(b"\n")) for number, line in lines), source, warnings)
 
 
 def parse_lines(
@@ -117,12 +160,16 @@ def parse_lines(
     for number, line, ended in lines:
         if not line.strip():
             continue
+        if len(line) > limits.ROW.most:
+            limits.ROW.check(len(line), f"{source}, line {number}")
         try:
-            row = json.loads(line.decode())
-        except (ValueError, RecursionError) as error:  # not UTF-8, no JSON, or nested without end
+            row = parse_json(line, f"{source}, line {number}")
+        except (ValueError, InputError) as error:  # not UTF-8, no JSON, or nested without end
             if not ended:  # the writer was cut off
                 warnings.append(f"{source}: the last line is unfinished (a crash while writing); left out")
                 return
+            if isinstance(error, InputError):
+                raise
             raise InputError(f"{source}, line {number}: not JSON ({error})") from error
         if not isinstance(row, dict):
             raise InputError(f"{source}, line {number}: expected one JSON object")
@@ -182,14 +229,27 @@ def plain(value: Any) -> Any:
     return plain(value.item()) if isinstance(value, np.generic) else value
 
 
-def flat(values: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
-    """Nested objects as one, in their order, the keys joined and `prefix` before them; of any depth."""
+def flat(
+    values: Mapping[str, Any], prefix: str = "", separator: str = ".", where: str = "a row"
+) -> dict[str, Any]:
+    """Nested objects as one, in their order, the keys joined and `prefix` before them.
+
+    Raises:
+        InputError: they have more values, levels or characters of names than the limits allow. A name is
+            repeated before all that is below it: 100 kB of them before 40,000 keys are 4 GB.
+    """
     found: dict[str, Any] = {}
-    waiting: list[tuple[str, Any]] = [(f"{prefix}{key}", value) for key, value in reversed([*values.items()])]
+    waiting: list[tuple[str, Any, int]] = [(f"{prefix}{key}", values[key], 1) for key in reversed([*values])]
+    characters = 0
     while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, Mapping):
-            waiting += [(f"{name}{separator}{key}", inner) for key, inner in reversed([*value.items()])]
-        else:
+        name, value, depth = waiting.pop()
+        if not isinstance(value, Mapping):
             found[name] = value
+            continue
+        limits.DEPTH.check(depth, where)
+        limits.KEYS.check(len(found) + len(waiting) + len(value), where)
+        characters += len(value) * (len(name) + 1) + sum(map(len, map(str, value)))
+        limits.NAMES.check(characters, where)
+        waiting += [(f"{name}{separator}{key}", value[key], depth + 1) for key in reversed([*value])]
+    limits.KEYS.check(len(found), where)
     return found

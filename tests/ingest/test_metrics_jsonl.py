@@ -217,7 +217,7 @@ def test_what_is_recognised(tmp_path):
         (dumped(TRAINER).encode("utf-16"), "UTF-16"),
         ('{"a": 1}\n', "no row has a step, a number by one of the names step, global_step"),
         ("", "no row has a step"),
-        ("[" * 100_000 + "\n", "line 1: not JSON"),
+        ("[" * 100_000 + "\n", "line 1: more than 100 levels of nesting"),
         ('{"step": ' + "1" * 5000 + "}\n", "line 1: not JSON"),
     ],
 )

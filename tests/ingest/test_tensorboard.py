@@ -3,6 +3,7 @@ import math
 import os
 import struct
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
-from scalerl import InputError
+from scalerl import InputError, limits
 from scalerl.ingest.tensorboard import FORMAT, _masked_crc
 
 
@@ -169,7 +170,7 @@ def test_damage(tmp_path):
 
 
 def test_large_records_are_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.ingest.tensorboard._LARGEST", 100)
+    monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=100))
     path = write(tmp_path, START, record(bytes(101)), event("r", 1, 1.0))
     (log,) = FORMAT.read(path, everything)
     assert log.names == ("r",)

@@ -1,12 +1,13 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hostile_logs import damaged, everything, read_hostile
-from scalerl import InputError
+from scalerl import InputError, limits
 from scalerl.ingest.verl_log import FORMAT
 
 # As verl.utils.tracking.FileLogger writes it: {"step": step, "data": data} by orjson, which has null for NaN.
@@ -137,12 +138,11 @@ def test_what_is_not_recognised(tmp_path):
 
 
 def test_lines_that_are_too_long(tmp_path, monkeypatch):
-    for module in ("lines", "verl_log"):
-        monkeypatch.setattr(f"scalerl.ingest.{module}.LONGEST", 200)
+    monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=200))
     long = "x" * 1000 + " step:7 - a:1\n"
     (log,) = FORMAT.read(write(tmp_path, long + "step:8 - a:1\n" + "step:9 - " + long), everything)
     assert log.metrics["a"].step_N.tolist() == [8]
-    with pytest.raises(InputError, match="line 2: longer than"):
+    with pytest.raises(InputError, match="line 2: 201 bytes in one line or row, and the limit is 200: "):
         FORMAT.read(
             write(tmp_path, ROWS_LINE + '{"step": 2, "data": {"a": "' + "x" * 300 + '"}}\n'), everything
         )

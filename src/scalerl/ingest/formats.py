@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
+from scalerl.files import check_input
 
 if TYPE_CHECKING:
     from scalerl.ingest.log import Log
@@ -99,11 +99,9 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
             of the name given.
     """
     try:
-        mode = path.stat().st_mode
+        check_input(path)  # a pipe could be read only once
     except (OSError, ValueError) as error:  # the latter for a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # it could be read once, or has no end
-        raise InputError(f"{path}: a pipe, a socket or a device; expected a file or a folder")
     if named is not None:
         for one in formats():
             if one.name == named:

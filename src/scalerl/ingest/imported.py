@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
@@ -106,6 +107,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
+    limits.EVALUATIONS.check(len(series), log.source)
     left_out = left_out_of(log, name)
     told = left_out.sentences()
     # The ending comes first: whoever shows one warning of many shows the first.

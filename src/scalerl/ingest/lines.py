@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.jsonl import check_not_utf16, parse_lines
 
 HEAD = 2**20
 """Bytes by which a file is recognised."""
-LONGEST = 2**26
-"""Bytes of one line that are held in memory."""
 _DEEPEST = 8
 _MOST_FILES = 200_000
 
@@ -60,7 +60,7 @@ def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
 def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """The lines of a text with their numbers, and whether they have an end; the end is not part of them.
 
-    Of a line of more than `LONGEST` bytes only those are given, as a line without an end.
+    Of a line of more than `ROW` allows only the first bytes are given, one more than that and without an end.
 
     Raises:
         InputError: the file is in UTF-16, or binary.
@@ -68,7 +68,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     """
     with path.open("rb") as file:
         number, inside = 1, False
-        while line := file.readline(LONGEST):
+        while line := file.readline(limits.ROW.most + 1):
             ended = line.endswith(b"\n")
             if inside:  # the rest of a line that is too long
                 number, inside = number + ended, not ended
@@ -82,31 +82,44 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             number, inside = number + ended, not ended
 
 
+class BoundedLines:
+    """The lines of a CSV as texts, for a `csv.reader`, which takes several for a row with quoted line ends.
+
+    `row_ended` is to be called after every row: none may have more characters than `ROW` allows.
+    """
+
+    def __init__(self, file: BinaryIO, source: str) -> None:
+        self._text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # lines may end as on any system
+        self._source, self._length = source, 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._text.readline(limits.ROW.most + 1):
+            self._length += len(line)
+            if self._length > limits.ROW.most:
+                limits.ROW.check(self._length, self._source)
+            yield line
+
+    def row_ended(self) -> None:
+        """Count from 0 again."""
+        self._length = 0
+
+
 def allow_long_cells() -> None:
-    """Let cells of a CSV have up to `LONGEST` characters, as texts that nobody wants may; by default 131,072.
+    """Let cells of a CSV have as many characters as a row may have, as texts may; by default 131,072.
 
     The limit is of the process, and stays: another thread may be reading.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+    csv.field_size_limit(max(csv.field_size_limit(), limits.ROW.most))
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file with the numbers of their lines; an unfinished last line is noted.
 
     Raises:
-        InputError: a line that is not the last is no JSON object, or longer than `LONGEST`.
+        InputError: a line that is not the last is no JSON object, or one is longer than `ROW` allows.
         OSError: the file cannot be read.
     """
-    return parse_lines(_bounded(path), str(path), notes)
-
-
-def _bounded(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    for number, line, ended in lines(path):
-        if len(line) >= LONGEST:
-            raise InputError(
-                f"{path}, line {number}: longer than {LONGEST >> 20} MiB; expected one row per line"
-            )
-        yield number, line, ended
+    return parse_lines(lines(path), str(path), notes)
 
 
 def subfolders(folder: Path) -> list[Path]:

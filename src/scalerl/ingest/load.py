@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError, number_of
+from scalerl.jsonl import whole_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -158,7 +159,9 @@ def read_all(path: str | Path, x: str | None, source: Source, price: float | Non
 
     y = source.pass_rate or "pass_rate"
     if str(path) == STANDARD_INPUT:
-        points = parse_table(sys.stdin.buffer.read(), "standard input", x or "gpu_hours", y, price)
+        points = parse_table(
+            whole_of(sys.stdin.buffer, "standard input"), "standard input", x or "gpu_hours", y, price
+        )
         return [Data(str(path), points, None)]
     records, foreign, unread = _records(path, source)
     if records is None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import counted, printable
 from scalerl.ingest.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
 from scalerl.ingest.vocabulary import is_of_evaluation
@@ -24,6 +25,7 @@ _LAST_LINE = 2**32 - 1
 _SHOWN_RESTARTS = 3
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 """How trackers write what JSON has no number for."""
+_AT_ONCE = 2**16  # times that are sorted at once
 
 
 @dataclass(frozen=True)
@@ -85,25 +87,64 @@ class Log:
 
 def _times_of(metrics: Iterable[Series]) -> Series:
     """Every step that has a time in any of these: the value is the earliest."""
-    step_N, time_N = np.zeros(0), np.zeros(0)
+    steps, times, waiting = [np.zeros(0)], [np.zeros(0)], 0
     for series in metrics:
         has_time_N = ~np.isnan(series.time_N)
-        both_N = np.concatenate([step_N, series.step_N[has_time_N]])
-        times_N = np.concatenate([time_N, series.time_N[has_time_N]])
-        step_N, place_N = np.unique(both_N, return_inverse=True)
-        time_N = np.full(len(step_N), np.inf)
-        np.minimum.at(time_N, place_N, times_N)
+        steps.append(series.step_N[has_time_N])
+        times.append(series.time_N[has_time_N])
+        waiting += len(steps[-1])
+        # Once they are as many again: to sort all steps for every metric took minutes for 50,000 of them.
+        if waiting > max(_AT_ONCE, len(steps[0])):
+            (steps, times), waiting = _earliest(steps, times), 0
+    (step_N,), (time_N,) = _earliest(steps, times)
     return Series(step_N, time_N, time_N)
+
+
+def _earliest(steps: list[np.ndarray], times: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Every step once with its earliest time, as one array each."""
+    step_N, place_N = np.unique(np.concatenate(steps), return_inverse=True)
+    time_N = np.full(len(step_N), np.inf)
+    np.minimum.at(time_N, place_N, np.concatenate(times))
+    return [step_N], [time_N]
+
+
+class Room:
+    """How much all logs of one source may hold together."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = self._values = 0
+
+    def add_column(self) -> None:
+        """One more metric; raise an InputError if they are too many."""
+        self._columns += 1
+        limits.COLUMNS.check(self._columns, self._source)
+
+    def add_values(self, n: int) -> None:
+        """So many more values; raise an InputError if they are too many."""
+        self._values += n
+        if self._values > limits.VALUES.most:
+            limits.VALUES.check(self._values, self._source)
 
 
 class LogBuilder:
     """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
 
-    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.order`).
+    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.order`). Logs of one
+    source share one `room`.
     """
 
-    def __init__(self, source: str, format: str, name: str, wanted: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        source: str,
+        format: str,
+        name: str,
+        wanted: Callable[[str], bool],
+        room: Room | None = None,
+    ) -> None:
         self._source, self._format, self._name, self._wanted = source, format, name, wanted
+        self._room = room or Room(source)
+        self._long_names = 0
         self._names: dict[str, bool] = {}
         self._columns: dict[str, _Column] = {}
         self._steps, self._times, self._lines = array("d"), array("d"), array("I")
@@ -122,7 +163,7 @@ class LogBuilder:
         What is no number is counted as such where the metric is wanted; None is a cell without a value.
         `line` is its number in the file, where it has one.
         """
-        row = -1
+        row, kept = -1, 0
         for name, value in values.items():
             is_kept = self._names.get(name)
             if is_kept is False or value is None:  # that it has numbers is known
@@ -145,6 +186,8 @@ class LogBuilder:
                 number = math.nan
             column.rows.append(row)
             column.numbers.append(number)
+            kept += 1
+        self._room.add_values(kept)
 
     def _is_kept(self, name: str, value: Any, number: float | None) -> bool:
         """Whether a value is kept of a metric that has had no number yet."""
@@ -164,6 +207,7 @@ class LogBuilder:
         """Values of one metric in rows that `extend` added; `text_V` are the positions of texts."""
         if np.isfinite(value_V).any() and not self._is_wanted(name):
             return
+        self._room.add_values(len(row_V))
         column = self._columns.get(name) or self._columns.setdefault(name, _Column())
         column.texts.frombytes((text_V + len(column.rows)).astype(np.uintc).tobytes())
         column.rows.frombytes(np.asarray(row_V, dtype=np.uintc).tobytes())
@@ -193,14 +237,25 @@ class LogBuilder:
             metrics,
             tuple(self._names),
             self.config,
-            (*self.notes, *_notes(found)),
+            (*self.notes, *_notes(found), *self._long_name_notes()),
             found.omitted,
         )
+
+    def _long_name_notes(self) -> list[str]:
+        if not self._long_names:
+            return []
+        left_out = f"{counted(self._long_names, 'value')} left out"
+        return [f"{left_out}, of names with more than {limits.NAME.most:,} characters"]
 
     def _is_wanted(self, name: str) -> bool:
         known = self._names.get(name)
         if known is None:
+            if len(name) > limits.NAME.most:
+                self._long_names += 1
+                return False
             known = self._wanted(name)
+            if known:
+                self._room.add_column()
             if known or len(self._names) < MOST_NAMES:
                 self._names[name] = known
         return known

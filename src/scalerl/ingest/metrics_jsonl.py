@@ -49,7 +49,10 @@ FORMAT = Format("jsonl", "JSONL of metrics with a step, as prime-rl's metrics.js
 
 
 def _recognises_file(path: Path) -> bool:
-    rows = [flat(row, separator="/") for row in head_rows(path)]
+    try:
+        rows = [flat(row, separator="/") for row in head_rows(path)]
+    except InputError:  # rows beyond a limit, which who reads them says
+        rows = head_rows(path)
     if any(map(_is_own, rows)) or any(
         {"step", "data"} == set(_tops(row)) for row in rows
     ):  # the latter: verl's
@@ -96,7 +99,8 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
         reader.begin_file()
         for line, row in json_rows(file, reader.notes):
             if process == _ORCHESTRATOR or not _OF_ORCHESTRATOR.isdisjoint(row):
-                row = {_renamed(key): value for key, value in flat(row, separator="/").items()}
+                cells = flat(row, separator="/", where=str(file))
+                row = {_renamed(key): value for key, value in cells.items()}
             reader.add(row, line)
     if not reader.has_steps:
         names = ", ".join(STEPS)
@@ -110,11 +114,13 @@ def _renamed(name: str) -> str:
 
 def _joined(log: Log, prefix: str) -> Log:
     """The log with the orchestrator's metrics under their own names, but for those that both have."""
-    both = [name for name in log.names if name.startswith(prefix) and name.removeprefix(prefix) in log.names]
+    known = set(log.names)
+    both = [name for name in log.names if name.startswith(prefix) and name.removeprefix(prefix) in known]
     notes = log.notes
     if both:
         shared = listed([name.removeprefix(prefix) for name in both])
         notes += (f"trainer and orchestrator both log {shared}: the orchestrator's are {prefix}*",)
-    names = {name: name if name in both else name.removeprefix(prefix) for name in log.names}
+    kept = set(both)
+    names = {name: name if name in kept else name.removeprefix(prefix) for name in log.names}
     metrics = {names[name]: series for name, series in log.metrics.items()}
     return replace(log, metrics=metrics, names=tuple(names.values()), notes=notes)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import files_in, folders_below, is_plain, lines, name_of, subfolders
-from scalerl.ingest.log import Log, LogBuilder
+from scalerl.ingest.log import Log, LogBuilder, Room
 from scalerl.ingest.rows import unix_seconds
 
 _META = "meta.yaml"
@@ -29,12 +30,14 @@ def recognises(path: Path) -> bool:
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """All runs but those that were deleted, of a folder of any of the three kinds."""
     runs = list(_runs(path)) if path.is_dir() else []
+    limits.RUNS.check(len(runs), path)
     if not runs:
         raise InputError(f"{path}: no runs of MLflow in it, folders with {_META} and metrics/")
+    room = Room(str(path))
 
     def read_one(run: Path, _: str) -> list[Log]:
         is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
-        return [_log(run, wanted)] if is_run else []
+        return [_log(run, wanted, room)] if is_run else []
 
     return each_run(path, ((run, run.name) for run in runs), read_one)
 
@@ -63,11 +66,11 @@ def _is_run(path: Path) -> bool:
     return is_plain(path / _META) and metrics.is_dir() and not metrics.is_symlink()
 
 
-def _log(run: Path, wanted: Wanted) -> Log:
+def _log(run: Path, wanted: Wanted, room: Room) -> Log:
     meta = _meta(run)
     tag = run / "tags" / "mlflow.runName"
     name = meta.get("run_name") or (_text(tag) if is_plain(tag) else "") or meta.get("run_id") or name_of(run)
-    builder = LogBuilder(str(run), "mlflow", name, wanted)
+    builder = LogBuilder(str(run), "mlflow", name, wanted, room)
     for metric, file in _files(run / "metrics"):
         builder.begin_file()
         _read_metric(file, metric, builder, wanted(metric))
@@ -110,7 +113,7 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
 
 def _row(line: bytes) -> tuple[float, float, float] | None:
     """Unix seconds, value and step of a line; None where it is none. Old ones have no step, which is 0."""
-    cells = line.split()
+    cells = line.split(maxsplit=5)
     if len(cells) not in (2, 3, 5):  # the last two of five are of a data set
         return None
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from scalerl import limits
 from scalerl.errors import InputError, first_line
 from scalerl.ingest.formats import Format, Wanted
 from scalerl.ingest.lines import name_of
@@ -16,6 +17,8 @@ from scalerl.ingest.rows import RUNS, STEPS, TIMES, RowReader
 _MAGIC = b"PAR1"
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")
 """Types of columns in which every value is as large as the other."""
+_KEYS = frozenset((*STEPS, *TIMES, *RUNS))
+_TEXTS = ("string", "large_string", "binary", "large_binary")
 _ROWS = 4096
 """Rows that are in memory as Python objects at a time."""
 
@@ -37,6 +40,10 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     reader = RowReader(str(path), "parquet", name_of(path), wanted)
     try:
         with parquet.ParquetFile(path) as file:
+            limits.TABLE_COLUMNS.check(file.metadata.num_columns, path)
+            texts = [one.name for one in file.schema_arrow if _is_text(one.type, arrow.types)]
+        # These stay in the dictionary that they have in the file.
+        with parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in _KEYS]) as file:
             _read_table(file, reader, path, wanted, arrow)
     except InputError:
         raise
@@ -59,19 +66,52 @@ def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow:
         raise InputError(f"{path}: two columns have one name; rename all but one")
     if not any(name in STEPS for name in names):
         raise InputError(f"{path}: no column of steps, {', '.join(STEPS)}; columns: {listed(names)}")
-    keys = (*STEPS, *TIMES, *RUNS)
-    numbers = [
+    numbers = {
         field.name for field in fields if types.is_integer(field.type) or types.is_floating(field.type)
-    ]
-    kept = [name for name in names if name in keys or (name in numbers and wanted(name))]
+    }
+    texts = {field.name for field in fields if field.name in _KEYS and _is_text(field.type, types)}
+    plain = texts | {field.name for field in fields if field.name in _KEYS and types.is_primitive(field.type)}
+    kept = [name for name in names if name in plain or (name in numbers and wanted(name))]
     kept += _numbers_within([field.name for field in fields if types.is_struct(field.type)], file)
+    _check_texts(file.metadata, texts, path)
     # A column that is not wanted is not read, but its name may be asked for: a number in one row gives it.
-    others = {name: 0.0 for name in numbers if name not in kept}
+    others = dict.fromkeys(numbers.difference(kept), 0.0)
     line = 0
     for batch in file.iter_batches(_ROWS, columns=kept):
-        for line, row in enumerate(_plain(batch, arrow).to_pylist(), start=line + 1):  # noqa: B020
+        for line, row in enumerate(_rows(_plain(batch, arrow), path), start=line + 1):  # noqa: B020
             reader.add({**others, **row}, line)
             others = {} if reader.has_steps else others
+
+
+def _is_text(kind: Any, types: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return any(getattr(types, f"is_{name}")(kind) for name in _TEXTS)
+
+
+def _check_texts(metadata: Any, texts: Set[str], path: Path) -> None:
+    """Raise an InputError if what a row group has of texts is too much, once it is no longer compressed."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.split(".")[0] in texts:
+                limits.TEXT.check(column.total_uncompressed_size, f"{path}, column '{column.path_in_schema}'")
+
+
+def _rows(batch: Any, path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a part of a table.
+
+    A text that comes again is the same object: as texts of their own, those of 4,096 rows that name one run
+    in 1 MB, which a dictionary holds once in the file, would be 4 GB.
+    """
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if hasattr(column, "dictionary"):
+            limits.TEXT.check(column.dictionary.nbytes, f"{path}, column '{name}'")
+            texts = [*column.dictionary.to_pylist(), None]
+            columns[name] = [texts[-1 if at is None else at] for at in column.indices.to_pylist()]
+        else:
+            columns[name] = column.to_pylist()
+    for cells in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, cells, strict=True))
 
 
 def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from scalerl import limits
 from scalerl.errors import counted
 from scalerl.ingest.formats import Wanted
-from scalerl.ingest.log import Log, LogBuilder, finite, listed
+from scalerl.ingest.log import Log, LogBuilder, Room, finite, listed
 from scalerl.jsonl import flat
 
 _OF_PARTS = ("train/global_step", "eval/global_step")
@@ -19,16 +20,18 @@ STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step
 TIMES = ("time", "_timestamp", "timestamp", "wall_time")
 RUNS = ("run_id", "run_name")
 """Names of the run, in tables that hold several."""
-_MOST_RUNS = 10_000
 _MOST_LINES = 1000
 """Rows passed over whose lines are kept."""
+_LONGEST_TIME = 64
+"""Characters of a time as ISO 8601 has it; to find that a text of 500 kB is none takes a ms for every row."""
 
 
 class RowReader:
     """Takes rows to the logs of their runs."""
 
     def __init__(self, source: str, format: str, name: str, wanted: Wanted) -> None:
-        self._make = lambda run: LogBuilder(source, format, run or name, wanted)
+        self._source, room = source, Room(source)
+        self._make = lambda run: LogBuilder(source, format, run or name, wanted, room)
         self._builders: dict[str, LogBuilder] = {}
         self._step: str | None = None
         self._passed, self._lines = 0, list[str]()
@@ -42,7 +45,7 @@ class RowReader:
 
     def add(self, row: Mapping[str, Any], line: int = 0) -> None:
         """One row, nested or flat, and its number in the file; one without a step is passed over."""
-        row = flat(row, separator="/")
+        row = flat(row, separator="/", where=self._source)
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
             self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
         names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
@@ -60,9 +63,7 @@ class RowReader:
         run = next((row[name] for name in RUNS if isinstance(row.get(name), str)), "")
         builder = self._builders.get(run)
         if builder is None:
-            if len(self._builders) >= _MOST_RUNS:
-                self._pass_over(line)
-                return
+            limits.RUNS.check(len(self._builders) + 1, self._source)
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)
@@ -95,6 +96,8 @@ def unix_seconds(value: Any) -> float:
     NaN where it is none of these; a small number too, which is a duration or the time since a start.
     """
     if isinstance(value, str):
+        if len(value) > _LONGEST_TIME:
+            return math.nan
         try:
             value = datetime.fromisoformat(value)
         except ValueError:

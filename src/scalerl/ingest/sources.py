@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Unread, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
@@ -61,9 +62,11 @@ def read_source(
         names, logs = listed(list(map(_name, logs))), [log for log in logs if _name(log) == run]
         if not logs:
             raise InputError(f"{path}: no run {run!r}; there are {names}")
+    limits.RUNS.check(len(logs), path)
     runs: list[Imported] = []
     unread: list[Unread] = []
     errors: list[InputError] = []
+    evaluations = 0
     for log in logs:
         if isinstance(log, Unread):
             unread.append(log)
@@ -74,6 +77,9 @@ def read_source(
         except InputError as error:
             errors.append(InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)))
             unread.append(Unread(str(path), log.name, str(error)))
+            continue
+        evaluations += len(runs[-1].record.evals)
+        limits.EVALUATIONS.check(evaluations, path)
     if not runs:
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
         raise InputError(f"{errors[0]}{more}")

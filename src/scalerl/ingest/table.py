@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import difflib
 import io
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
-from scalerl.ingest.lines import allow_long_cells
+from scalerl.ingest.lines import BoundedLines, allow_long_cells
 from scalerl.ingest.log import as_number
 from scalerl.ingest.order import superseded_rows
-from scalerl.jsonl import check_not_utf16, parse_jsonl, read_bytes
+from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.left_out import INFINITE, NAN, NONE, SUPERSEDED, VALUELESS, LeftOut, Omitted, ending_of
 from scalerl.record import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
+_LOOK = 2**20
+"""Bytes by which the kind of a table is told."""
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of the columns that are wanted, by name, and the line that every row comes from."""
+    """The rows with a pass rate: the cells of the columns that are wanted, by name, and their lines."""
 
     source: str
     columns: tuple[str, ...]
     """All names, of the columns that are not wanted too, in the order of the file."""
     cells: Mapping[str, Sequence[Any]]
     lines: Sequence[int]
+    step_R: np.ndarray
+    """Of all rows of the file, NaN where there is none; of those without a pass rate, as most steps of a
+    trainer are, nothing else is held."""
+    line_R: np.ndarray
+    """Of all rows."""
     warnings: tuple[str, ...] = ()
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
@@ -78,11 +87,6 @@ class Table:
     def has_numbers(self, column: str) -> bool:
         """Whether there is such a column, of plain cells."""
         return column in self.columns and not self.has_counters(column)
-
-    def filled(self, column: str) -> list[int]:
-        """The rows whose cell is neither missing, null nor blank."""
-        self.require(column)
-        return [row for row, cell in enumerate(self.cells[column]) if not _is_empty(cell)]
 
     def _number(self, column: str, row: int) -> float:
         """One number, or the error that says what would be right."""
@@ -126,7 +130,7 @@ def parse_table(
     """`read_table` of the bytes of a file; `source` names it in errors."""
     if x == y:
         raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
-    table = _read(data, source, (x, y, *_HELPFUL))
+    table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
     if (
         y == "pass_rate"
         and x in AXES
@@ -134,10 +138,10 @@ def parse_table(
         and any(map(table.has_counters, _COUNTERS))
     ):
         return Points.from_record(RunRecord.parse_evals(data, source), x, price)
+    table.require(y)
     rows, left_out = _counting(table, x, y, price)
     noise_sd_N, samples_N, warnings = _noise(table, rows)
-    without = len(table.lines) - len(rows) - len(left_out)
-    if without:
+    if without := len(table.step_R) - len(table.lines):
         warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
     points = Points(
         _compute(table, x, price, rows),
@@ -156,16 +160,17 @@ def parse_table(
 
 def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
     """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
-    filled = table.filled(y)
+    filled = range(len(table.lines))
     numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
     reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
-    steps = _steps(table)
-    if len(filled) < len(table.lines) and steps is not None:  # it has rows of training, too
-        over_R = superseded_rows(steps, np.array(table.lines))
-        reasons |= {row: SUPERSEDED for row in filled if over_R[row]}
+    place_N = np.searchsorted(table.line_R, table.lines)
+    steps = table.step_R[place_N]
+    if len(filled) < len(table.line_R):  # it has rows of training, too
+        over_R = superseded_rows(table.step_R, table.line_R)
+        reasons |= {row: SUPERSEDED for row in filled if over_R[place_N[row]]}
     kept = [row for row in filled if row not in reasons]
     if not reasons or not kept:
-        return filled, NONE  # of which the first is refused, with its line
+        return list(filled), NONE  # of which the first is refused, with its line
     found = {row: Omitted(reason, _step_of(steps, row), table.lines[row]) for row, reason in reasons.items()}
     without = [row for row in found if found[row].reason in VALUELESS]
     compute_W, last = _compute(table, x, price, without), _compute(table, x, price, kept).max()
@@ -174,16 +179,8 @@ def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[i
     return kept, LeftOut.of([found[row] for row in sorted(found)], y, ending)
 
 
-def _steps(table: Table) -> np.ndarray | None:
-    """The step of every row, NaN where it has none; None without a column of them."""
-    if table.columns.count(_STEP) != 1:
-        return None
-    cells = [None if _is_empty(cell) else cell for cell in table.cells[_STEP]]
-    return np.array([_float(cell) if _is_number(str(cell)) else math.nan for cell in cells], dtype=float)
-
-
-def _step_of(steps: np.ndarray | None, row: int) -> int | None:
-    return int(steps[row]) if steps is not None and math.isfinite(steps[row]) else None
+def _step_of(step_N: np.ndarray, row: int) -> int | None:
+    return int(step_N[row]) if math.isfinite(step_N[row]) else None
 
 
 def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
@@ -208,51 +205,91 @@ def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, t
     return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
-def _read(data: bytes, source: str, wanted: Sequence[str]) -> Table:
+def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
     check_not_utf16(data, source)
+    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
+    if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     try:
-        text = data.decode("utf-8-sig")
+        if b"\0" in data:
+            data.decode()  # of what is both, it is said that it is no text
+            raise InputError(f"{source}: a binary file; {_EXPECTED}")
+        if re.match(rb"\s*\[\s*[{\[\]]", start):
+            raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
+        if start.lstrip().startswith(b"{"):
+            return _read_json(data, source, y, wanted)
+        return _read_csv(data, source, y, wanted)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
-    if not text.strip():
+
+
+class _Rows:
+    """Gathers the rows of a table."""
+
+    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
+        self._source, self._y = source, y
+        self._cells: dict[str, list[Any]] = {name: [] for name in wanted}
+        self._lines: list[int] = []
+        self._all_steps, self._all_lines = array("d"), array("q")
+
+    def add(self, line: int, row: Mapping[str, Any]) -> None:
+        """One row; only its step and its line if it has no pass rate."""
+        step = row.get(_STEP)
+        has_step = not _is_empty(step) and _is_number(str(step))
+        self._all_steps.append(_float(step) if has_step else math.nan)
+        self._all_lines.append(line)
+        if _is_empty(row.get(self._y)):
+            return
+        self._lines.append(line)
+        limits.EVALUATIONS.check(len(self._lines), self._source)
+        for name, cells in self._cells.items():
+            cells.append(row.get(name))
+
+    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> Table:
+        """The table of all rows."""
+        columns = tuple(columns)
+        cells = {name: found for name, found in self._cells.items() if name in columns}
+        step_R = np.frombuffer(self._all_steps)
+        if columns.count(_STEP) != 1:
+            step_R = np.full(len(step_R), math.nan)
+        line_R = np.frombuffer(self._all_lines, dtype=np.int64)
+        return Table(self._source, columns, cells, self._lines, step_R, line_R, tuple(warnings))
+
+
+def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    rows, warnings = _Rows(source, y, wanted), []
+    columns: dict[str, None] = {}
+    for line, row in iter_jsonl(data, source, warnings):
+        columns |= dict.fromkeys(row)
+        limits.TABLE_COLUMNS.check(len(columns), f"{source}, line {line}")
+        rows.add(line, row)
+    return rows.build(columns, warnings)
+
+
+def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    header = next((line for line in BoundedLines(io.BytesIO(data), source) if line.strip()), None)
+    if header is None:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    if "\x00" in text:
-        raise InputError(f"{source}: a binary file; {_EXPECTED}")
-    if re.match(r"\s*\[\s*[{\[\]]", text):
-        raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
-    if text.lstrip().startswith("{"):
-        return _read_json(data, source, wanted)
-    return _read_csv(text, source)
-
-
-def _read_json(data: bytes, source: str, wanted: Sequence[str]) -> Table:
-    warnings: list[str] = []
-    numbered = parse_jsonl(data, source, warnings)
-    columns = dict.fromkeys(itertools.chain.from_iterable(row for _, row in numbered))
-    cells = {name: [row.get(name) for _, row in numbered] for name in wanted if name in columns}
-    return Table(source, tuple(columns), cells, [line for line, _ in numbered], tuple(warnings))
-
-
-def _read_csv(text: str, source: str) -> Table:
-    header = next(line for line in text.splitlines() if line.strip())
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines = [], []
+    lines = BoundedLines(io.BytesIO(data), source)
+    reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
     allow_long_cells()
+    rows = _Rows(source, y, wanted)
     try:
         filled = (cells for cells in reader if "".join(cells).strip())
         columns = tuple(name.strip() for name in next(filled, []))
+        limits.TABLE_COLUMNS.check(len(columns), source)
+        places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
         for cells in filled:
+            lines.row_ended()
             if len(cells) > len(columns):
                 raise InputError(_too_many(source, reader.line_num, cells, columns))
-            if len(cells) < len(columns):
-                cells += [""] * (len(columns) - len(cells))
-            rows.append(cells)
-            lines.append(reader.line_num)
+            # A line may be shorter than the first.
+            row = {name: cells[place] if place < len(cells) else "" for name, place in places.items()}
+            rows.add(reader.line_num, row)
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: {error}") from error
-    transposed: Iterator[Sequence[str]] = zip(*rows, strict=True) if rows else iter([[]] * len(columns))
-    return Table(source, columns, dict(zip(columns, transposed, strict=True)), lines)
+    return rows.build(columns)
 
 
 def _too_many(source: str, line: int, cells: Sequence[str], columns: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import math
 import os
 import struct
@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest import protobuf
 from scalerl.ingest.formats import Format, Unread, Wanted, each_run
 from scalerl.ingest.lines import folders_below, name_of
-from scalerl.ingest.log import Log, LogBuilder
-from scalerl.jsonl import flat
+from scalerl.ingest.log import Log, LogBuilder, Room
+from scalerl.jsonl import flat, parse_json
 
-_LARGEST = 2**26
-"""Bytes of a record that is looked into; larger ones hold images or graphs."""
 _MAGIC = b"brain.Event:"
 """What the first record of every file says, with a version."""
 _CONFIGS = {"args/text_summary": "", "model_config/text_summary": "model_config."}
@@ -47,17 +46,19 @@ def recognises(path: Path) -> bool:
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """Every folder with event files is a run; several files in one, as after restarts, go on from another."""
     if not path.is_dir():
-        return [_read_run([path], str(path), name_of(path.absolute().parent), wanted)]
+        return [_read_run([path], str(path), name_of(path.absolute().parent), wanted, Room(str(path)))]
     found = {
         folder: events
         for folder, files in folders_below(path)
         if (events := [file for file in files if _is_event_file(file)])
     }
+    limits.RUNS.check(len(found), path)
+    room = Room(str(path))
     if not found:
         raise InputError(f"{path}: no event files in it (events.out.tfevents.*; symbolic links are left out)")
 
     def read_one(folder: Path, name: str) -> list[Log]:
-        log = _read_run(found[folder], str(folder), name, wanted)
+        log = _read_run(found[folder], str(folder), name, wanted, room)
         # A writer puts its hyperparameters into a folder below its run's, which is none for that.
         is_run = bool(log.metrics) or found.keys().isdisjoint(folder.parents)
         return [log] if is_run else []
@@ -73,10 +74,10 @@ def _is_event_file(path: Path) -> bool:
     return "tfevents" in path.name
 
 
-def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted) -> Log:
-    keeps = functools.lru_cache(2**16)(wanted)
-    builder = LogBuilder(source, "tensorboard", name, keeps)
-    reader = _Reader(builder, keeps)
+def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted, room: Room) -> Log:
+    known = functools.lru_cache(2**16)(wanted)
+    builder = LogBuilder(source, "tensorboard", name, known, room)
+    reader = _Reader(builder, lambda tag: len(tag) <= limits.NAME.most and known(tag), source)
     damaged = [file for file in sorted(files, key=_start) if not reader.read(file)]
     if len(damaged) == len(files):
         raise InputError(f"{damaged[0]}: not an event file, or damaged from its first record on")
@@ -97,8 +98,8 @@ def _start(path: Path) -> tuple[float, str]:
 class _Reader:
     """Takes the scalars of a run's files to its log."""
 
-    def __init__(self, builder: LogBuilder, keeps: Wanted) -> None:
-        self._builder, self._keeps = builder, keeps
+    def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
+        self._builder, self._keeps, self._source = builder, keeps, source
         self._plugins: dict[str, str] = {}  # which is told only where a tag comes first
 
     def read(self, path: Path) -> bool:
@@ -111,6 +112,7 @@ class _Reader:
             try:
                 step, time, values = _event(data)
                 scalars = {}
+                limits.KEYS.check(len(values), path)
                 for value in values:
                     tag, number = self._value(value)
                     if number is not None:
@@ -146,6 +148,7 @@ class _Reader:
         if tensor is None:
             return tag, number
         if plugin is not None:
+            limits.COLUMNS.check(len(self._plugins), self._source)
             self._plugins[tag] = plugin
         if tag in _CONFIGS:
             self._add_config(tag, tensor)
@@ -154,13 +157,15 @@ class _Reader:
         return tag, None
 
     def _add_config(self, tag: str, tensor: memoryview) -> None:
-        texts = [value for field, _, value in protobuf.fields(tensor) if field == 8]
+        text = next((value for field, _, value in protobuf.fields(tensor) if field == 8), None)
         try:
-            found = json.loads(bytes(texts[0]).decode()) if texts else None
-        except (ValueError, RecursionError):  # somebody else's text of that name
+            found = parse_json(bytes(text), self._source) if isinstance(text, memoryview) else None
+            if isinstance(found, dict):
+                self._builder.config.update(flat(found, _CONFIGS[tag], where=self._source))
+        except ValueError:  # somebody else's text of that name
             return
-        if isinstance(found, dict):
-            self._builder.config.update(flat(found, _CONFIGS[tag]))
+        except InputError as error:
+            self._builder.notes.append(f"the config '{tag}' is left out: {error}")
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
@@ -181,7 +186,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
                 notes.append(f"{path}: the last record is unfinished (a crash while writing); left out")
                 return
             at += 16 + length
-            if length > _LARGEST:
+            if length > limits.ROW.most:  # larger ones hold images or graphs
                 file.seek(at)
                 continue
             data, end = file.read(length), file.read(4)
@@ -200,9 +205,10 @@ def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
         elif field == 2 and isinstance(value, int):
             step = protobuf.signed(value)
         elif field == 5 and isinstance(value, memoryview):
-            values += [
-                one for at, _, one in protobuf.fields(value) if at == 1 and isinstance(one, memoryview)
-            ]
+            values += itertools.islice(
+                (one for at, _, one in protobuf.fields(value) if at == 1 and isinstance(one, memoryview)),
+                limits.KEYS.most + 1 - len(values),  # one more is refused, and ten million take 2 GB
+            )
     return float(step), time if math.isfinite(time) else math.nan, values
 
 
@@ -229,7 +235,7 @@ def _number(tensor: memoryview) -> float | None:
                 return None
         elif field == 4 and isinstance(value, memoryview):
             content = value
-        elif field in _VALUES:
+        elif field in _VALUES and len(found) < 2:  # the second one tells that there are several
             found += _values(value, _VALUES[field])
     if content is not None and len(content):
         if dtype == _BFLOAT16 and len(content) == 2:  # the upper half of a float32
@@ -242,14 +248,14 @@ def _number(tensor: memoryview) -> float | None:
 
 
 def _values(value: int | memoryview, layout: str) -> list[Any]:
-    """The numbers of a field: varints without a layout, each for itself or all of them packed."""
+    """The first two numbers of a field: varints without a layout, each for itself or all of them packed."""
     if isinstance(value, int):
         return [] if layout else [protobuf.signed(value)]
     if not layout:
-        return list(map(protobuf.signed, protobuf.varints(value)))
+        return [protobuf.signed(number) for number in itertools.islice(protobuf.varints(value), 2)]
     if len(value) % struct.calcsize(layout):
         raise ValueError("a packed array ends within a number")
-    return [number for (number,) in struct.iter_unpack(layout, value)]
+    return [number for (number,) in struct.iter_unpack(layout, value[: 2 * struct.calcsize(layout)])]
 
 
 def _is_one(shape: memoryview) -> bool:
@@ -257,7 +263,7 @@ def _is_one(shape: memoryview) -> bool:
     dims = (
         value for field, _, value in protobuf.fields(shape) if field == 2 and isinstance(value, memoryview)
     )
-    return all([one for at, _, one in protobuf.fields(dim) if at == 1] == [1] for dim in dims)
+    return all(next((one for at, _, one in protobuf.fields(dim) if at == 1), None) == 1 for dim in dims)
 
 
 def _check(data: bytes) -> int:

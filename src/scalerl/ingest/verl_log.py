@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats import Format, Wanted
-from scalerl.ingest.lines import LONGEST, head, head_rows, json_rows, lines, name_of
+from scalerl.ingest.lines import head, head_rows, json_rows, lines, name_of
 from scalerl.ingest.log import Log, LogBuilder, finite
 from scalerl.ingest.rows import TIMES, unix_seconds
 from scalerl.jsonl import flat
@@ -32,7 +34,7 @@ def recognises(path: Path) -> bool:
     """Whether this is one of the two, by its first rows."""
     if rows := head_rows(path, most=3):
         return all(_is_row(row) for row in rows)
-    return any(_rows_of_line(line) for line in head(path, _HEAD).split(b"\n") if b"step:" in line)
+    return any(_rows_of_line(line) for line in io.BytesIO(head(path, _HEAD)) if b"step:" in line)
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:
@@ -62,7 +64,8 @@ def _read_json(path: Path, builder: LogBuilder) -> None:
             )
         times = (unix_seconds(row.get(name)) for name in TIMES)
         time = next((time for time in times if not math.isnan(time)), math.nan)
-        builder.add(finite(row["step"]), time, flat(row["data"], separator="/"), line=number)
+        cells = flat(row["data"], separator="/", where=f"{path}, line {number}")
+        builder.add(finite(row["step"]), time, cells, line=number)
 
 
 def _read_console(path: Path, builder: LogBuilder) -> bool:
@@ -72,13 +75,13 @@ def _read_console(path: Path, builder: LogBuilder) -> bool:
         if b"step:" not in line:
             continue
         rows = _rows_of_line(line)
-        if rows and not (ended and len(line) < LONGEST):
+        if rows and not (ended and len(line) <= limits.ROW.most):
             rows.pop()
             found = True
             builder.notes.append(f"{path}: the last row is unfinished (a crash while writing); left out")
         for step, text in rows:
             found = True
-            builder.add(step, math.nan, dict(_cells(text)), line=number)
+            builder.add(step, math.nan, dict(_cells(text, f"{path}, line {number}")), line=number)
     return found
 
 
@@ -88,7 +91,8 @@ def _rows_of_line(line: bytes) -> list[tuple[float, bytes]]:
     return [(float(match[1]), part[match.end() :]) for part in parts if (match := _ROW.search(part))]
 
 
-def _cells(text: bytes) -> Iterator[tuple[str, float]]:
+def _cells(text: bytes, where: str) -> Iterator[tuple[str, float]]:
+    limits.KEYS.check(text.count(b" - ") + 1, where)
     for cell in text.decode(errors="replace").split(" - "):
         match = _CELL.fullmatch(cell) if len(cell) < 1000 else None
         number = match["number"] if match else ""

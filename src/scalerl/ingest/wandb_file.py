@@ -15,20 +15,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalerl.errors import InputError, brief
+from scalerl import limits
+from scalerl.errors import InputError, brief, counted
 
 MAGIC = b":W&B\xe1\xbe\x00"
 _BLOCK = 32 * 1024
 _CHUNK = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _SEEDS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _LAST)}
-_MOST_PARTS = 2048  # of a record that is put together, which is 64 MiB; a row has some thousand bytes
 
 
 @dataclass
 class Trouble:
     """What was wrong with a file that could be read all the same."""
 
+    large: int = 0
+    """Records with more bytes than `ROW` allows."""
     damaged: int = 0
     """Places with a wrong checksum, or whose record is not what it should be."""
     torn: bool = False
@@ -39,6 +41,8 @@ class Trouble:
         if self.damaged:
             places = "1 damaged place was" if self.damaged == 1 else f"{self.damaged} damaged places were"
             yield f"{name}: {places} passed over; rows are missing there"
+        if self.large:
+            yield f"{name}: {counted(self.large, 'row')} of more than {limits.ROW.most:,} bytes left out"
         if self.torn:
             yield f"{name} ends within a record (the run was killed, or still writes): read up to there"
 
@@ -50,6 +54,7 @@ def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
         InputError: the file is empty or begins as no such file does.
     """
     parts: list[bytes] = []
+    size = 0
     for kind, data in _chunks(path, trouble):
         if parts and kind in (_FULL, _FIRST):  # its end never came
             trouble.damaged += 1
@@ -57,10 +62,14 @@ def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
         if kind == _FULL:
             yield data
         elif kind == _FIRST or (parts and kind in (_MIDDLE, _LAST)):
-            parts.append(data)
-            if kind == _LAST:
+            size = len(data) + (size if parts else 0)
+            if size <= limits.ROW.most:
+                parts.append(data)
+            if kind == _LAST and size <= limits.ROW.most:
                 yield b"".join(parts)
-            if kind == _LAST or len(parts) > _MOST_PARTS:
+            elif kind == _LAST:
+                trouble.large += 1
+            if kind == _LAST:
                 parts.clear()
         else:
             parts.clear()

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats import Format, Unread, Wanted, each_run
-from scalerl.ingest.log import Log, LogBuilder
+from scalerl.ingest.log import Log, LogBuilder, Room
 from scalerl.ingest.wandb_file import MAGIC
 from scalerl.ingest.wandb_rows import Rows, identify
 from scalerl.jsonl import flat
@@ -70,9 +71,10 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
         first = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
         raise InputError(first)
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
-    by_file = {parts[0].path: parts for parts in ordered}
+    limits.RUNS.check(len(ordered), path)
+    by_file, room = {parts[0].path: parts for parts in ordered}, Room(str(path))
     names = ((file, parts[0].run_id) for file, parts in by_file.items())
-    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted)]), *unread]
+    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted, room)]), *unread]
 
 
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
@@ -110,18 +112,19 @@ def _is_linked(file: Path, folder: Path) -> bool:
     return any(one.is_symlink() for one in (file, *between))
 
 
-def _read_run(parts: Sequence[_Part], wanted: Wanted) -> Log:
+def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     """One run, whose files are given in the order of time."""
     config: dict[str, Any] = {}
     names: dict[str, None] = {}
     segments, notes = [], list[str]()
     for part in parts:
-        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, names, part.start)
-        rows.read(part.path, notes)
+        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start)
+        rows.read(notes)
         segments.append(_Segment(rows, wanted))
     name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].run_id)
-    builder = LogBuilder(str(parts[-1].path), _NAME, name, wanted)
-    builder.config = flat({key: value for key, value in config.items() if key != "_wandb"})
+    source = str(parts[-1].path)
+    builder = LogBuilder(source, _NAME, name, wanted, room)
+    builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)
     for known in dict.fromkeys([*names, *(name for segment in segments for name in segment.columns)]):
         if not wanted(known):  # but it is named
             builder.add(0, math.nan, {known: 0.0})

@@ -10,15 +10,17 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scalerl import limits
+from scalerl.errors import counted
 from scalerl.ingest.log import MOST_NAMES, as_number, finite
 from scalerl.ingest.protobuf import fields
 from scalerl.ingest.wandb_file import Trouble, records
-from scalerl.jsonl import flat
+from scalerl.jsonl import flat, parse_json
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
 _HISTORY, _SUMMARY, _CONFIG, _TELEMETRY, _RUN = 2, 3, 5, 11, 17
@@ -30,6 +32,7 @@ _FEATURE, _SET_STEP = 3, 61
 _PEEK = 200  # records within which a file says which run it is of; it is the second one
 _METRIC, _ROW_STEP, _TIMESTAMP, _RUNTIME, _MEDIA, _SKIPPED = range(6)  # what a key stands for
 _KINDS = {"_step": _ROW_STEP, "_timestamp": _TIMESTAMP, "_runtime": _RUNTIME}
+_DOT = re.compile(r"\.")
 _NUMERIC = frozenset(b"-0123456789")
 _BRACE = ord("{")
 
@@ -68,6 +71,7 @@ class Rows:
 
     keep: Callable[[str], bool]
     config: dict[str, Any]
+    path: Path
     names: dict[str, None]
     """Of all metrics that have numbers; this one and the config are filled further by every file of a run."""
     start: float = math.nan
@@ -79,6 +83,11 @@ class Rows:
     time: array[float] = field(default_factory=lambda: array("d"))
     _last: float = -1.0
     _is_history: bool = False
+    long_names: int = 0
+    """Values that were left out, as their names are too long."""
+    _kept: int = 0
+    _values: int = 0
+    _configured: int = 0
     _summary: dict[str, tuple[Key, float]] = field(default_factory=dict)
     _summary_at: tuple[float, float] = (math.nan, math.nan)
     """Step and Unix seconds."""
@@ -93,15 +102,24 @@ class Rows:
         """What was kept, by name."""
         return {key.name: key for key in self._keys.values() if key.rows}
 
-    def read(self, path: Path, notes: list[str]) -> None:
-        """All records of a file; InputError if it is none of W&B's."""
-        trouble = Trouble()
+    def read(self, notes: list[str]) -> None:
+        """All records of the file.
+
+        Raises:
+            InputError: it is none of W&B's, or holds more than the limits allow.
+        """
+        path, trouble = self.path, Trouble()
         for record in records(path, trouble):
             try:
                 self._take(record)
             except (ValueError, RecursionError):  # its checksum holds, but it is not what it should be
                 trouble.damaged += 1
         notes += trouble.notes(path.name)
+        if self.long_names:
+            left_out = counted(self.long_names, "value")
+            notes.append(
+                f"{path.name}: {left_out} left out, of names with more than {limits.NAME.most:,} characters"
+            )
         if self._summary and not self._is_history:
             notes.append(f"{path.name} has no history, only a summary: one value of each metric")
             self._add(*self._summary_at, list(self._summary.values()))
@@ -119,9 +137,9 @@ class Rows:
             elif number == _RUN:
                 self.name = str(_one(value, _DISPLAY_NAME), "utf-8") or self.name
                 self.start = _seconds(_one(value, _START_TIME)) if math.isnan(self.start) else self.start
-                _configure(self.config, _one(value, _RUN_CONFIG))
+                self._configure(_one(value, _RUN_CONFIG))
             elif number == _CONFIG:
-                _configure(self.config, value)
+                self._configure(value)
             elif number == _TELEMETRY:
                 self.has_own_steps |= _number(_one(value, _FEATURE), _SET_STEP) > 0
 
@@ -137,6 +155,7 @@ class Rows:
                 before[1] if math.isnan(time) else time,
             )
             self._summary |= {key.name: (key, value) for key, value in found}
+            limits.KEYS.check(len(self._summary), self.path)
 
     def _add(self, step: float, time: float, found: Found) -> None:
         if not (0 <= step <= 2**53 and step.is_integer()):
@@ -156,10 +175,13 @@ class Rows:
         if is_kept:
             self.step.append(step)
             self.time.append(time)
+            self._values += len(found)
+            limits.VALUES.check(self._values, self.path)
 
     def _row(self, body: bytes) -> tuple[float, float, Found]:
         """Step, Unix seconds (NaN where they are missing) and numbers of one message."""
         covered, items, raw = 0, [], self._raw
+        limits.KEYS.check(body.count(b"\x82\x01"), self.path)  # which is in every item
         for size, name, _, text in _PLAIN_ITEM.findall(body):
             length = size[0]
             if length != len(name) + len(text) + 3:
@@ -202,18 +224,20 @@ class Rows:
             elif kind == _RUNTIME:
                 runtime = number
         if media:
-            found = list(_without(found, media))
+            found = list(_without(found, set(media)))
         return step, self.start + runtime if math.isnan(time) else time, found
 
     def _items_by_field(self, body: bytes) -> tuple[float, Iterable[tuple[Key, bytes]]]:
         """The step of any message, where it is beside the items (NaN otherwise), and keys and values."""
-        step, items = math.nan, []
+        step, items, n = math.nan, [], 0
         for number, _, value in fields(body):
             if isinstance(value, int):
                 continue
             if number == _STEP:
                 step = _step(value)
             elif number == _ITEM:
+                n += 1
+                limits.KEYS.check(n, self.path)
                 names, text = _item(value)
                 key = self._key(".".join(names))
                 if text and key.kind != _SKIPPED:
@@ -222,6 +246,7 @@ class Rows:
 
     def _key_of(self, raw: bytes) -> Key:
         """The key of an item, by its bytes."""
+        # Not more of them than a length of one byte has room for.
         name = ".".join(str(value, "utf-8") for _, _, value in fields(raw) if not isinstance(value, int))
         key = self._key(name)
         if name in self._keys:
@@ -230,22 +255,46 @@ class Rows:
 
     def _key(self, name: str) -> Key:
         key = self._keys.get(name)
+        if key is None and len(name) > limits.NAME.most:
+            self.long_names += 1
+            return Key("", _SKIPPED, False)
         if key is None:
             key = Key(name, _KINDS.get(name, _METRIC), self.keep(name))
             if name.endswith("._type"):
                 key.kind = _MEDIA
             elif name.startswith("_wandb"):
                 key.kind = _SKIPPED
+            self._kept += key.is_kept
+            limits.COLUMNS.check(self._kept, self.path)
             if key.is_kept or len(self._keys) < 2 * MOST_NAMES:
                 self._keys[name] = key
         return key
 
+    def _configure(self, message: memoryview) -> None:
+        """What a message adds to the config, and takes from it."""
+        for number, _, value in fields(message):
+            if number not in (_ITEM, _REMOVED) or isinstance(value, int):
+                continue
+            self._configured += 1
+            limits.KEYS.check(self._configured, self.path)
+            names, text = _item(value)
+            place = self.config
+            for name in names[:-1]:
+                inner = place.get(name)
+                place = inner if isinstance(inner, dict) else place.setdefault(name, {})
+                if not isinstance(place, dict):
+                    raise ValueError(f"'{name}' has no parts")
+            if names and number == _ITEM:
+                place[names[-1]] = parse_json(text, str(self.path))
+            elif names:
+                place.pop(names[-1], None)
+
     def _nested(self, name: str, text: bytes) -> Iterator[tuple[Key, float]]:
         """Numbers of a table of values, which older versions log in one piece."""
-        found = flat(json.loads(text), f"{name}.")
-        media = tuple(place.removesuffix("_type") for place in found if place.endswith("._type"))
+        found = flat(parse_json(text, str(self.path)), f"{name}.", where=str(self.path))
+        media = {place.removesuffix("_type") for place in found if place.endswith("._type")}
         for place, number in found.items():
-            if place.startswith(media):
+            if _is_below(place, media):
                 continue
             if math.isfinite(finite(number)):
                 yield self._key(place), float(number)
@@ -260,10 +309,15 @@ def _worded(text: bytes) -> Iterator[float]:
         yield _TEXT if number is None else number
 
 
-def _without(found: Found, media: Sequence[str]) -> Iterator[tuple[Key, float]]:
+def _is_below(name: str, media: Set[str]) -> bool:
+    """Whether a name begins with one of some, which all end with a dot."""
+    return bool(media) and any(name[: dot.end()] in media for dot in _DOT.finditer(name))
+
+
+def _without(found: Found, media: Set[str]) -> Iterator[tuple[Key, float]]:
     """What is no part of media, whose sizes are numbers too."""
     for key, number in found:
-        if key.name.startswith(tuple(media)):
+        if _is_below(key.name, media):
             key.kind = _SKIPPED
         else:
             yield key, number
@@ -287,29 +341,13 @@ def identify(path: Path) -> tuple[str, float]:
     return path.stem.removeprefix("run-"), math.nan
 
 
-def _configure(config: dict[str, Any], message: memoryview) -> None:
-    """What a message adds to the config, and takes from it."""
-    for number, _, value in fields(message):
-        if number not in (_ITEM, _REMOVED) or isinstance(value, int):
-            continue
-        names, text = _item(value)
-        place = config
-        for name in names[:-1]:
-            inner = place.get(name)
-            place = inner if isinstance(inner, dict) else place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"'{name}' has no parts")
-        if names and number == _ITEM:
-            place[names[-1]] = json.loads(text)
-        elif names:
-            place.pop(names[-1], None)
-
-
 def _item(message: memoryview) -> tuple[list[str], bytes]:
     """The parts of a key, and the value as JSON."""
     names, text = [], b""
     for number, _, value in fields(message):
         if number in (_KEY, _NESTED_KEY) and not isinstance(value, int):
+            if len(names) == limits.DEPTH.most:
+                raise ValueError("a key has too many parts")  # as damage is: no library writes it
             names.append(str(value, "utf-8"))
         elif number == _VALUE and not isinstance(value, int):
             text = bytes(value)
@@ -318,14 +356,20 @@ def _item(message: memoryview) -> tuple[list[str], bytes]:
 
 def _one(message: bytes | memoryview, number: int) -> memoryview:
     """A field with a length; empty where it is missing."""
-    found = [value for at, _, value in fields(message) if at == number and not isinstance(value, int)]
-    return found[-1] if found else memoryview(b"")
+    found = memoryview(b"")
+    for at, _, value in fields(message):  # no list of them: a message may have millions
+        if at == number and not isinstance(value, int):
+            found = value
+    return found
 
 
 def _number(message: memoryview, number: int) -> int:
     """A field that is a whole number; 0 where it is missing."""
-    found = [value for at, _, value in fields(message) if at == number and isinstance(value, int)]
-    return found[-1] if found else 0
+    found = 0
+    for at, _, value in fields(message):
+        if at == number and isinstance(value, int):
+            found = value
+    return found
 
 
 def _step(message: memoryview) -> float:

@@ -11,6 +11,7 @@ from scalerl.curve.families import LABELS
 
 DASH = "–"
 MINUS = "−"
+_LARGEST = 1e100
 
 _SI = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 _WORDS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1e3, "thousand "))
@@ -78,11 +79,15 @@ def family_weights(weights: Any) -> str:
 
 
 def as_float(value: Any) -> float:
-    """`value` as a float; NaN for None and for what is no number (records may lack any field)."""
+    """`value` as a float; NaN for None and for what is no number (records may lack any field).
+
+    A finite one is brought to 1e100 or -1e100 if it is beyond: sums and axes of larger ones overflow.
+    """
     try:
-        return float(value) if isinstance(value, int | float) else math.nan
+        number = float(value) if isinstance(value, int | float) else math.nan
     except OverflowError:  # JSON knows whole numbers of any size
         return math.nan
+    return min(max(number, -_LARGEST), _LARGEST) if math.isfinite(number) else number
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

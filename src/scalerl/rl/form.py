@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 
 T = TypeVar("T")
 _WORDS = {
@@ -52,9 +52,9 @@ class Form(Generic[T]):
                 hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(hints)}"
                 if prefix + key in known:
                     hint = f"with {prefix}kind = {values.get('kind')!r} the keys are {', '.join(hints)}"
-                raise InputError(f"{source}: unknown key {prefix + key!r}; {hint}")
+                raise InputError(f"{source}: unknown key {brief(prefix + key)}; {hint}")
             if not _may_be_bool(hints[key]) and any(isinstance(one, bool) for one in _entries(value)):
-                raise InputError(f"{source}: {prefix}{key}: is neither true nor false (found {value!r})")
+                raise InputError(f"{source}: {prefix}{key}: is neither true nor false (found {brief(value)})")
             for table in _entries(value):
                 if isinstance(table, Mapping):
                     for variant in _fitting(_variants(hints[key]), table):
@@ -76,9 +76,9 @@ class Form(Generic[T]):
         if first["type"] in ("union_tag_invalid", "literal_error"):
             context = first.get("ctx", {})
             expected = context.get("expected_tags") or context.get("expected")
-            return f"{key}: found {first['input']!r}, expected {expected}"
+            return f"{key}: found {brief(first['input'])}, expected {expected}"
         message = _WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))
-        found = "" if isinstance(first["input"], Mapping) else f" (found {first['input']!r})"
+        found = "" if isinstance(first["input"], Mapping) else f" (found {brief(first['input'])})"
         return f"{key}: {message}{found}" if key else message
 
 

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import select
-import signal
 import socket
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from typing import Any
 
 from scalerl.rl import proc
 from scalerl.rl.forks import Answer, Forks, Job, Outcome, StartError, Worker
+from scalerl.rl.process import leave_signals
 
 TURN_SECONDS = 1.0
 """After which a share goes back, with what is judged by then."""
@@ -54,8 +54,7 @@ BEAT_SECONDS = 1.0
 def main(fd: int, parent: int, seconds: float, memory: int) -> None:
     """Judge the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
     os.set_inheritable(fd, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # of a whole job: the trainer answers it
+    leave_signals()
     proc.adopt_orphans()
     trainer = _Trainer(socket.socket(fileno=fd), parent)
     forks = None

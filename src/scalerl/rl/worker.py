@@ -37,6 +37,7 @@ from types import ModuleType
 from typing import Any
 
 from scalerl.errors import ScalerlError
+from scalerl.rl.process import leave_signals
 from scalerl.rl.types import Prompt, Reward
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -195,9 +196,7 @@ def _close(fd: int) -> None:
 
 def _restrain(parent: int, memory: int) -> None:
     """Neither Ctrl-C nor the end of the parent must leave this process behind or in disorder."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # of a whole job: the trainer answers them
-        signal.signal(number, lambda number, frame: None)
+    leave_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         if _address_space() >= memory:  # from here on Python would fail anywhere, with any exception

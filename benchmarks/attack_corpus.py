@@ -1,0 +1,231 @@
+"""The inputs of `attack.py`: every format with odd rows, damaged bytes, floods and bombs; and files that
+are none."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import attack_bombs
+from attack_formats import PASS_RATE, SECONDS, WRITERS, Row, run_folder
+
+
+@dataclass(frozen=True)
+class Input:
+    """One attack: `write` puts it into an empty folder, and returns what is to be read."""
+
+    format: str
+    name: str
+    write: Callable[[Path], Path | str]
+    command: str = "ingest"
+    evaluations: Callable[[], int] = int
+    """How many it holds; those that come twice count twice, and one that is no finite number counts."""
+    must_read: bool = False
+    """Whether a refusal is a fault, too."""
+
+
+def rows(last: int = 25, **more: object) -> list[Row]:
+    return [
+        {"step": n, PASS_RATE: 0.3 + 0.3 * n / (n + 8), SECONDS: 90.5, **more} for n in range(1, last + 1)
+    ]
+
+
+def odd(value: object) -> list[Row]:
+    """A sound log whose value is odd from 60 % on."""
+    return [row | ({PASS_RATE: value} if n >= 15 else {}) for n, row in enumerate(rows())]
+
+
+def at_steps(steps: Sequence[object]) -> list[Row]:
+    return [row | {"step": step} for row, step in zip(rows(len(steps)), steps, strict=True)]
+
+
+def columns(n: int, last: int = 3, name: str = "val-core/{}/acc/mean@4") -> list[Row]:
+    return [row | {name.format(i): 0.5 for i in range(n)} for row in rows(last)]
+
+
+def shuffled() -> list[Row]:
+    found = rows()
+    random.Random(0).shuffle(found)
+    return found
+
+
+def many_runs(n: int, last: int = 1) -> list[Row]:
+    return [row | {"run": f"r{i}"} for i in range(n) for row in rows(last)]
+
+
+_NESTED = {"a": 0.5}
+for _ in range(300):
+    _NESTED = {"a": _NESTED, "b": 0.5}
+
+ROWS: dict[str, tuple[Callable[[], list[Row]], bool]] = {
+    # What is to be read of it, whatever else is said of it: True.
+    "sound": (rows, True),
+    "long": (lambda: rows(5000), True),
+    "shuffled": (shuffled, False),
+    "descending": (lambda: rows()[::-1], False),
+    "restarted": (lambda: rows() + rows()[10:], False),
+    "step-twice": (lambda: at_steps([*range(1, 13), *range(12, 25)]), False),
+    "nan": (lambda: odd(math.nan), False),
+    "infinite": (lambda: odd(-math.inf), False),
+    "negative": (lambda: odd(-1e308), False),
+    "large": (lambda: odd(1e308), False),
+    "whole-number": (lambda: odd(10**300), False),
+    "text": (lambda: odd("x" * 100_000), False),
+    "negative-steps": (lambda: at_steps(range(-12, 13)), False),
+    "broken-steps": (lambda: at_steps([n / 4 for n in range(25)]), False),
+    "large-steps": (lambda: at_steps([10**n for n in range(25)]), False),
+    "far-steps": (lambda: at_steps([2**62 + n for n in range(25)]), False),
+    "columns": (lambda: columns(2000), False),
+    "more-columns": (lambda: columns(40_000), False),
+    "other-columns": (lambda: columns(40_000, name="other/{}"), False),
+    "long-name": (lambda: [row | {"eval/" + "n" * 200_000: 0.5} for row in rows()], False),
+    "name-of-separators": (lambda: [row | {" - /effective/ - " * 15_000: 0.5} for row in rows()], False),
+    "nested": (lambda: [row | {"deep": _NESTED} for row in rows()], False),
+    "wide-below-long": (
+        lambda: [row | {"n" * 100_000: {str(n): 0 for n in range(40_000)}} for row in rows(3)],
+        False,
+    ),
+    "runs": (lambda: many_runs(800, 3), False),
+    "more-runs": (lambda: many_runs(30_000), False),
+}
+_NESTED_ROWS = {"nested", "wide-below-long"}
+_WITHOUT: dict[str, set[str]] = {
+    # A name in MLflow is that of a file, a cell of a table a number or a text, a step of the console digits.
+    "mlflow": _NESTED_ROWS
+    | {"long-name", "name-of-separators", "more-columns", "other-columns", "more-runs", "text"},
+    "verl-console": _NESTED_ROWS | {"negative-steps", "broken-steps", "large-steps", "far-steps"},
+    **dict.fromkeys(("parquet", "tensorboard", "table-csv", "wandb-csv"), _NESTED_ROWS),
+}
+_OF_RUNS = {"jsonl", "mlflow", "trackio", "parquet", "wandb-csv"}
+"""Formats of several runs."""
+_OWN = {"table-csv": "fit", "table-jsonl": "fit", "run-folder": "fit"}
+"""What is read by other commands than ingest."""
+
+
+def of_rows() -> Iterator[Input]:
+    for format, write in WRITERS.items():
+        for name, (made, must_read) in ROWS.items():
+            if name in _WITHOUT.get(format, ()) or ("runs" in name and format not in _OF_RUNS):
+                continue
+
+            def put(folder: Path, write=write, made=made) -> Path:  # noqa: ANN001
+                return write(folder, made())
+
+            def holds(name=name, made=made) -> int:  # noqa: ANN001
+                return (
+                    0
+                    if "columns" in name
+                    else sum(isinstance(row.get(PASS_RATE), int | float) for row in made())
+                )
+
+            yield Input(format, name, put, _OWN.get(format, "ingest"), holds, must_read)
+
+
+def flipped(data: bytes, seed: int) -> bytes:
+    draw, found = random.Random(seed), bytearray(data)
+    for _ in range(1 + len(data) // 2000):
+        found[draw.randrange(len(found))] = draw.randrange(256)
+    return bytes(found)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    **{f"cut-{part}": lambda data, part=part: data[: len(data) * part // 100] for part in (1, 40, 70, 99)},
+    **{f"flipped-{seed}": lambda data, seed=seed: flipped(data, seed) for seed in range(6)},
+    "utf-16": lambda data: data.decode("latin-1").encode("utf-16"),
+    "byte-order-mark": lambda data: b"\xef\xbb\xbf" + data,
+    "zeros": lambda data: data + bytes(3_000_000),
+    "newlines": lambda data: data + b"\n" * 3_000_000,
+    "returns": lambda data: data + b"\r" * 3_000_000,
+    "blanks": lambda data: b" " * 3_000_000 + data,
+    "brackets": lambda data: data + b"[" * 3_000_000,
+    "lists": lambda data: data + b'{"step": 30, "x": [' + b"[]," * 1_000_000 + b"0]}\n",
+    "tables": lambda data: data + b'{"step": 30, "x": [' + b'{"":{}},' * 400_000 + b"0]}\n",
+    "quote": lambda data: data + b'"' + b"x,\n" * 1_000_000,
+    "commas": lambda data: data + b"," * 3_000_000 + b"\n",
+    "digits": lambda data: data + b'{"step": ' + b"9" * 3_000_000 + b"}\n",
+}
+
+
+def damaged() -> Iterator[Input]:
+    for format, write in WRITERS.items():
+        for name, damage in DAMAGE.items():
+
+            def put(folder: Path, write=write, damage=damage) -> Path:  # noqa: ANN001
+                path = write(folder, rows())
+                for file in [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]:
+                    file.write_bytes(damage(file.read_bytes()))
+                return path
+
+            yield Input(format, name, put, _OWN.get(format, "ingest"))
+
+
+def no_files() -> Iterator[Input]:
+    """Pipes, sockets, devices and what the kernel shows as files; by their names, and behind a link."""
+
+    def pipe(folder: Path) -> Path:
+        os.mkfifo(folder / "pipe")
+        return folder / "pipe"
+
+    def its_socket(folder: Path) -> Path:
+        with socket.socket(socket.AF_UNIX) as server:
+            here = Path.cwd()
+            os.chdir(folder)  # the name of a socket is short
+            server.bind("socket")
+            os.chdir(here)
+        return folder / "socket"
+
+    def link(folder: Path, to: str) -> Path:
+        (folder / "link").symlink_to(to)
+        return folder / "link"
+
+    kernel = (
+        "/proc/kmsg",
+        "/proc/kcore",
+        "/proc/self/mem",
+        "/proc/self/environ",
+        "/sys/kernel/uevent_seqnum",
+    )
+    for command in ("ingest", "fit", "report"):
+        yield Input("no-file", f"pipe-{command}", pipe, command)
+        yield Input("no-file", f"socket-{command}", its_socket, command)
+        for place in ("/dev/zero", "/dev/tty", *kernel):
+            if Path(place).exists():
+                yield Input("no-file", f"{place}-{command}", lambda _, place=place: place, command)
+        yield Input("no-file", f"link-{command}", lambda folder: link(folder, "/proc/kmsg"), command)
+    for command in ("study", "train"):
+        yield Input("no-file", f"pipe-{command}", pipe, command)
+        yield Input("no-file", f"kmsg-{command}", lambda _: "/proc/kmsg", command)
+
+
+def reports() -> Iterator[Input]:
+    """Run folders with values at the ends of the floats, drawn as one page and beside a sound run."""
+    values = (-1e308, 1e308, -1e-308, 5e-324, -5, 1.5, 2**53)
+    for name in (PASS_RATE, "reward_mean", "time", "samples", "mean_p_1mp", "truncated", "entropy"):
+        for value in values:
+
+            def put(folder: Path, name=name, value=value) -> Path:  # noqa: ANN001
+                found = [row | {"samples": 64.0 * row["step"]} for row in rows()]
+                found[12] |= {name: value}
+                path = run_folder(folder, found)
+                steps = path / "steps.jsonl"
+                text = steps.read_text().replace(
+                    '"step": 7, "reward_mean": 0.5', f'"step": 7, "reward_mean": {value!r}'
+                )
+                steps.write_text(
+                    text.replace('"step": 9,', f'"step": 9, "entropy": {value!r}, "loss": {value!r},')
+                )
+                return path
+
+            for command in ("report", "overlay"):
+                yield Input("report", f"{command}-{name.partition('/')[0]}={value:g}", put, command)
+
+
+def corpus() -> list[Input]:
+    """All inputs, in a fixed order."""
+    bombs = (Input(*bomb) for bomb in attack_bombs.bombs())
+    return [*of_rows(), *damaged(), *no_files(), *reports(), *bombs]
