@@ -9,6 +9,7 @@ from typing import Any
 from wandb.proto import wandb_internal_pb2
 
 from hostile_logs import everything
+from read_logs import read_logs
 from scalerl.ingest.wandb_offline import FORMAT
 
 pb: Any = wandb_internal_pb2  # its messages are made when it is imported
@@ -17,7 +18,7 @@ BLOCK = 32768
 
 
 def read_one(path, wanted=everything):
-    (log,) = FORMAT.read(path, wanted)
+    (log,) = read_logs(FORMAT, path, wanted)
     return log
 
 

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.metrics_jsonl import FORMAT
 from scalerl.ingest.rows import unix_seconds
@@ -55,7 +56,7 @@ def test_prime_rl_in_a_file_each(tmp_path):
     write(tmp_path / "run" / "orchestrator", dumped(ORCHESTRATOR))
     for path in (tmp_path, tmp_path / "run"):
         assert FORMAT.recognises(path)
-        (log,) = FORMAT.read(path, everything)
+        (log,) = read_logs(FORMAT, path, everything)
         assert log.name == "run"
         check_both(log)
 
@@ -64,14 +65,14 @@ def test_prime_rl_in_one_file(tmp_path):
     rows = [*ORCHESTRATOR[:2], *TRAINER[:3], ORCHESTRATOR[3], *ORCHESTRATOR[2:3], TRAINER[3]]
     path = write(tmp_path / "run", dumped(rows))
     assert FORMAT.recognises(path)
-    check_both(FORMAT.read(path, everything)[0])
-    (log,) = FORMAT.read(tmp_path / "run", everything)
+    check_both(read_logs(FORMAT, path, everything)[0])
+    (log,) = read_logs(FORMAT, tmp_path / "run", everything)
     assert log.name == "run"
     check_both(log)
 
 
 def test_the_orchestrator_alone_keeps_its_names(tmp_path):
-    (log,) = FORMAT.read(write(tmp_path, dumped(ORCHESTRATOR)), lambda name: name == "time/step")
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped(ORCHESTRATOR)), lambda name: name == "time/step")
     assert list(log.metrics) == ["time/step"]
     assert log.metrics["time/step"].value_N.tolist() == [4, 5, 6]
     assert "reward/all/mean" in log.names
@@ -83,9 +84,9 @@ def test_a_folder_of_runs(tmp_path):
     write(tmp_path / "a" / "trainer", dumped(TRAINER))
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    assert [log.name for log in FORMAT.read(tmp_path, everything)] == ["a", "b"]
+    assert [log.name for log in read_logs(FORMAT, tmp_path, everything)] == ["a", "b"]
     with pytest.raises(InputError, match=r"no metrics\.jsonl in it"):
-        FORMAT.read(tmp_path / "empty", everything)
+        read_logs(FORMAT, tmp_path / "empty", everything)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_folder_of_runs(tmp_path):
 def test_names_of_steps_and_times(tmp_path, key, time):
     path = write(tmp_path, dumped([{key: n, time: 1.7e9 + n, "loss": 0.5 * n} for n in range(4)]), "x.jsonl")
     assert FORMAT.recognises(path)
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.name == "x"
     assert log.names == ("loss",)
     assert log.metrics["loss"].step_N.tolist() == [0, 1, 2, 3]
@@ -106,14 +107,14 @@ def test_nested_rows(tmp_path):
     rows = [{"train": {"global_step": n, "loss": n}, "time": 1e9, "eval": {"a": {"b": 1}}} for n in (1, 2)]
     path = write(tmp_path, dumped(rows))
     assert FORMAT.recognises(path)
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.metrics["train/loss"].step_N.tolist() == [1, 2]
     assert set(log.names) == {"train/loss", "eval/a/b"}
 
 
 def test_the_step_is_one_counter(tmp_path):
     rows = [{"note": "start"}, {"_step": 7, "train/global_step": 1, "a": 1}, {"_step": 8, "b": 1}]
-    (log,) = FORMAT.read(write(tmp_path, dumped(rows)), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped(rows)), everything)
     assert log.metrics["a"].step_N.tolist() == [1]
     assert log.names == ("_step", "a")
     assert log.notes == ("2 rows passed over, without a 'train/global_step' (lines 1, 3)",)
@@ -124,7 +125,7 @@ def test_one_count_under_two_names(tmp_path, first):
     rows = [{"_step": 0, "train/global_step": 1, "train/reward": 0.1}]
     rows += [{"_step": 1, "eval/global_step": 1, "eval/eval_a_pass1": 0.2}]
     rows += [{"_step": 2, "train/global_step": 2, "train/reward": 0.3}]
-    (log,) = FORMAT.read(write(tmp_path, dumped(rows if first == "train" else rows[1:])), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped(rows if first == "train" else rows[1:])), everything)
     assert log.metrics["eval/eval_a_pass1"].step_N.tolist() == [1]
     assert log.metrics["train/reward"].step_N.tolist() == ([1, 2] if first == "train" else [2])
     assert log.notes == ()
@@ -134,13 +135,13 @@ def test_runs_by_a_column(tmp_path):
     rows = [
         {"step": n, "run_id": f"id{run}", "run_name": "same", "a": run} for n in range(3) for run in range(2)
     ]
-    logs = FORMAT.read(write(tmp_path, dumped(rows)), everything)
+    logs = read_logs(FORMAT, write(tmp_path, dumped(rows)), everything)
     assert [log.metrics["a"].value_N.tolist() for log in logs] == [[0] * 3, [1] * 3]
     assert [log.name for log in logs] == ["same", "same"]
 
 
 def test_small_times_are_no_times_of_day(tmp_path):
-    (log,) = FORMAT.read(write(tmp_path, dumped([{"step": 1, "time": 3.5, "a": 1}])), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped([{"step": 1, "time": 3.5, "a": 1}])), everything)
     assert log.metrics["time"].value_N.tolist() == [3.5]
     assert np.isnan(log.metrics["a"].time_N).all()
 
@@ -224,16 +225,16 @@ def test_what_is_recognised(tmp_path):
 def test_errors(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(InputError, match=message) as error:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(path) in str(error.value)
 
 
 def test_an_unfinished_end(tmp_path):
     path = write(tmp_path, dumped(TRAINER)[:-20])
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.metrics["loss/mean"].step_N.tolist() == [1]
     assert log.notes == (f"{path}: the last line is unfinished (a crash while writing); left out",)
-    (log,) = FORMAT.read(write(tmp_path, dumped(TRAINER)[:-1]), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, dumped(TRAINER)[:-1]), everything)
     assert log.notes == ()
 
 
@@ -245,7 +246,7 @@ def test_what_is_not_wanted_takes_no_memory(tmp_path):
     import tracemalloc
 
     tracemalloc.start()
-    (log,) = FORMAT.read(path, lambda name: name == "kept")
+    (log,) = read_logs(FORMAT, path, lambda name: name == "kept")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(log.metrics["kept"]) == 20_000

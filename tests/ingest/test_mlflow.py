@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from mlflow import MlflowClient
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.formats import Unread
 from scalerl.ingest.mlflow import FORMAT
@@ -53,10 +54,10 @@ def store(logged, tmp_path):
 def test_store_experiment_and_run(store):
     for path in (store, store / "55"):
         assert FORMAT.recognises(path)
-        logs = FORMAT.read(path, everything)
+        logs = read_logs(FORMAT, path, everything)
         assert [log.name for log in logs] == ["first: run's #1", "plain"]
     assert FORMAT.recognises(store / "55" / "d58")
-    (log,) = FORMAT.read(store / "55" / "d58", everything)  # which was asked for
+    (log,) = read_logs(FORMAT, store / "55" / "d58", everything)  # which was asked for
     reward = log.metrics["train/reward"]
     assert reward.step_N.tolist() == [0, 1, 2]
     assert reward.value_N.tolist() == [0, 0.25, 0.5]
@@ -67,7 +68,7 @@ def test_store_experiment_and_run(store):
 
 
 def test_only_what_is_wanted(store):
-    log = FORMAT.read(store, lambda name: name == "loss")[0]
+    log = read_logs(FORMAT, store, lambda name: name == "loss")[0]
     assert list(log.metrics) == ["loss"]
     assert sorted(log.names) == ["loss", "train/reward"]
 
@@ -84,13 +85,13 @@ def test_only_what_is_wanted(store):
 )
 def test_forms_of_lines(store, text, steps):
     write(store / "55" / "b56" / "metrics" / "train" / "reward", text)
-    assert FORMAT.read(store, everything)[0].metrics["train/reward"].step_N.tolist() == steps
+    assert read_logs(FORMAT, store, everything)[0].metrics["train/reward"].step_N.tolist() == steps
 
 
 @pytest.mark.parametrize("end", ["170000000", "1700000003500 0.75 1", "1700000003500 0.7x"])
 def test_an_unfinished_end(store, end):
     write(store / "55" / "b56" / "metrics" / "train" / "reward", REWARD + end)
-    log = FORMAT.read(store, everything)[0]
+    log = read_logs(FORMAT, store, everything)[0]
     assert log.metrics["train/reward"].step_N.tolist() == [0, 1, 2]
     assert "a crash while writing" in log.notes[0]
 
@@ -99,7 +100,7 @@ def test_an_unfinished_end(store, end):
 def test_errors(store, line):
     path = write(store / "55" / "b56" / "metrics" / "loss", f"1700000000500 0.5 0\n{line}\n")
     with pytest.raises(InputError, match="expected a time in milliseconds, a value and a step") as error:
-        FORMAT.read(path.parents[1], everything)
+        read_logs(FORMAT, path.parents[1], everything)
     assert str(error.value).startswith(f"{path}, line 2: '{line}'")
     (unread,) = [one for one in FORMAT.read(store, everything) if isinstance(one, Unread)]
     assert (unread.run, unread.reason) == ("b56", str(error.value))
@@ -108,13 +109,13 @@ def test_errors(store, line):
 def test_names_where_meta_has_none(store):
     run = store / "55" / "b56"
     write(run / "meta.yaml", "run_id: abc\n")
-    assert FORMAT.read(run, everything)[0].name == "first: run's #1"
+    assert read_logs(FORMAT, run, everything)[0].name == "first: run's #1"
     (run / "tags" / "mlflow.runName").unlink()
-    assert FORMAT.read(run, everything)[0].name == "abc"
+    assert read_logs(FORMAT, run, everything)[0].name == "abc"
     write(run / "meta.yaml", "")
-    assert FORMAT.read(run, everything)[0].name == "b56"
+    assert read_logs(FORMAT, run, everything)[0].name == "b56"
     write(run / "meta.yaml", 'run_name: "double"\n')
-    assert FORMAT.read(run, everything)[0].name == "double"
+    assert read_logs(FORMAT, run, everything)[0].name == "double"
 
 
 def test_what_is_not_recognised(tmp_path, store):
@@ -123,7 +124,7 @@ def test_what_is_not_recognised(tmp_path, store):
     assert not FORMAT.recognises(store / "55" / "meta.yaml")
     assert not FORMAT.recognises(tmp_path / "missing")
     with pytest.raises(InputError, match="no runs of MLflow"):
-        FORMAT.read(store / "0", everything)
+        read_logs(FORMAT, store / "0", everything)
     (store / "0" / "link").symlink_to(store / "55" / "b56")
     (store / "0" / "loop").symlink_to(store)
     assert not FORMAT.recognises(store / "0")
@@ -133,7 +134,7 @@ def test_links_are_not_followed(store, tmp_path):
     write(tmp_path / "secret", "1700000000500 0.5 0\n")
     (store / "55" / "b56" / "metrics" / "linked").symlink_to(tmp_path / "secret")
     (store / "55" / "b56" / "params" / "linked").symlink_to(tmp_path / "secret")
-    log = FORMAT.read(store, everything)[0]
+    log = read_logs(FORMAT, store, everything)[0]
     assert "linked" not in log.names
     assert "linked" not in log.config
 

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.parquet import FORMAT
 
@@ -35,13 +36,13 @@ def columns(rows=10):
 def test_columns(tmp_path):
     path = write(tmp_path / "run.parquet", columns(), row_group_size=3)
     assert FORMAT.recognises(path)
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.name == "run"
     assert set(log.names) == {"train/reward", "loss", "eval/aime", "eval/deep/x"}
     assert log.metrics["train/reward"].step_N.tolist() == [1, 3, 5, 7, 9]
     assert log.metrics["train/reward"].time_N.tolist() == [1.7e9 + n for n in (1, 3, 5, 7, 9)]
     assert log.metrics["eval/deep/x"].value_N.tolist() == list(range(10))
-    (log,) = FORMAT.read(path, lambda name: name == "loss")
+    (log,) = read_logs(FORMAT, path, lambda name: name == "loss")
     assert list(log.metrics) == ["loss"]
     assert "train/reward" in log.names
 
@@ -53,13 +54,13 @@ def test_time_stamps(tmp_path, unit, zone):
     if zone is None:
         times = [time.replace(tzinfo=None) for time in times]
     table = {"step": [0, 1, 2], "a": [1, 2, 3], "timestamp": arrow.array(times, arrow.timestamp(unit, zone))}
-    (log,) = FORMAT.read(write(tmp_path / "x.parquet", table), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path / "x.parquet", table), everything)
     assert log.metrics["a"].time_N.tolist() == [1.7e9, 1.7e9 + 1, 1.7e9 + 2]
 
 
 def test_dots_in_names_and_small_floats(tmp_path):
     table = {"step": [0, 1], "a.b": [1.0, 2.0], "a": [3, 4], "h": arrow.array([0.5, 1.5], arrow.float16())}
-    (log,) = FORMAT.read(write(tmp_path / "x.parquet", table), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path / "x.parquet", table), everything)
     assert log.metrics["a.b"].value_N.tolist() == [1, 2]
     assert log.metrics["a"].value_N.tolist() == [3, 4]
     assert log.metrics["h"].value_N.tolist() == [0.5, 1.5]
@@ -75,7 +76,7 @@ def test_text_within_a_struct_is_not_read(tmp_path):
     pool = arrow.proxy_memory_pool(before)
     arrow.set_memory_pool(pool)
     try:
-        (log,) = FORMAT.read(path, everything)
+        (log,) = read_logs(FORMAT, path, everything)
     finally:
         arrow.set_memory_pool(before)
     assert set(log.names) == {"data/n", "data/half"}
@@ -85,23 +86,23 @@ def test_text_within_a_struct_is_not_read(tmp_path):
 
 def test_several_runs(tmp_path):
     table = {"step": [0, 0, 1, 1], "run_name": ["a", "b"] * 2, "r": [1, 2, 3, 4]}
-    logs = FORMAT.read(write(tmp_path / "x.parquet", table), everything)
+    logs = read_logs(FORMAT, write(tmp_path / "x.parquet", table), everything)
     assert [(log.name, log.metrics["r"].value_N.tolist()) for log in logs] == [("a", [1, 3]), ("b", [2, 4])]
 
 
 def test_errors(tmp_path):
     path = tmp_path / "x.parquet"
     with pytest.raises(InputError, match=r"no column of steps, step, global_step, .*; columns: a, b"):
-        FORMAT.read(write(path, {"a": [1], "b": [2]}), everything)
+        read_logs(FORMAT, write(path, {"a": [1], "b": [2]}), everything)
     with pytest.raises(InputError, match="no row has a step"):
-        FORMAT.read(write(path, {"step": ["x"], "b": [2]}), everything)
+        read_logs(FORMAT, write(path, {"step": ["x"], "b": [2]}), everything)
     twice = arrow.table([arrow.array([1])] * 2, names=["step", "step"])
     with pytest.raises(InputError, match="two columns have one name"):
-        FORMAT.read(write(path, twice), everything)
+        read_logs(FORMAT, write(path, twice), everything)
     path.write_bytes(b"PAR1")
     assert FORMAT.recognises(path)
     with pytest.raises(InputError, match="not Parquet, or damaged"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     path.write_bytes(b"step\n1\n")
     assert not FORMAT.recognises(path)
     assert not FORMAT.recognises(tmp_path)
@@ -112,7 +113,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert FORMAT.recognises(path)
     with pytest.raises(InputError, match=r"Parquet needs pyarrow: pip install 'scalerl\[data\]'"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
 
 
 @pytest.fixture(scope="module")

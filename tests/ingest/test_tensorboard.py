@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError, limits
 from scalerl.ingest.tensorboard import FORMAT, _masked_crc
 
@@ -43,7 +44,7 @@ def test_as_the_library_reads_it(tmp_path, writer):
         log.add_text("note", "no scalar")
         log.add_scalar("before", 1.0, -3)
     assert FORMAT.recognises(tmp_path)
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     assert log.name == "run"
     assert log.names == ("train/reward", "new", "double", "before")
     assert log.config == {"learning_rate": 1e-6, "fsdp.x": 1}
@@ -72,7 +73,7 @@ def test_every_point_is_kept(tmp_path):
         return record(data[:step] + b"\x10" + bytes([number & 127 | 128, number >> 7]) + data[step + 2 :])
 
     write(tmp_path, START, *(at(number) for number in range(12_000)))
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     np.testing.assert_array_equal(log.metrics["r"].step_N, np.arange(12_000))
 
 
@@ -84,7 +85,7 @@ def test_restarts_and_folders(tmp_path, writer):
     with writer(tmp_path / "b" / "deep") as log:
         log.add_scalar("r", 7, 0)
         log.add_hparams({"lr": 1.0}, {"hparam/score": 1.0}, run_name="9")
-    logs = FORMAT.read(tmp_path, lambda name: name == "r")
+    logs = read_logs(FORMAT, tmp_path, lambda name: name == "r")
     assert [log.name for log in logs] == ["a", "b/deep"]  # b/deep/9 has hyperparameters alone
     run = logs[0].metrics["r"]
     assert run.step_N.tolist() == list(range(8))
@@ -93,7 +94,7 @@ def test_restarts_and_folders(tmp_path, writer):
         "the run was restarted after step 2 (line 2): of steps 3 to 4 the later rows count"
         in logs[0].notes[0]
     )
-    (one,) = FORMAT.read(tmp_path / "a", everything)
+    (one,) = read_logs(FORMAT, tmp_path / "a", everything)
     assert one.name == "a"
 
 
@@ -101,7 +102,7 @@ def test_files_of_a_run_go_by_their_first_events(tmp_path):
     write(tmp_path, event("r", 0, 1.0, time=5e8), event("r", 1, 1.0, time=5.5e8), name="tfevents.z")
     write(tmp_path, event("r", 1, 2.0, time=6e8), name="tfevents.a")
     write(tmp_path, name="tfevents.0")  # a run that has just begun
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     assert log.metrics["r"].value_N.tolist() == [1, 2]
     assert log.metrics["r"].time_N.tolist() == [5e8, 6e8]
 
@@ -128,7 +129,7 @@ def test_files_of_a_run_go_by_their_first_events(tmp_path):
 )
 def test_tensors(tmp_path, tensor, plugin, expected):
     path = write(tmp_path, START, event("r", 1, tensor, plugin=plugin), event("s", 1, 1.0))
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.notes == ()
     found = log.metrics.get("r")
     assert (None if found is None else found.value_N.tolist()) == (None if expected is None else [expected])
@@ -137,7 +138,7 @@ def test_tensors(tmp_path, tensor, plugin, expected):
 def test_only_the_first_event_of_a_tag_names_its_plugin(tmp_path):
     tensor = b"\x08\x01\x2d" + struct.pack("<f", 2)
     write(tmp_path, event("r", 1, tensor, plugin="pr_curves"), event("r", 2, tensor), event("s", 2, tensor))
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     assert log.names == ("s",)
 
 
@@ -145,7 +146,7 @@ def test_a_torn_tail_is_left_out(tmp_path):
     whole = [START, event("r", 1, 1.0), event("r", 2, 2.0)]
     for cut in range(1, len(whole[-1])):
         path = write(tmp_path, *whole[:-1], whole[-1][:-cut])
-        (log,) = FORMAT.read(path, everything)
+        (log,) = read_logs(FORMAT, path, everything)
         assert log.metrics["r"].value_N.tolist() == [1]
         assert log.notes == (f"{path}: the last record is unfinished (a crash while writing); left out",)
 
@@ -154,25 +155,25 @@ def test_damage(tmp_path):
     middle = bytearray(event("r", 2, 2.0))
     middle[-6] ^= 1  # in the value: the checksum of the data tells
     path = write(tmp_path, START, event("r", 1, 1.0), bytes(middle), event("r", 3, 3.0))
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.metrics["r"].value_N.tolist() == [1, 3]
     assert log.notes == (f"{path}: 1 of 4 records are damaged; left out",)
     path = write(tmp_path, START, event("r", 1, 1.0), bytes(1000))  # zeros, as a crash of the machine leaves
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     at = len(START) + len(event("r", 1, 1.0))
     assert log.notes == (f"{path}: damaged from byte {at} on, of {at + 1000}; the rest is left out",)
     path = write(tmp_path / "x", bytes(1000))
     with pytest.raises(InputError, match="not an event file, or damaged from its first record on"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     write(tmp_path / "x", event("r", 1, 1.0), name="tfevents.other")
-    (log,) = FORMAT.read(tmp_path / "x", everything)
+    (log,) = read_logs(FORMAT, tmp_path / "x", everything)
     assert log.notes == (f"{path}: damaged from its first record on; left out",)
 
 
 def test_large_records_are_passed_over(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=100))
     path = write(tmp_path, START, record(bytes(101)), event("r", 1, 1.0))
-    (log,) = FORMAT.read(path, everything)
+    (log,) = read_logs(FORMAT, path, everything)
     assert log.names == ("r",)
     assert log.notes == ()
 
@@ -185,7 +186,7 @@ def test_what_is_recognised(tmp_path):
     assert not FORMAT.recognises(text)
     assert not FORMAT.recognises(tmp_path / "missing")
     with pytest.raises(InputError, match="no event files in it"):
-        FORMAT.read(tmp_path, everything)
+        read_logs(FORMAT, tmp_path, everything)
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)
     assert not FORMAT.recognises(fifo)
@@ -199,9 +200,9 @@ def test_links_are_not_followed(tmp_path):
     (tmp_path / "runs" / "a" / "tfevents.link").symlink_to(
         tmp_path / "outside" / "events.out.tfevents.1.host"
     )
-    (log,) = FORMAT.read(tmp_path / "runs", everything)
+    (log,) = read_logs(FORMAT, tmp_path / "runs", everything)
     assert log.metrics["r"].value_N.tolist() == [2]
-    (log,) = FORMAT.read(tmp_path / "runs" / "out", everything)  # which was asked for by name
+    (log,) = read_logs(FORMAT, tmp_path / "runs" / "out", everything)  # which was asked for by name
     assert log.metrics["r"].value_N.tolist() == [1]
 
 
@@ -235,7 +236,7 @@ def test_numbers_are_those_of_the_steps(tmp_path):
         [event("a", step, float(step)), event("b", step, -float(step))] for step in range(100)
     )
     write(tmp_path, START, *records)
-    (log,) = FORMAT.read(tmp_path, lambda name: name == "b")
+    (log,) = read_logs(FORMAT, tmp_path, lambda name: name == "b")
     assert log.names == ("a", "b")
     assert list(log.metrics) == ["b"]
     assert log.metrics["b"].value_N.tolist() == [-float(step) for step in range(100)]

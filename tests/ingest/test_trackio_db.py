@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.trackio_db import FORMAT
 
@@ -66,7 +67,7 @@ def test_runs_of_a_project(tmp_path):
     before = path.read_bytes()
     for given_path in (path, tmp_path):
         assert FORMAT.recognises(given_path)
-        logs = FORMAT.read(given_path, everything)
+        logs = read_logs(FORMAT, given_path, everything)
         assert [log.name for log in logs] == ["a", "a", "b"]
     assert logs[0].metrics["reward"].value_N.tolist() == [0, 0.1, 0.2]
     assert logs[0].metrics["reward"].time_N.tolist() == [1.7e9 + n + 0.5 for n in range(3)]
@@ -79,7 +80,7 @@ def test_runs_of_a_project(tmp_path):
 
 
 def test_cells_of_text_and_runs_without_ids(tmp_path):
-    logs = FORMAT.read(write(tmp_path / "project.db", with_ids=False, cell=json.dumps), everything)
+    logs = read_logs(FORMAT, write(tmp_path / "project.db", with_ids=False, cell=json.dumps), everything)
     assert [log.name for log in logs] == ["a", "b"]
     assert logs[1].config == {"lr": 2, "model.name": "q"}
 
@@ -89,7 +90,7 @@ def test_several_projects(tmp_path):
     write(tmp_path / "q.db", with_ids=False)
     (tmp_path / "other.db").write_bytes(b"SQLite format 3\0")
     (tmp_path / "link.db").symlink_to(tmp_path / "p.db")
-    names = [log.name for log in FORMAT.read(tmp_path, everything)]
+    names = [log.name for log in read_logs(FORMAT, tmp_path, everything)]
     assert names == ["p/a", "p/a", "p/b", "q/a", "q/b"]
 
 
@@ -103,7 +104,7 @@ def test_rows_that_are_not_in_the_file_yet(tmp_path):
         )
         database.commit()
         assert (tmp_path / "project.db-wal").stat().st_size > 0
-        assert FORMAT.read(path, everything)[2].metrics["reward"].value_N.tolist() == [0.75, 1]
+        assert read_logs(FORMAT, path, everything)[2].metrics["reward"].value_N.tolist() == [0.75, 1]
 
 
 @pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
@@ -121,7 +122,7 @@ def test_of_the_library(tmp_path):
     env = os.environ | {"TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, timeout=120)
     assert FORMAT.recognises(tmp_path)
-    logs = FORMAT.read(tmp_path, everything)
+    logs = read_logs(FORMAT, tmp_path, everything)
     assert [log.name for log in logs] == ["a", "b"]
     assert logs[0].metrics["reward"].step_N.tolist() == [0, 5, 10]
     assert logs[0].metrics["loss"].value_N.tolist() == [0, 2]
@@ -132,24 +133,24 @@ def test_of_the_library(tmp_path):
 def test_errors(tmp_path):
     path = tmp_path / "x.db"
     with pytest.raises(InputError, match="no trackio projects in it"):
-        FORMAT.read(tmp_path, everything)
+        read_logs(FORMAT, tmp_path, everything)
     path.write_text("no database")
     with pytest.raises(InputError, match="no SQLite file"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     path.write_bytes(b"SQLite format 3\0" + bytes(200))
     assert not FORMAT.recognises(path)
     with pytest.raises(InputError, match="SQLite cannot read it"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     path.unlink()
     with closing(sqlite3.connect(path)) as database, database:  # MLflow's, say
         database.execute("CREATE TABLE metrics (key TEXT, value REAL, step INTEGER, run_uuid TEXT)")
     assert not FORMAT.recognises(path)
     with pytest.raises(InputError, match="no table of metrics as trackio has it"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     for bad in ("[1]", "{", b"\xff", None, 5):
         write(path, cell=lambda row, bad=bad: bad if bad is not None else "null")
         with pytest.raises(InputError, match="a row of trackio's is no"):
-            FORMAT.read(path, everything)
+            read_logs(FORMAT, path, everything)
 
 
 @pytest.mark.parametrize("cell", [2**28, 0.5, None])
@@ -161,7 +162,7 @@ def test_cells_that_are_numbers_are_refused_and_take_no_memory(tmp_path, cell):
         database.execute("INSERT INTO metrics VALUES ('id1', '', 'a', 0, ?)", [cell])
     tracemalloc.start()
     with pytest.raises(InputError, match=f"holds a {type(cell).__name__}, expected a text of JSON"):
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
@@ -181,7 +182,7 @@ def test_steps_that_are_none(tmp_path):
     path = write(tmp_path / "project.db")
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE metrics SET step = 'x' WHERE step = 1")
-    assert FORMAT.read(path, everything)[0].metrics["reward"].step_N.tolist() == [0, 2]
+    assert read_logs(FORMAT, path, everything)[0].metrics["reward"].step_N.tolist() == [0, 2]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.trainer_state import FORMAT
 
@@ -61,7 +62,7 @@ def trained(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore")
 def test_of_the_trainer(trained):
     assert FORMAT.recognises(trained)
-    (log,) = FORMAT.read(trained, everything)
+    (log,) = read_logs(FORMAT, trained, everything)
     assert log.name == "out"
     assert log.notes == ()
     assert log.metrics["loss"].step_N.tolist() == [1, 2, 3, 4, 5, 6]
@@ -74,38 +75,38 @@ def test_of_the_trainer(trained):
     assert log.config["model_type"] == "llama"
     assert "grad_norm" in log.names
     assert "step" not in log.names
-    (early,) = FORMAT.read(trained / "checkpoint-4", everything)
+    (early,) = read_logs(FORMAT, trained / "checkpoint-4", everything)
     assert early.metrics["loss"].step_N.tolist() == [1, 2, 3, 4]
-    (early,) = FORMAT.read(trained / "checkpoint-4" / "trainer_state.json", everything)
+    (early,) = read_logs(FORMAT, trained / "checkpoint-4" / "trainer_state.json", everything)
     assert early.name == "out"
-    (run,) = FORMAT.read(trained.parent, everything)
+    (run,) = read_logs(FORMAT, trained.parent, everything)
     assert run.name == "out"
 
 
 def test_the_newest_checkpoint_counts(tmp_path):
     for step in (5, 20, 100):
         write(tmp_path / f"checkpoint-{step}", state(step))
-    (log,) = FORMAT.read(tmp_path, lambda name: name == "reward")
+    (log,) = read_logs(FORMAT, tmp_path, lambda name: name == "reward")
     assert log.metrics["reward"].step_N[-1] == 100
     assert log.names == ("epoch", "reward")
     write(tmp_path, state(50))  # saved before the run was resumed
-    assert FORMAT.read(tmp_path, everything)[0].metrics["reward"].step_N[-1] == 100
+    assert read_logs(FORMAT, tmp_path, everything)[0].metrics["reward"].step_N[-1] == 100
     write(tmp_path, state(120))
-    assert FORMAT.read(tmp_path, everything)[0].metrics["reward"].step_N[-1] == 120
+    assert read_logs(FORMAT, tmp_path, everything)[0].metrics["reward"].step_N[-1] == 120
 
 
 def test_a_checkpoint_that_is_not_whole(tmp_path):
     write(tmp_path / "checkpoint-5", state(5))
     torn = write(tmp_path / "checkpoint-10", state(10)[:200])
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     assert log.metrics["reward"].step_N[-1] == 5
     assert len(log.notes) == 1
     assert log.notes[0].startswith(f"{torn}: not JSON")
     with pytest.raises(InputError, match=r"checkpoint-10.*not JSON"):
-        FORMAT.read(tmp_path / "checkpoint-10", everything)
+        read_logs(FORMAT, tmp_path / "checkpoint-10", everything)
     shutil.rmtree(tmp_path / "checkpoint-5")
     with pytest.raises(InputError, match=r"checkpoint-10.*not JSON"):
-        FORMAT.read(tmp_path, everything)
+        read_logs(FORMAT, tmp_path, everything)
 
 
 def test_several_runs(tmp_path):
@@ -113,7 +114,7 @@ def test_several_runs(tmp_path):
     write(tmp_path / "b", state(2))
     (tmp_path / "c").mkdir()
     assert FORMAT.recognises(tmp_path)
-    assert [log.name for log in FORMAT.read(tmp_path, everything)] == ["a", "b"]
+    assert [log.name for log in read_logs(FORMAT, tmp_path, everything)] == ["a", "b"]
 
 
 def test_the_model_and_its_adapter(tmp_path):
@@ -121,7 +122,7 @@ def test_the_model_and_its_adapter(tmp_path):
     write(path.parent, '{"_name_or_path": "Qwen/Qwen3-4B", "model_type": "qwen3", "x": 1}', "config.json")
     write(path.parent, '{"base_model_name_or_path": "Qwen/Q", "r": 8}', "adapter_config.json")
     write(path.parent, b"\x80\x04cos\nsystem\n(S'false'\ntR.", "training_args.bin")
-    (log,) = FORMAT.read(tmp_path, everything)
+    (log,) = read_logs(FORMAT, tmp_path, everything)
     expected = {"global_step": 1, "max_steps": 9, "num_train_epochs": 3, "total_flos": 1e9}
     assert log.config == expected | {
         "_name_or_path": "Qwen/Qwen3-4B",
@@ -129,7 +130,7 @@ def test_the_model_and_its_adapter(tmp_path):
         "base_model_name_or_path": "Qwen/Q",
     }
     write(path.parent, "[", "config.json")
-    assert "_name_or_path" not in FORMAT.read(tmp_path, everything)[0].config
+    assert "_name_or_path" not in read_logs(FORMAT, tmp_path, everything)[0].config
 
 
 def test_steps_that_come_twice_and_values_that_are_none(tmp_path):
@@ -139,7 +140,7 @@ def test_steps_that_come_twice_and_values_that_are_none(tmp_path):
         {"step": 2, "loss": math.nan, "completions": [1]},
         {"step": 2, "loss": 2},
     ]
-    (log,) = FORMAT.read(write(tmp_path, state(2, rows)), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, state(2, rows)), everything)
     assert log.metrics["loss"].value_N.tolist() == [1, 2]
     assert log.metrics["eval_reward"].step_N.tolist() == [1]
     assert log.names == ("loss", "eval_reward")
@@ -163,7 +164,7 @@ def test_steps_that_come_twice_and_values_that_are_none(tmp_path):
 def test_errors(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(InputError, match=message) as error:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(path) in str(error.value)
 
 
@@ -175,7 +176,7 @@ def test_what_is_recognised(tmp_path):
     (tmp_path / "empty").mkdir()
     assert not FORMAT.recognises(tmp_path / "empty")
     with pytest.raises(InputError, match=r"no trainer_state\.json in it"):
-        FORMAT.read(tmp_path / "empty", everything)
+        read_logs(FORMAT, tmp_path / "empty", everything)
     write(tmp_path / "out", state(1))
     (tmp_path / "empty" / "checkpoint-1").symlink_to(tmp_path / "out")
     assert not FORMAT.recognises(tmp_path / "empty")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hostile_logs import damaged, everything, read_hostile
+from read_logs import read_logs
 from scalerl import InputError, limits
 from scalerl.ingest.verl_log import FORMAT
 
@@ -55,13 +56,13 @@ def test_both_kinds(tmp_path, mark, end):
     for text in (JSONL, CONSOLE):
         path = write(tmp_path, mark + text.replace("\n", end))
         assert FORMAT.recognises(path)
-        (log,) = FORMAT.read(path, everything)
+        (log,) = read_logs(FORMAT, path, everything)
         assert log.notes == ()
         check(log)
 
 
 def test_cells_of_the_console(tmp_path):
-    (log,) = FORMAT.read(write(tmp_path, CONSOLE), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, CONSOLE), everything)
     values = {name: series.value_N.tolist() for name, series in log.metrics.items()}
     assert values["actor/lr"] == [1e-06]
     assert values["x"] == [-0.0025]
@@ -77,7 +78,7 @@ def test_names_with_colons_and_long_cells(tmp_path):
         + "1" * 5000
         + " - e:..1 - f:1.2.3 - g:.5 - h:-1\n"
     )
-    (log,) = FORMAT.read(write(tmp_path, text), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, text), everything)
     assert {name: series.value_N.tolist() for name, series in log.metrics.items()} == {
         "a:b/mean": [0.5],
         "g": [0.5],
@@ -87,19 +88,19 @@ def test_names_with_colons_and_long_cells(tmp_path):
 
 def test_times_that_were_added(tmp_path):
     rows = [{**row, "timestamp": 1.7e9 + row["step"]} for row in ROWS]
-    (log,) = FORMAT.read(write(tmp_path, "\n".join(map(json.dumps, rows))), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, "\n".join(map(json.dumps, rows))), everything)
     assert log.metrics["actor/entropy"].time_N.tolist() == [1.7e9 + 1, 1.7e9 + 2]
 
 
 def test_unfinished_ends(tmp_path):
     for text in (JSONL, CONSOLE):
-        (log,) = FORMAT.read(write(tmp_path, text[:-30]), everything)
+        (log,) = read_logs(FORMAT, write(tmp_path, text[:-30]), everything)
         assert len(log.notes) == 1
         assert "is unfinished" in log.notes[0]
         assert log.metrics["actor/entropy"].step_N.tolist() == [1]
-    (log,) = FORMAT.read(write(tmp_path, JSONL[:-1]), everything)  # whole but for its line break
+    (log,) = read_logs(FORMAT, write(tmp_path, JSONL[:-1]), everything)  # whole but for its line break
     check(log)
-    (log,) = FORMAT.read(write(tmp_path, CONSOLE + "Killed"), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, CONSOLE + "Killed"), everything)
     check(log)
     assert log.notes == ()
 
@@ -107,7 +108,7 @@ def test_unfinished_ends(tmp_path):
 def test_a_restart(tmp_path):
     rows = [(step, 0.1) for step in range(1, 6)] + [(step, 0.2) for step in range(3, 5)]
     text = "".join(json.dumps({"step": n, "data": {"actor/entropy": v}}) + "\n" for n, v in rows)
-    (log,) = FORMAT.read(write(tmp_path, text), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, text), everything)
     assert log.metrics["actor/entropy"].value_N.tolist() == [0.1, 0.1, 0.2, 0.2]
     assert "restarted after step 2 (line 6): of steps 3 to 5 the later rows count" in log.notes[0]
 
@@ -127,7 +128,7 @@ def test_a_restart(tmp_path):
 def test_errors(tmp_path, text, message):
     path = write(tmp_path, text)
     with pytest.raises(InputError, match=message) as error:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(path) in str(error.value)
 
 
@@ -140,11 +141,13 @@ def test_what_is_not_recognised(tmp_path):
 def test_lines_that_are_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=200))
     long = "x" * 1000 + " step:7 - a:1\n"
-    (log,) = FORMAT.read(write(tmp_path, long + "step:8 - a:1\n" + "step:9 - " + long), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, long + "step:8 - a:1\n" + "step:9 - " + long), everything)
     assert log.metrics["a"].step_N.tolist() == [8]
     with pytest.raises(InputError, match="line 2: 201 bytes in one line or row, and the limit is 200: "):
-        FORMAT.read(
-            write(tmp_path, ROWS_LINE + '{"step": 2, "data": {"a": "' + "x" * 300 + '"}}\n'), everything
+        read_logs(
+            FORMAT,
+            write(tmp_path, ROWS_LINE + '{"step": 2, "data": {"a": "' + "x" * 300 + '"}}\n'),
+            everything,
         )
 
 
@@ -164,6 +167,6 @@ def test_damaged_console_logs(tmp_path, data):
 
 
 def test_numbers_are_finite(tmp_path):
-    (log,) = FORMAT.read(write(tmp_path, "step:1 - a:1e999 - b:inf - c:nan - d:1\n"), everything)
+    (log,) = read_logs(FORMAT, write(tmp_path, "step:1 - a:1e999 - b:inf - c:nan - d:1\n"), everything)
     assert log.names == ("d",)
     assert math.isfinite(log.metrics["d"].value_N[0])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.wandb_csv import FORMAT
 
@@ -30,7 +31,7 @@ def thrice(*cells):
 
 
 def read(path, wanted=everything):
-    return {log.name: log for log in FORMAT.read(path, wanted)}
+    return {log.name: log for log in read_logs(FORMAT, path, wanted)}
 
 
 def values(log, name):
@@ -83,7 +84,7 @@ def test_axes_that_are_none(tmp_path, x, what):
     path = write(tmp_path, [header(x, "run - loss"), ["3", *thrice("2")]])
     assert FORMAT.recognises(path)
     with pytest.raises(InputError) as raised:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(raised.value).startswith(
         f"{path}: the x axis is '{x}', {what}; expected a chart exported with 'Step', or"
     )
@@ -200,7 +201,7 @@ def test_files_that_are_wrong(tmp_path, text, why):
     path = tmp_path / "x.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError) as raised:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(raised.value).startswith(str(path))
     assert why in str(raised.value)
 
@@ -235,7 +236,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, data, start):
     path.write_bytes(start + data)
     FORMAT.recognises(path)
     try:
-        logs = FORMAT.read(path, everything)
+        logs = read_logs(FORMAT, path, everything)
     except InputError as error:
         refused = str(error)
     else:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hostile_logs import alarm, everything
+from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.wandb_offline import FORMAT
 from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
@@ -30,7 +31,7 @@ def test_files_that_are_none(tmp_path, data, why):
     path = tmp_path / "run-x.wandb"
     path.write_bytes(data)
     with pytest.raises(InputError) as raised:
-        FORMAT.read(path, everything)
+        read_logs(FORMAT, path, everything)
     assert str(raised.value).startswith(f"{path}: ")
     assert why in str(raised.value)
     assert "expected a run-ID.wandb" in str(raised.value)
@@ -46,7 +47,7 @@ def test_what_is_recognised(run, tmp_path):
     for path in (tmp_path, tmp_path / "log.csv", tmp_path / "nothing", tmp_path / "wandb", tmp_path / "pipe"):
         assert not FORMAT.recognises(path)
     with pytest.raises(InputError, match="no file of W&B there; expected"):
-        FORMAT.read(tmp_path, everything)
+        read_logs(FORMAT, tmp_path, everything)
 
 
 def cut(run, tmp_path, size):

@@ -10,7 +10,9 @@ import pytest
 import wandb
 
 from hostile_logs import everything
+from read_logs import read_logs
 from scalerl import InputError
+from scalerl.ingest.formats import Unread
 from scalerl.ingest.sources import read_source
 from scalerl.ingest.wandb_offline import FORMAT
 from wandb_files import header, history, pb, read_one, values, written
@@ -189,7 +191,7 @@ def test_folders_hold_each_run_once(logged, tmp_path):
     (wandb_folder / "run-empty").mkdir()
     for folder in (tmp_path, wandb_folder):
         assert FORMAT.recognises(folder)
-        logs = FORMAT.read(folder, everything)
+        logs = read_logs(FORMAT, folder, everything)
         assert [(log.name, values(log, "loss")) for log in logs] == [(f"name {n}", {0: n}) for n in range(3)]
         assert [log.source for log in logs] == [
             str(folder / path.relative_to(tmp_path if folder == tmp_path else wandb_folder)) for path in paths
@@ -206,11 +208,11 @@ def test_links_below_a_folder_are_not_followed(tmp_path):
     own = written(runs / "run-1-own" / "run-own.wandb", header(), history(0, {"loss": 2}))
     (runs / "run-2-x").symlink_to(outside.parent)
     (own.parent / "run-y.wandb").symlink_to(outside)
-    assert [values(log, "loss") for log in FORMAT.read(runs.parent, everything)] == [{0: 2}]
+    assert [values(log, "loss") for log in read_logs(FORMAT, runs.parent, everything)] == [{0: 2}]
     own.unlink()
     assert not FORMAT.recognises(runs.parent)
     with pytest.raises(InputError, match="symbolic links are left out"):
-        FORMAT.read(runs.parent, everything)
+        read_logs(FORMAT, runs.parent, everything)
     other = tmp_path / "other"
     other.mkdir()
     (other / "wandb").symlink_to(runs)
@@ -226,6 +228,7 @@ def test_a_broken_run_does_not_hide_the_others(logged, tmp_path):
     broken.parent.mkdir()
     broken.touch()
     log, unread = FORMAT.read(tmp_path, everything)
+    assert isinstance(unread, Unread)
     assert values(log, "loss") == {0: 1}
     assert (unread.run, unread.path) == ("bad", str(tmp_path))
     assert unread.reason.startswith(f"{broken}: the file is empty")

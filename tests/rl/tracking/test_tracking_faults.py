@@ -220,7 +220,7 @@ def test_a_full_disk_costs_a_warning(short, small_base, short_plain, tmp_path, c
     check_same_run(record, short_plain)
     said = "\n".join(caplog.messages)
     assert "tensorboard loses rows (OSError: [Errno 27] File too large); training goes on" in said
-    (imported,) = read_source(record.path / "tensorboard")  # what fitted is sound
+    (imported,) = read_source(record.path / "tensorboard").runs  # what fitted is sound
     assert 1 <= len(imported.record.evals) < len(record.evals)
 
 

@@ -188,5 +188,5 @@ def test_trackers_may_change_on_a_resume(short, small_base, short_plain, tmp_pat
     record = train(tracked_by(short, "tensorboard"), tmp_path / "run", small_base, resume=True, **options)
     check_same_run(record, short_plain)
     assert record.config["recipe"]["tracking"]["to"] == ["tensorboard"]
-    (imported,) = read_source(tmp_path / "run" / "tensorboard")
+    (imported,) = read_source(tmp_path / "run" / "tensorboard").runs
     assert [point.step for point in imported.record.evals] == [9, 12]
