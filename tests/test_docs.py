@@ -89,12 +89,19 @@ def listed(section):
 
 
 def check(section, answer):
-    """The same keys on both sides; what is null may be listed with the keys it has where it is not."""
+    """The same keys on both sides; what is null or empty may be listed with the keys it has where it is not."""
     found, said = set(paths(answer)), listed(section)
-    below = {path: [other for other in found | said if other.startswith(f"{path}.")] for path in found}
+    below = {
+        path: [other for other in found | said if other.startswith((f"{path}.", f"{path}[]."))]
+        for path in found
+    }
     assert {path for path in found - said if not below[path]} == set()
     parents = [path for path in found if below[path]]
-    astray = {path for path in said - found if not any(path.startswith(f"{parent}.") for parent in parents)}
+    astray = {
+        path
+        for path in said - found
+        if not any(path.startswith((f"{parent}.", f"{parent}[].")) for parent in parents)
+    }
     assert astray == set()
 
 
@@ -133,7 +140,8 @@ def test_every_key_of_a_report(tables, tmp_path, capsys):
     compared = printed(capsys, "compare", *tables[:2], "--budget", "20000", "--json")
     for pair in compared["pairs"]:
         del pair["paired_prompts"], pair["paper"]
-    assert answer.pop("comparison") | {"sources": compared["sources"]} == compared
+    by_command_alone = {name: compared[name] for name in ("sources", "unread")}
+    assert answer.pop("comparison") | by_command_alone == compared
     for run in answer["runs"]:
         run["fit"] = None
     check("scalerl report", answer | {"comparison": None})
@@ -165,7 +173,7 @@ def test_every_key_of_a_study(studies, tmp_path):
     assert set(answer["arms"][0]["quantities"]) == set(quantities(1.0, 0.5))
     check("scalerl study", with_quantities(answer) | {"comparison": None})
     keys = [path.split(".") for path in listed("scalerl compare")]
-    assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {"sources"}
+    assert set(answer["comparison"]) == {key[0].removesuffix("[]") for key in keys} - {"sources", "unread"}
     of_pairs = {key[1].removesuffix("[]") for key in keys if key[0] == "pairs[]"}
     assert set(answer["comparison"]["pairs"][0]) == of_pairs - {"paired_prompts", "paper"}
 
@@ -175,7 +183,7 @@ def test_every_key_of_ingest(tmp_path, capsys):
     words = ["ingest", str(tmp_path / "verl.jsonl"), "-o", str(tmp_path / "run"), "--json"]
     answer = printed(capsys, *words)
     assert "pass rate" in answer["runs"][0]["taken"]
-    check("scalerl ingest", {"runs": [answer["runs"][0] | {"taken": {"WHAT": ""}}]})
+    check("scalerl ingest", answer | {"runs": [answer["runs"][0] | {"taken": {"WHAT": ""}}]})
 
 
 def test_every_key_of_plan(capsys):

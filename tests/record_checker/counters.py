@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from record_checker.form import Record, Row, close, flat, is_whole
 
-ROLES = ("generate", "train", "evaluate", "idle")
+ROLES = ("generate", "train", "evaluate", "idle", "startup")
 PACE = (
     *("verify_seconds", "verify_hidden_seconds", "installs", "install_seconds"),
     *("decode", "decode_cpu", "cpu"),

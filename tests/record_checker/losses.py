@@ -31,7 +31,7 @@ def costs_are_those_of_the_lines(record: Record) -> Iterator[str]:
     """Each cut beside its own lines, and those of the record as it is now."""
     cuts: list[Cut] = []
     for number, row in enumerate(record.lost, 1):
-        if set(row) == {"resumed", "lost"}:
+        if set(row) == {"resumed", "lost", "cut"}:
             cuts.append(Cut(row))
         elif set(row) != {"file", "line"} or row["file"] not in RECORDED:
             yield f"lost.jsonl:{number}: neither the cost of a cut nor a line of the record"

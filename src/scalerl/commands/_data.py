@@ -80,7 +80,7 @@ def read_each(
     errors: list[InputError] = []
     seen: set[Path] = set()
     for path in paths:
-        found[path] = []
+        found.setdefault(path, [])
         for one in _runs_at(path):
             if once and Path(one).resolve() in seen:
                 raise InputError(f"{one}: given twice; every run is one seed of one recipe")
