@@ -89,7 +89,7 @@ def listed(section):
 
 
 def check(section, answer):
-    """The same keys on both sides; what is null or empty may be listed with the keys it has where it is not."""
+    """The same keys on both sides; what is null or empty may be listed with the keys that it can have."""
     found, said = set(paths(answer)), listed(section)
     below = {
         path: [other for other in found | said if other.startswith((f"{path}.", f"{path}[]."))]
