@@ -1,5 +1,8 @@
 """Names as folders, and nested objects as one."""
 
+import pytest
+
+from scalerl.errors import InputError
 from scalerl.files import folder_name
 from scalerl.jsonl import flat
 from scalerl.report.table import changes_in_words
@@ -23,10 +26,14 @@ def test_nested_objects_keep_their_order_as_one():
     )
 
 
-def test_no_depth_is_too_much():
-    nested = {"leaf": 1}
-    for _ in range(5000):
-        nested = {"n": nested}
-    ((key, value),) = flat(nested).items()
-    assert value == 1
-    assert key.count(".") == 5000
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = {"n": value}
+    return value
+
+
+def test_nesting_is_bounded_by_a_limit_and_not_by_the_stack():
+    assert flat(nested(100)) == {".".join("n" * 100): 1}
+    with pytest.raises(InputError, match="101 levels of nesting, and the limit is 100"):
+        flat(nested(5000))

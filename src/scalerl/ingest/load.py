@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError, number_of
-from scalerl.jsonl import whole_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -156,6 +155,7 @@ def read_all(path: str | Path, x: str | None, source: Source, price: float | Non
     from scalerl.curve import Points
     from scalerl.ingest.formats import Unread
     from scalerl.ingest.table import parse_table, read_table
+    from scalerl.jsonl import whole_of
 
     y = source.pass_rate or "pass_rate"
     if str(path) == STANDARD_INPUT:
