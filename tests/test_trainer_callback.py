@@ -268,7 +268,7 @@ def test_a_long_reward_is_not_fitted_at_every_row(tmp_path):
     ("measure", "said"),
     [
         (lambda step: 1000.0 * step, "no percentage"),
-        (lambda step: math.nan, "name one with pass_rate="),
+        (lambda step: math.nan, "nothing here is known as a pass rate or a reward; "),
         (lambda step: 0.5, None),
         (lambda step: 0.9 - step / 200, None),
     ],
