@@ -27,8 +27,8 @@ def test_nested_objects_keep_their_order_as_one():
 
 
 def nested(levels):
-    value = 1
-    for _ in range(levels):
+    value = {"n": 1}
+    for _ in range(levels - 1):
         value = {"n": value}
     return value
 
