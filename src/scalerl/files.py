@@ -57,7 +57,7 @@ def check_input(path: Path, pipes: bool = False) -> None:
     """Raise an InputError unless a path is a folder or a file, or a pipe where these may be read.
 
     Files of the kernel are said to be regular and have 0 bytes, or 4096, or 128 TB (/proc/kcore); to read
-    one may wait for ever (/proc/kmsg) or do something. They are told by the file system that they are on.
+    one may wait for ever (/proc/kmsg) or do something. The file system that they are on tells them apart.
 
     Raises:
         OSError: there is no such path, or it may not be reached.

@@ -107,7 +107,7 @@ def _runs_at(path: str) -> list[str]:
         if path == STANDARD_INPUT or not place.is_dir() or holds_run(place):
             return [path]
         return [str(place / name) for name in runs_below(place)] or [path]
-    except OSError:  # whoever reads it says so
+    except OSError:  # reading it reports that
         return [path]
 
 

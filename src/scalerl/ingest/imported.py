@@ -110,7 +110,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
     limits.EVALUATIONS.check(len(series), log.source)
     left_out = left_out_of(log, name)
     told = left_out.sentences()
-    # The ending comes first: whoever shows one warning of many shows the first.
+    # The ending comes first: a view with room for one warning shows the first.
     warnings = [*told, *warnings] if left_out.ending else [*warnings, *told]
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
     rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)

@@ -280,7 +280,7 @@ def _is_answer(value: Any) -> bool:
 
 
 def _notes(found: Arranged) -> list[str]:
-    """What was put in order, in sentences; what became of evaluations is told by whoever takes the metric."""
+    """What was put in order, in sentences; the reader of a metric reports its evaluations."""
     left = {SUPERSEDED: 0, NO_STEP: 0}
     for omitted in found.omitted.values():
         for code, n in zip(*np.unique(omitted.reason_V, return_counts=True), strict=True):

@@ -29,7 +29,7 @@ from scalerl.record import AXES, RunRecord, in_dollars
 _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
 _LOOK = 2**20
-"""Bytes by which the kind of a table is told."""
+"""Bytes from which the kind of a table is recognised."""
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
