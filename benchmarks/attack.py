@@ -42,7 +42,7 @@ WAIT_SECONDS = 120.0
 _MOST_BYTES = 8 << 30
 """Address space of a process, so that a fault does not take the machine with it."""
 _NAMED = re.compile(
-    r"(\d[\d,]*) (?:\w+ )?(?:evaluation|value|row|cell|record|column|place)s?\b"
+    r"(\d[\d,]*) (?:\w+ )?(?:value|row|cell|record|column|place)s?\b"
     r"(?=[^.;]*(?:left out|passed over|replaced|damaged|no number|without))"
 )
 
@@ -180,13 +180,16 @@ def _judged(
 
 
 def accounted(text: str) -> int:
-    """The evaluations that the JSON of a command accounts for: those kept, and those that a warning names."""
+    """The evaluations that the JSON of a command accounts for.
+
+    Those kept, those left out by step and reason, and rows that warnings name as unreadable.
+    """
     try:
         found = json.loads(text)
     except ValueError:
         return sys.maxsize  # a page; nothing is left out of it that the run folder has
     runs = found.get("runs", [found])
-    kept = sum(run.get("evaluations", run.get("points", 0)) for run in runs)
+    kept = sum(run.get("evaluations", run.get("points", 0)) + run["left_out"]["total"] for run in runs)
     warnings = [warning for run in runs for warning in run.get("warnings", ())]
     return kept + sum(int(n.replace(",", "")) for warning in warnings for n in _NAMED.findall(warning))
 

@@ -3,6 +3,7 @@
     python benchmarks/reliability.py inline --kills 30      kill -9 of the whole group at random moments
     python benchmarks/reliability.py local --kills 30       the same with generators in processes of their own
     python benchmarks/reliability.py generators --kills 20  kill -9 of generators in the middle of one run
+    python benchmarks/reliability.py evaluators --kills 30  kill -9 of the process that evaluates
     python benchmarks/reliability.py verifiers              5 % of the verifications hang, 5 % raise
     python benchmarks/reliability.py disk                   no room for checkpoints, then room again
 
@@ -24,13 +25,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1] / "tests"
-TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
-STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "verifiers": 10, "disk": 120}
+TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace")
+STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 2400, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
 SHORT = {
     "budget.kind": "steps",
@@ -124,6 +126,33 @@ def _run(command: list[str]) -> None:
 
 def generators(folder: Path, kills: int, rng: random.Random) -> bool:
     """The run must go on, and reach its end with every group accounted for."""
+    settings = _settings("generators", "placement.kind=local", "placement.generators=2")
+    # Pauses are longer than a start takes.
+    killed, record = _killing("generator", 2, kills, lambda: rng.uniform(5, 8), folder / "run", settings)
+    last = record.steps()[-1]
+    print(f"  {killed} generators killed in {last['step']} steps; groups restarted: {last['restarted']}")
+    return killed == kills and last["step"] == STEPS["generators"] and _sound(folder / "run")
+
+
+def evaluators(folder: Path, kills: int, rng: random.Random) -> bool:
+    """Every evaluation must be made, and be that of a run that nobody touched."""
+    settings = _settings("evaluators", "evaluation.count=60", "evaluation.samples=8")
+    whole = _in_this_process(folder / "whole", settings)
+    # No evaluation loses a worker more often than it is restarted: each has five seconds and more of the run.
+    killed, record = _killing("evaluation", 1, kills, lambda: rng.uniform(0, 6), folder / "run", settings)
+    equal = [[e.pass_rate for e in r.evals] for r in (whole, record)]
+    print(
+        f"  {killed} evaluators killed; {len(record.evals)} evaluations, pass rates as of a whole run: ",
+        end="",
+    )
+    print(equal[0] == equal[1])
+    return killed == kills and equal[0] == equal[1] and _sound(folder / "run")
+
+
+def _killing(
+    name: str, number: int, kills: int, pause: Callable[[], float], folder: Path, settings: list[str]
+) -> tuple[int, Any]:
+    """Train in this process while one of `number` processes of this name is killed after every pause."""
     import multiprocessing
 
     done = threading.Event()
@@ -131,21 +160,18 @@ def generators(folder: Path, kills: int, rng: random.Random) -> bool:
 
     def kill() -> None:
         nonlocal killed
-        while killed < kills and not done.wait(rng.uniform(5, 8)):  # longer than a start takes
-            processes = [p for p in multiprocessing.active_children() if p.name == "generator"]
-            if len(processes) == 2:
-                rng.choice(processes).kill()
+        while killed < kills and not done.wait(pause()):
+            processes = [p for p in multiprocessing.active_children() if p.name == name]
+            if len(processes) == number:
+                processes[killed % number].kill()
                 killed += 1
 
     thread = threading.Thread(target=kill)
     thread.start()
-    settings = _settings("generators", "placement.kind=local", "placement.generators=2")
-    record = _in_this_process(folder / "run", settings)
+    record = _in_this_process(folder, settings)
     done.set()
     thread.join()
-    last = record.steps()[-1]
-    print(f"  {killed} generators killed in {last['step']} steps; groups begun again: {last['restarted']}")
-    return killed == kills and last["step"] == STEPS["generators"] and _sound(folder / "run")
+    return killed, record
 
 
 VERIFIER = '''
@@ -249,7 +275,7 @@ def _sound(folder: Path) -> bool:
     return found.returncode == 0
 
 
-CASES = {"inline": inline, "local": local, "generators": generators, "verifiers": verifiers, "disk": disk}
+CASES = {case.__name__: case for case in (inline, local, generators, evaluators, verifiers, disk)}
 
 if __name__ == "__main__":
     main()

@@ -6,10 +6,9 @@ from typing import Any
 
 from scalerl.record import RunRecord
 from scalerl.rl.checkpoint import Checkpointing
-from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Recipe, Steps
-from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.recipe import BatchSize, Evaluation, Recipe, Steps
 from scalerl.rl.train import train
+from small_runs import small_recipe
 
 STEPS = 9
 EVERY = 3
@@ -32,14 +31,10 @@ def cut_at(step: int) -> Any:
 
 def recipe_of(model: Path) -> Recipe:
     """A recipe of `STEPS` steps in a second."""
-    return Recipe(
-        model=str(model),
-        task=Chain(k_max=2, heldout_per_length=10, train_per_length=20),
+    return small_recipe(
+        model,
         budget=Steps(STEPS),
-        length=ForcedInterruption(phrase="! </think>", low=2, high=6),
-        context=Context(prompt=8, thinking=6, answer=4),
         batch=BatchSize(prompts=2, samples=4, micro=8),
-        rows=16,
         evaluation=Evaluation(count=3, samples=1),
         checkpoint=Checkpointing(steps=EVERY, minutes=0),
     )
@@ -55,7 +50,7 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def timeless(folder: Path) -> tuple[dict[str, str], bytes]:
+def record_and_weights(folder: Path) -> tuple[dict[str, str], bytes]:
     """The record, times apart, and the final weights."""
     record = {}
     for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):

@@ -10,82 +10,31 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cut_runs import CutError, cut_at, lines, record_and_weights, run
 from record_checker import check
 from scalerl.errors import InputError, WriteError
 from scalerl.record import RunRecord, final_folder
-from scalerl.rl.base import BaseModel, build_base
 from scalerl.rl.checkpoint import Checkpointing, load_state
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
 from scalerl.rl.lora import Lora
 from scalerl.rl.loss import Cispo, Kl
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Local, Recipe, Steps, load_recipe
-from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.tasks.chain import Chain, Demonstrations
-from scalerl.rl.train import train
+from scalerl.rl.recipe import Evaluation, Local, load_recipe
+from scalerl.rl.schedule import OffPolicy
+from small_runs import small_recipe
 
 STEPS = 14
 
 
-TASK = Chain(k_max=2, heldout_per_length=10, train_per_length=20)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A model that knows the form of an answer, and guesses: its groups have a signal."""
-    spec = BaseModel(Demonstrations(TASK, 6), hidden_size=32, max_careful_steps=150, imperfect_steps=40)
-    return build_base(spec, tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def recipe(folder):
-    return Recipe(
-        model=str(folder),
-        task=TASK,
-        budget=Steps(STEPS),
-        length=ForcedInterruption(phrase="! </think>", low=2, high=6),
-        context=Context(prompt=8, thinking=6, answer=4),
-        batch=BatchSize(prompts=3, samples=6, micro=7),
-        optimiser=AdamW(lr=1e-3, warmup_steps=3),
-        schedule=PipelineRL(k=2),
-        rows=20,
-        evaluation=Evaluation(count=5, samples=1),  # of which no spread can be told
-        checkpoint=Checkpointing(steps=3, minutes=0),
-    )
-
-
-class CutError(Exception):
-    """A crash, where a watcher stands."""
-
-
-def cut_at(step):
-    def watch(progress):
-        if progress.step == step and not progress.evaluated:
-            raise CutError
-
-    return watch
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def recipe(guesser):
+    # One sample a prompt: evaluations of which no spread is known.
+    return small_recipe(guesser, evaluation=Evaluation(count=5, samples=1))
 
 
 def timeless(folder, edited=False):
-    """The record, which must be sound unless the test has edited it, times apart; and the final weights."""
+    """Its record and weights; the record must be sound unless the test has edited it."""
     assert edited or check(folder) == []
-    record = {}
     assert sum(row["skipped"] for row in lines(folder / "steps.jsonl")) <= STEPS / 2  # it was trained
-    for name in ("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"):
-        rows = lines(folder / name)
-        for row in rows:
-            for key in ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace"):
-                row.pop(key, None)
-        record[name] = json.dumps(rows)
-    return record, (folder / "checkpoints" / "final" / "model.safetensors").read_bytes()
-
-
-def run(recipe, path, **options):
-    return train(recipe, path, recipe.model, evaluate_aside=False, **options)
+    return record_and_weights(folder)
 
 
 VARIANTS = {

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from cut_runs import EVERY, STEPS, CutError, content, cut_at, lines, recipe_of, run, timeless
+from cut_runs import EVERY, STEPS, CutError, content, cut_at, lines, recipe_of, record_and_weights, run
 from scalerl.cli import main
 from scalerl.errors import InputError, MovedError, WriteError
 from scalerl.record import final_folder
@@ -95,7 +95,7 @@ def test_a_run_whose_folder_is_moved_has_a_checkpoint_there_and_ends(recipe, who
     assert step <= at <= step + 1  # it was noticed at once
     assert not path.exists()
     run(recipe, there, resume=True)
-    assert timeless(there) == timeless(whole)
+    assert record_and_weights(there) == record_and_weights(whole)
     assert not (there / "lost.jsonl").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_run_whose_folder_is_moved_at_its_end_is_whole_there(recipe, whole, tm
     with pytest.raises(MovedError, match=r"moved: it has come to its end, and is whole there"):
         run(recipe, path, watch=move)
     assert not path.exists()
-    assert timeless(there) == timeless(whole)
+    assert record_and_weights(there) == record_and_weights(whole)
     run(recipe, there, resume=True)
 
 
@@ -151,7 +151,7 @@ def test_a_run_whose_checkpoints_are_gone_is_refused_and_begins_anew_when_asked(
         run(recipe, copy, resume=True)
     assert content(copy) == before
     run(recipe, copy, restart=True)
-    assert timeless(copy) == timeless(whole)
+    assert record_and_weights(copy) == record_and_weights(whole)
     assert content(copy / "before-1") == before
     assert not (copy / "lost.jsonl").exists()  # which is of this run
 
@@ -168,7 +168,7 @@ def test_a_run_that_never_had_a_checkpoint_begins_anew_by_itself(recipe, whole, 
     assert [row["lost"]["steps"] for row in lost if "lost" in row] == [EVERY - 1] * 2
     kept = [json.loads(row["line"])["step"] for row in lost if row.get("file") == "steps.jsonl"]
     assert kept == [*range(1, EVERY)] * 2
-    assert timeless(path) == timeless(whole)
+    assert record_and_weights(path) == record_and_weights(whole)
 
 
 def test_a_restart_is_for_runs_alone(recipe, tmp_path):
@@ -212,7 +212,7 @@ def test_final_weights_of_another_step_than_the_record_are_an_error(recipe, whol
     assert content(path) == before
     final_folder(path).rename(path / "elsewhere")  # as it says
     run(recipe, path, resume=True)
-    assert timeless(path) == timeless(whole)
+    assert record_and_weights(path) == record_and_weights(whole)
 
 
 def test_a_finished_run_needs_no_checkpoints(recipe, whole, tmp_path):
@@ -259,7 +259,7 @@ def test_other_edits_are_told_and_what_may_change_is_none(recipe, whole, copy, c
     (said,) = [r.getMessage() for r in caplog.records if "edited" in r.getMessage()]
     assert 'name = "renamed", which was "scalerl"' in said
     assert "on_alarm" not in said
-    assert timeless(copy) == timeless(whole)
+    assert record_and_weights(copy) == record_and_weights(whole)
 
 
 def test_a_row_within_the_kept_record_makes_an_older_checkpoint_count(recipe, whole, copy, caplog):
@@ -267,7 +267,7 @@ def test_a_row_within_the_kept_record_makes_an_older_checkpoint_count(recipe, wh
     (copy / "steps.jsonl").write_text("".join([*rows[:4], '{"foreign": 1}\n', *rows[4:]]))
     run(recipe, copy, resume=True)
     assert "steps.jsonl is not what it was at step 6" in caplog.text
-    assert timeless(copy) == timeless(whole)
+    assert record_and_weights(copy) == record_and_weights(whole)
     assert lines(copy / "lost.jsonl")[0]["lost"]["steps"] == 5
 
 
@@ -281,7 +281,7 @@ def test_extra_rows_cost_a_resume_nothing(recipe, whole, copy, name):
     with (copy / name).open("ab") as file:
         file.write(FOREIGN)
     run(recipe, copy, resume=True)
-    assert timeless(copy) == timeless(whole)
+    assert record_and_weights(copy) == record_and_weights(whole)
     assert lines(copy / "lost.jsonl")[0]["lost"]["steps"] == 2
 
 

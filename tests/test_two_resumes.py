@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cut_runs import CutError, cut_at, lines, recipe_of, run, timeless
+from cut_runs import CutError, cut_at, lines, recipe_of, record_and_weights, run
 
 SCRIPT = Path(__file__).parent / "resumes.py"
 
@@ -39,7 +39,7 @@ def tried(runs, small_base, tmp_path):
 
 def check_whole(runs, path):
     """The run is the one that nobody touched, and what was lost is kept once."""
-    assert timeless(path) == timeless(runs / "whole")
+    assert record_and_weights(path) == record_and_weights(runs / "whole")
     lost = lines(path / "lost.jsonl")
     steps = [json.loads(row["line"])["step"] for row in lost if row.get("file") == "steps.jsonl"]
     assert sum(row["lost"]["steps"] for row in lost if "lost" in row) == len(steps)
