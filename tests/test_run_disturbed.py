@@ -132,12 +132,22 @@ def test_a_run_whose_folder_is_removed_is_one_line_and_leaves_nothing(recipe, tm
     path = tmp_path / "run"
 
     def remove(progress):
-        if progress.step == step:
+        while progress.step == step and path.exists():  # a checkpoint that is written makes files meanwhile
             shutil.rmtree(path, ignore_errors=True)
 
     with pytest.raises(WriteError, match="the run folder was removed, or moved to another file system"):
         run(recipe, path, watch=remove)
     assert not path.exists()
+
+
+def test_a_file_that_is_removed_is_not_begun_again(recipe, tmp_path):
+    def remove(progress):
+        if progress.step == 4:
+            (tmp_path / "run" / "groups.jsonl").unlink(missing_ok=True)
+
+    with pytest.raises(WriteError, match=r"groups\.jsonl: 0 bytes long, and \d+ were written"):
+        run(recipe, tmp_path / "run", watch=remove)
+    assert not (tmp_path / "run" / "groups.jsonl").exists()
 
 
 # -- checkpoints that are gone -----------------------------------------------------------------------------

@@ -123,9 +123,9 @@ def test_a_file_that_another_program_has_changed_ends_the_run(tmp_path, change):
     writer = RunWriter(tmp_path / "run", {})
     writer.step({"step": 1})
     change(tmp_path / "run" / "steps.jsonl")
-    with pytest.raises(WriteError, match=r"steps\.jsonl: .* another program has changed it"):
+    with pytest.raises(WriteError, match=r"steps\.jsonl: .* another program has removed or changed it"):
         writer.lengths()
-    with pytest.raises(WriteError, match=r"steps\.jsonl: .* another program has changed it"):
+    with pytest.raises(WriteError, match=r"steps\.jsonl: .* another program has removed or changed it"):
         writer.step({"step": 2})
     writer.alarm({"step": 1})  # other files are as they were
 

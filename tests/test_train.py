@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, numb
                 break
             time.sleep(0.2)
         os.killpg(process.pid, number)  # the whole group, as a terminal does
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 130, stderr

@@ -182,28 +182,31 @@ class RunWriter:
         self.folder.here()  # raises where the folder was removed
         data = (dumps(row) + "\n").encode()
         try:
-            handle = self.folder.open(name, _APPENDING)
+            handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
             try:
                 before = os.lseek(handle, 0, os.SEEK_END)
                 self._check_end(name, before)
                 _append(handle, data, sync)
             finally:
                 os.close(handle)
+        except FileNotFoundError:
+            self._check_end(name, 0)
         except OSError as error:
             raise _write_error(self.path / name, error) from error
-        self._ends[name] = before + len(data)
+        else:
+            self._ends[name] = before + len(data)
 
     def _check_end(self, name: str, end: int) -> None:
         """A record that others write to, too, would be spoilt from here on, and a checkpoint with it."""
         if self._ends[name] != end:
-            what = f"{end} bytes long, and {self._ends[name]} were written"
             raise WriteError(
-                f"{self.path / name}: {what}: another program has changed it; the run ends; "
+                f"{self.path / name}: {end} bytes long, and {self._ends[name]} were written: another program "
+                "has removed or changed it; the run ends; "
                 f"--resume goes on from the newest checkpoint that the record holds"
             )
 
 
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+_APPENDING = os.O_WRONLY | os.O_APPEND
 
 
 def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:

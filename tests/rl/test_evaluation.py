@@ -157,9 +157,10 @@ def test_an_evaluation_that_has_hardly_begun_holds_up_no_end(recipe, aside):
 
 
 def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
-    started = []
+    started, made = [], threading.Event()
 
     def start():
+        made.wait(60)
         closing.start()
         time.sleep(0.3)  # the run ends meanwhile
         started.append(EvaluationProcess(recipe.without_prompts(), recipe.model, []))
@@ -167,6 +168,7 @@ def test_a_process_that_starts_as_the_run_ends_is_ended_too(recipe):
 
     closing = threading.Thread(target=lambda: evaluate.close())
     evaluate = EvaluatorAside(start, Timeouts())
+    made.set()
     future = evaluate({}, 0)
     with pytest.raises(CancelledError):
         future.result(timeout=60)
