@@ -133,7 +133,7 @@ def _read(command: list[str], folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
         warnings.simplefilter("error", RuntimeWarning)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        status = import_module("scalerl.cli").main(command)
+        status = import_module("scalerl.cli.main").main(command)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 70
     except BaseException:
@@ -230,7 +230,9 @@ def warm_up(command: str) -> None:
         source = run_folder(folder, rows())
         if command == "ingest":
             source = jsonl(folder, rows())
-        import_module("scalerl.cli").main(words(Input("", "", lambda _: source, command), source, folder))
+        import_module("scalerl.cli.main").main(
+            words(Input("", "", lambda _: source, command), source, folder)
+        )
 
 
 def sampled(inputs: Sequence[Input], n: int) -> list[Input]:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scalerl.ingest.tensorboard import _masked_crc
+from scalerl.ingest.formats.tensorboard import _masked_crc
 
 Row = dict[str, Any]
 PASS_RATE, SECONDS = "val-core/a/acc/mean@4", "timing_s/step"

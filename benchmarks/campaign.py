@@ -23,7 +23,7 @@ import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Fit, Points, fit
 from scalerl.curve.campaign import CampaignPrior, learn
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 from simulation import noise
 
 BUDGET, R_0, N_EVALS, SIZE = 16_000.0, 0.3, 40, 12

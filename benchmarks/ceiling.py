@@ -24,10 +24,10 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-    from scalerl.rl.base import BaseModel, build_base, cache_folder
-    from scalerl.rl.evaluate import Evaluator
-    from scalerl.rl.model import copy_weights, load_model
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.model.causal_lm import copy_weights, load_model
+    from scalerl.rl.model.demo_base import BaseModel, build_base, cache_folder
+    from scalerl.rl.placement.evaluate import Evaluator
     from scalerl.rl.tasks.chain import Chain, Demonstrations
 
     recipe = load_recipe("demo")

@@ -35,7 +35,7 @@ import psutil
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 ACTORS = ("GeneratorActor", "TrainerActor", "EvaluationActor", "VerifierActor")
 ROLES = (*ACTORS, "driver", "node")
@@ -80,7 +80,7 @@ class Driver:
         self._folder = folder
         values = (*SETTINGS, f"cluster.address={address}", f"seed={seed}")
         changes = [word for value in values for word in ("--set", value)]
-        self._command = [sys.executable, "-m", "scalerl.cli", "train", "demo", "-o", str(folder)]
+        self._command = [sys.executable, "-m", "scalerl", "train", "demo", "-o", str(folder)]
         self._command += [*changes, *more]
         self.starts = 0
         self.start()

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Claim, Curve, Fit, Points, compare, fit
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Fit, Points, fit
 from scalerl.errors import CannotAnswerError
+from scalerl.forecast import Claim, compare
 from simulation import noise
 
 

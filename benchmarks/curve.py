@@ -34,11 +34,11 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.least_squares import least_squares, least_squares_many
 from scalerl.curve.noise import ar1
-from scalerl.curve.paper import PAPER_CEILINGS, paper_fit
 from scalerl.curve.sample import Sample, make_sample
+from scalerl.curve.solver.least_squares import least_squares, least_squares_many
 from scalerl.errors import CannotAnswerError
+from scalerl.forecast.paper import PAPER_CEILINGS, paper_fit
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 BOX = np.array([[0.0, 0.0, np.log(0.05), 0.0], [1.0, 1.0, np.log(20.0), 0.0]])
@@ -267,7 +267,7 @@ def section_f(curve_fit: Any, rng: np.random.Generator, _: int) -> list[Row]:
         log = Path(folder) / "log.csv"
         rows = zip(points.compute_N, points.pass_rate_N, strict=True)
         log.write_text("gpu_hours,pass_rate\n" + "".join(f"{c},{y}\n" for c, y in rows))
-        command = [sys.executable, "-m", "scalerl.cli", "fit", str(log), "--json"]
+        command = [sys.executable, "-m", "scalerl", "fit", str(log), "--json"]
         pairs = [(child(command), child([sys.executable, "-c", "import numpy"])) for _ in range(9)]
     mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
     return [at_most("f  scalerl fit FILE --json", mine, theirs, 3, "python -c 'import numpy'")]

@@ -37,15 +37,15 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.counters import RunCounters, groups_row, step_row
-from scalerl.rl.learner import StepStats
-from scalerl.rl.length import NoLengthControl
-from scalerl.rl.pipeline import Step, make_group
-from scalerl.rl.pool import NoPositiveResampling, PromptPool
-from scalerl.rl.saved_rollouts import pack_rollouts, unpack_rollouts
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
+from scalerl.rl.algo.length import NoLengthControl
+from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import StepStats
+from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
+from scalerl.rl.loop.pipeline import Step, make_group
+from scalerl.rl.loop.pool import NoPositiveResampling, PromptPool
 from scalerl.rl.types import Counters, Prompt, Reward, Rollout
 
 SAMPLES, PROMPT = 16, 200
@@ -152,7 +152,7 @@ def on_ray() -> None:
     from ray.experimental import get_object_locations
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from scalerl.rl.cluster.parcel import Posted, StoredWeights, put
+    from scalerl.rl.sync.object_store import Posted, StoredWeights, put
 
     class Receiver:
         def hear(self, *values: Any) -> None:
@@ -211,10 +211,10 @@ def on_ray() -> None:
 
 def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
-    from scalerl.rl.cluster.generator import RayGenerator
-    from scalerl.rl.cluster.members import Attention, Member
-    from scalerl.rl.cluster.seat import Seat
-    from scalerl.rl.cluster.settings import Patience
+    from scalerl.rl.config.cluster import Patience
+    from scalerl.rl.placement.ray.generator import RayGenerator
+    from scalerl.rl.placement.ray.seat import Seat
+    from scalerl.rl.workers.ray.members import Attention, Member
 
     patience = Patience()
     generator: Any = object.__new__(RayGenerator)

@@ -28,13 +28,13 @@ import numpy as np
 
 from scalerl.curve import Fit, fit
 from scalerl.curve.campaign import MIN_SIBLINGS
-from scalerl.curve.scores import interval_score
 from scalerl.errors import CannotAnswerError
-from scalerl.report import formats
-from scalerl.study.forecast_scores import JudgedForecast, score_forecasts
+from scalerl.forecast.scores import interval_score
+from scalerl.study.page.tables import scores_table, study_tables
 from scalerl.study.record import ATTEMPTS, DECISIONS, FORECASTS, PLAN, StudyRecord
-from scalerl.study.tables import scores_table, study_tables
-from scalerl.study.verdict import StudyVerdict, judge_study
+from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
+from scalerl.study.verdict.verdict import StudyVerdict, judge_study
+from scalerl.view import formats
 
 HERE = Path(__file__).parent / "studies"
 OF_RUN = ("config.json", "evals.jsonl", "alarms.jsonl")

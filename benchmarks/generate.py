@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, CompileConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
 
-from scalerl.rl.engine import TransformersEngine
-from scalerl.rl.fused import MOST_TOKENS
-from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.length import LengthRule, Marker
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.random import stream_keys
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.engine.engine import TransformersEngine
+from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.engine.random import stream_keys
+from scalerl.rl.kernels.fused import MOST_TOKENS
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, FILLER, PAD, VOCABULARY, Chain, write_tokenizer
 from scalerl.rl.types import Prompt
 

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 
 from random_model import END_TOKEN, chain_tokenizer, random_qwen3
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import TokenAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.length import LengthRule, Marker
-from scalerl.rl.loss import Cispo
-from scalerl.rl.model import FlopCount, compute_device
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import TokenAverage
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.model.causal_lm import FlopCount, compute_device
 from scalerl.rl.types import Group, Prompt, Reward, Rollout
 
 QWEN3_06B = {

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.base import find_model
-from scalerl.rl.health import Head, Health, LogpGap, Sampling
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool
-from scalerl.rl.probe import Probe
-from scalerl.rl.recipe import Recipe, load_recipe
-from scalerl.rl.setup import load_generator, load_learner, load_verifier
+from scalerl.rl.config.recipe import Recipe, load_recipe
+from scalerl.rl.engine.build import load_generator, load_learner, load_verifier
+from scalerl.rl.health.figures import Head, Health, LogpGap, Sampling
+from scalerl.rl.learner.probe import Probe
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.model.demo_base import find_model
 from scalerl.rl.types import Weights
 
 Change = Callable[[Weights, int], Weights]

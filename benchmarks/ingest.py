@@ -125,7 +125,7 @@ def wandb(path: Path, size: float) -> int:
 
 def tensorboard(path: Path, size: float) -> int:
     """An event file, an event a scalar."""
-    from scalerl.ingest.tensorboard import _masked_crc
+    from scalerl.ingest.formats.tensorboard import _masked_crc
 
     length_crc: dict[int, bytes] = {}
     values = bodies()
@@ -156,7 +156,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path, float], int]]] = {
 
 def imported(source: Path, run: Path) -> tuple[float, float, int]:
     """Seconds on a processor and peak memory in MiB of an import, and the evaluations it found."""
-    command = [sys.executable, "-m", "scalerl.cli", "ingest", str(source), "-o", str(run), "--json"]
+    command = [sys.executable, "-m", "scalerl", "ingest", str(source), "-o", str(run), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         output = process.stdout.read()

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from random_model import END_TOKEN, chain_tokenizer, random_qwen3
-from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.length import LengthRule, Marker
-from scalerl.rl.loss import Cispo
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.learner.learner import AdamW, Learner
 from scalerl.rl.types import Prompt, Rollout
 
 NAMES = {

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scalerl.rl import checkpoint, train
-from scalerl.rl.base import find_model
-from scalerl.rl.probe import Probe
-from scalerl.rl.recipe import load_recipe
-from scalerl.rl.watch import Watch
-from scalerl.run_writer import RunWriter
+from scalerl.record.writer import RunWriter
+from scalerl.rl import train
+from scalerl.rl.checkpoint import store as checkpoint
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.health.watch import Watch
+from scalerl.rl.learner.probe import Probe
+from scalerl.rl.model.demo_base import find_model
 
 STEPS = 400
 THREAD = "the checkpoint's thread"

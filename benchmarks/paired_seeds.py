@@ -17,7 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from comparison import draw_group, run
-from scalerl.curve import Comparison, Curve, Fit, compare
+from scalerl.curve import Curve, Fit
+from scalerl.forecast import Comparison, compare
 
 BLOCK_SD = (0.03, 0.05, 0.3)
 """Of R_0, A and log C_mid."""

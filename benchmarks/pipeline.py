@@ -73,8 +73,9 @@ def run_side(args: argparse.Namespace) -> None:
     """In a process of its own: one run, pinned to its cores."""
     import torch
 
-    from scalerl.rl import local, train
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl import train
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.placement import local
 
     cores = sorted(os.sched_getaffinity(0))[:2]
     if args.side == "off-policy 2":
@@ -138,7 +139,7 @@ def run_places(
 
 def figures_of(folder: Path) -> dict[str, float]:
     """Completions per second after the warm-up, shares of idle time, pass rate at the end."""
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
     record = RunRecord.read(folder)
     steps = record.steps()
@@ -202,8 +203,8 @@ def main() -> None:
     if args.side:
         run_side(args)
         return
-    from scalerl.rl.base import find_model
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.model.demo_base import find_model
 
     recipe = load_recipe("demo", settings("pipeline", args.steps, 0, args.batch))
     model, _ = find_model(recipe)

@@ -87,7 +87,7 @@ def settings(case: tuple[int, str, int, str, int], steps: int, seed: int) -> lis
 
 def run_one(case_number: int, steps: int, seed: int, model: str, folder: str) -> None:
     """In a process of its own: one run."""
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", settings(CASES[case_number], steps, seed))
@@ -101,8 +101,8 @@ def decode_for(model: str, seconds: float) -> None:
     """In a process of its own, once it is told to: tokens for each CPU second of decoding; prints them."""
     import torch
 
-    from scalerl.rl.recipe import load_recipe
-    from scalerl.rl.setup import load_generator
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.engine.build import load_generator
 
     torch.set_num_threads(1)
     recipe = load_recipe("demo", ["rows=128"])
@@ -154,7 +154,7 @@ def kept_share(folder: Path, model: str) -> float:
 
 def measured(folder: Path, generators: int, samples: list[tuple[float, float]]) -> dict[str, float]:
     """The figures of a run; `samples` are times, and what `busy_seconds` was then."""
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
     rows = RunRecord.read(folder).steps()
     rows = rows[int(len(rows) * 0.25) :]
@@ -184,7 +184,7 @@ def simulated(
     """The same figures of the simulation, where others keep so many cores busy."""
     from scalerl.plan.job import Job
     from scalerl.plan.simulate import simulate
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
 
     job = Job.of(load_recipe("demo", settings(case, steps, 0)))
 
@@ -236,9 +236,9 @@ def compare(args: argparse.Namespace) -> float:
     """Runs beside simulations; how far steps/h are apart at the most, as a share."""
     from scalerl.plan.measured import rates_of
     from scalerl.plan.rates import Machine
-    from scalerl.record import RunRecord
-    from scalerl.rl.base import find_model
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.record.reader import RunRecord
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.model.demo_base import find_model
 
     model, _ = find_model(load_recipe("demo"))
     share = kept_share(Path(args.keep), model) if args.keep else together(model)

@@ -20,8 +20,8 @@ from contextlib import suppress
 import numpy as np
 
 from scalerl.curve import SEED_PRIOR, fit
-from scalerl.curve.compare import seeds_needed
 from scalerl.errors import CannotAnswerError
+from scalerl.forecast.compare import seeds_needed
 from simulation import GAINS, PHIS, RATIO, SDS, SPACINGS, TRUTHS, Cell, Truth, simulate
 
 LENGTHS = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import END, VOCABULARY, write_tokenizer
 
 END_TOKEN = VOCABULARY.index(END)

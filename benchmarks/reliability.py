@@ -112,7 +112,7 @@ def _settings(case: str, *changes: str) -> list[str]:
 def _train(folder: Path, case: str, *changes: str) -> list[str]:
     settings = _settings(case, *changes)
     options = [part for setting in settings for part in ("--set", setting)]
-    return [sys.executable, "-m", "scalerl.cli", "train", "demo", "-o", str(folder), "--resume", *options]
+    return [sys.executable, "-m", "scalerl", "train", "demo", "-o", str(folder), "--resume", *options]
 
 
 def _run(command: list[str]) -> None:
@@ -190,7 +190,7 @@ def judge(prompt, text):
 
 def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
     """A failed verification must cost one completion, be counted, and nothing else."""
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.tasks.dataset import Dataset
     from scalerl.rl.tasks.verifiers import Function
     from scalerl.rl.types import Limits
@@ -236,8 +236,8 @@ def disk(folder: Path, kills: int, rng: random.Random) -> bool:
 
 
 def _in_this_process(folder: Path, settings: list[str], task: Any = None) -> Any:
-    from scalerl.rl.base import find_model
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.model.demo_base import find_model
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", settings)

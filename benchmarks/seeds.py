@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curve.freeze import freeze
 from scalerl.errors import CannotAnswerError
-from scalerl.record import RunRecord
-from scalerl.report import FrozenForecast, frozen_forecasts, judge
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import RunRecord
+from scalerl.view import FrozenForecast, frozen_forecasts, judge
 
 SHARES = (0.25, 0.5, 0.75)
 
@@ -43,7 +43,7 @@ class Result:
 
 
 def run_seed(seed: int, folder: Path, model: str, about: dict[str, Any]) -> None:
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", [f"seed={seed}"])
@@ -138,7 +138,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.tasks.chain import Chain
 
     recipe = load_recipe("demo")
@@ -152,8 +152,8 @@ def main() -> None:
 
 def train_all(folders: list[Path], jobs: int) -> list[Path]:
     """Train the runs that are not complete; the seed of a run is its place in the list."""
-    from scalerl.rl.base import find_model
-    from scalerl.rl.recipe import load_recipe
+    from scalerl.rl.config.recipe import load_recipe
+    from scalerl.rl.model.demo_base import find_model
 
     model, about = find_model(load_recipe("demo"))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:

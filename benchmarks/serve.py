@@ -96,7 +96,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         runs = make_runs(root, args.runs)
-        command = [sys.executable, "-m", "scalerl.cli", "serve", str(root), "--port", "0"]
+        command = [sys.executable, "-m", "scalerl", "serve", str(root), "--port", "0"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

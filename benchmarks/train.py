@@ -47,7 +47,7 @@ EVALUATED = 2
 
 def make_recipe(lr: float, steps: int, placement: str, seed: int = 0) -> Any:
     """The recipe of scalerl's side, from which TRL's takes its numbers."""
-    from scalerl.rl.recipe import from_dict
+    from scalerl.rl.config.recipe import from_dict
 
     return from_dict(
         {
@@ -106,12 +106,12 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     """Our side: what `scalerl.rl.train.train` does, its record of every step included, but no evaluations."""
     import torch
 
-    from scalerl.rl.counters import RunCounters, groups_row, step_row
-    from scalerl.rl.model import load_tokenizer
-    from scalerl.rl.pipeline import Pipeline
-    from scalerl.rl.pool import PromptPool
-    from scalerl.rl.setup import load_learner, load_verifier, place_generator
-    from scalerl.run_writer import RunWriter
+    from scalerl.record.writer import RunWriter
+    from scalerl.rl.engine.build import load_learner, load_verifier, place_generator
+    from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
+    from scalerl.rl.loop.pipeline import Pipeline
+    from scalerl.rl.loop.pool import PromptPool
+    from scalerl.rl.model.causal_lm import load_tokenizer
 
     torch.set_num_threads(1)
     recipe = make_recipe(args.lr, args.steps, args.side.removesuffix(PLAIN), args.seed)
@@ -221,8 +221,8 @@ def run_trl(args: argparse.Namespace, clock: Clock) -> None:
 
 
 def race(args: argparse.Namespace) -> None:
-    from scalerl.rl.base import find_model
-    from scalerl.rl.evaluate import Evaluator
+    from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.placement.evaluate import Evaluator
 
     recipe = make_recipe(args.lr, args.steps, "inline")
     model, _ = find_model(recipe)

@@ -60,7 +60,7 @@ def code(names: Iterable[str]) -> str:
 
 def metrics(trainer: str) -> str:
     """What is taken for what in the logs of one trainer."""
-    from scalerl.ingest.trainers import VOCABULARIES
+    from scalerl.ingest.vocabularies import VOCABULARIES
 
     vocabulary = next(one for one in VOCABULARIES if one.trainer == trainer)
     rows = [
@@ -78,7 +78,7 @@ def metrics(trainer: str) -> str:
 
 def all_metrics() -> str:
     """The same of all trainers, one after the other, with how each is recognised."""
-    from scalerl.ingest.trainers import VOCABULARIES
+    from scalerl.ingest.vocabularies import VOCABULARIES
 
     parts = []
     for one in VOCABULARIES:
@@ -89,14 +89,14 @@ def all_metrics() -> str:
 
 def formats() -> str:
     """The formats that are recognised, in the order in which they are tried."""
-    from scalerl.ingest.formats import formats as all_formats
+    from scalerl.ingest.formats.format import formats as all_formats
 
     return table(["`--format`", "what"], [(f"`{one.name}`", one.what) for one in all_formats()])
 
 
 def commands() -> str:
     """Every command with its arguments, from the parser that reads them."""
-    from scalerl.cli import _parser
+    from scalerl.cli.main import _parser
 
     return "\n\n".join(_commands(_parser()))
 
@@ -150,7 +150,7 @@ def _named(action: argparse.Action) -> str:
 
 def recipe() -> str:
     """Every key of a recipe, with its default and meaning, the variants of a choice apart."""
-    from scalerl.rl.recipe import Recipe
+    from scalerl.rl.config.recipe import Recipe
 
     rows, parts = [], []
     said = _said(Recipe)

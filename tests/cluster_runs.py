@@ -8,8 +8,8 @@ import numpy as np
 
 import record_checker
 from ray_nodes import until
-from scalerl.record import RunRecord
-from scalerl.rl.pool import PromptPool
+from scalerl.record.reader import RunRecord
+from scalerl.rl.loop.pool import PromptPool
 
 SMALL = [
     *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
@@ -24,7 +24,7 @@ def command(folder, *changes, resume=False):
     """`scalerl train` with these changes of the demonstration, or with them on with a run; a process."""
     words = [str(folder), "--resume"] if resume else ["demo", "-o", str(folder)]
     words += ["--json"] + [word for change in changes for word in ("--set", change)]
-    start = [sys.executable, "-m", "scalerl.cli", "train", *words]
+    start = [sys.executable, "-m", "scalerl", "train", *words]
     return subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -19,8 +19,8 @@ import hostile_study
 from browser_tools import chromium
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
-from scalerl.record import EvalPoint, Flops, Tokens
-from scalerl.study.verdict import StudyVerdict
+from scalerl.record.reader import EvalPoint, Flops, Tokens
+from scalerl.study.verdict.verdict import StudyVerdict
 
 STEPS, EVERY, BUDGET = 400, 16, 10_000.0
 PROMPTS, SAMPLES = 128, 64
@@ -128,7 +128,7 @@ def studies() -> type[Studies]:
 @pytest.fixture(scope="session")
 def small_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model of chains of two, right one time in four: it leaves RL something to do."""
-    from scalerl.rl.base import BaseModel, build_base
+    from scalerl.rl.model.demo_base import BaseModel, build_base
     from scalerl.rl.tasks.chain import Chain, Demonstrations
 
     spec = BaseModel(

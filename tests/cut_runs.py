@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalerl.record import RunRecord
-from scalerl.rl.checkpoint import Checkpointing
-from scalerl.rl.recipe import BatchSize, Evaluation, Recipe, Steps
+from scalerl.record.reader import RunRecord
+from scalerl.rl.checkpoint.store import Checkpointing
+from scalerl.rl.config.recipe import BatchSize, Evaluation, Recipe, Steps
 from scalerl.rl.train import train
 from small_runs import small_recipe
 

@@ -54,7 +54,7 @@ def commands(text: str) -> list[str]:
 
 def run_block(code: str, names: dict[str, Any]) -> str:
     """What a block prints, on both of its streams in their order."""
-    from scalerl.cli import main
+    from scalerl.cli.main import main
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import struct
 
-from scalerl.ingest.tensorboard import _masked_crc
+from scalerl.ingest.formats.tensorboard import _masked_crc
 
 
 def record(data):

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-from scalerl.rl.vllm.protocol import LENGTH
+from scalerl.rl.engine.vllm.protocol import LENGTH
 
 KEY = "sesame"
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, Tokens
-from scalerl.run_writer import RunWriter
+from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, Tokens
+from scalerl.record.writer import RunWriter
 
 EVERY = 20
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 250.0, 0.3)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.curve.freeze import freeze
+from scalerl.forecast.freeze import freeze
 from scalerl.jsonl import dumps
-from scalerl.record import DeviceSeconds, EvalPoint
-from scalerl.run_writer import RunWriter
+from scalerl.record.reader import DeviceSeconds, EvalPoint
+from scalerl.record.writer import RunWriter
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.verdict import judge_study
 
 BUDGET, R_0 = 12_000.0, 0.3
 ARMS = {

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.fsdp.launch import lead_or_follow
-from scalerl.rl.fsdp.learner import load_sharded_learner
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.fsdp.together import losses
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.learner.fsdp.launch import lead_or_follow
+from scalerl.rl.learner.fsdp.learner import load_sharded_learner
 from scalerl.rl.train import train as train_run
+from scalerl.rl.workers.ranks import losses
 
 
 def log_probs(learner, batch):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from scalerl.rl.random import stream_keys, uniform
-from scalerl.rl.setup import load_generator
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.engine.random import stream_keys, uniform
 
 EDGE = 1e-5
 """How near to an edge of its distribution a draw has to be for rounding to move it to the other side."""

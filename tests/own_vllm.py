@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.rl.base import BaseModel, build_base
+from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.engine.vllm.server import VENV
+from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
-from scalerl.rl.vllm.server import VENV
-from scalerl.rl.vllm.settings import Vllm
 
 PYTHON = Path(__file__).parents[1] / VENV / "bin" / "python"
 SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))

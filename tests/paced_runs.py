@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 BASE, ROW, PROMPT_TOKEN, POSITION = 0.02, 3e-4, 1e-4, 2e-6
 

@@ -13,10 +13,10 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
-from scalerl.rl.cluster.parts import RayParts
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.placement.ray.parts import RayParts
 
 
 class Nodes:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from scalerl.rl.model import load_model
+from scalerl.rl.model.causal_lm import load_model
 
 TEMPERATURE = 0.9
 

@@ -17,8 +17,8 @@ from typing import Any
 from cut_runs import recipe_of, run
 from killed_at import killed_at
 from scalerl.errors import ScalerlError
-from scalerl.rl import packed
-from scalerl.rl.native import load_kernels
+from scalerl.rl.kernels import packed
+from scalerl.rl.kernels.native import load_kernels
 
 
 def main() -> None:

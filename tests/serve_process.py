@@ -9,7 +9,7 @@ import sys
 @contextlib.contextmanager
 def server(folder, *words, **environment):
     """The process, and the address that it prints."""
-    command = [sys.executable, "-m", "scalerl.cli", "serve", str(folder), "--port", "0", *words]
+    command = [sys.executable, "-m", "scalerl", "serve", str(folder), "--port", "0", *words]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
     )

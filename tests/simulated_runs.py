@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.curve.freeze import freeze
 from scalerl.errors import CannotAnswerError
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
-from scalerl.run_writer import RunWriter
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record.writer import RunWriter
 
 BUDGET, STEPS = 12_000.0, 240
 HOSTILE = "<script>document.title='owned'</script> <img src=x onerror=document.title='owned'> %{x} & co"

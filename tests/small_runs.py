@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.checkpoint import Checkpointing
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Recipe, Steps
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.checkpoint.store import Checkpointing
+from scalerl.rl.config.recipe import BatchSize, Context, Evaluation, Recipe, Steps
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
 TASK = Chain(k_max=2, heldout_per_length=10, train_per_length=20)

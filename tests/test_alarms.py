@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from scalerl.alarms import Alarm, read_alarms, warnings_of
 from scalerl.errors import InputError
+from scalerl.record.alarms import Alarm, read_alarms, warnings_of
 
 
 def line(step, level, since=None, over=False, metric="truncated", worst=0.1, threshold=0.1):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, fit
-from scalerl.ingest.table import read_table
+from scalerl.ingest.formats.table import read_table
 
 
 def write(path, seed, A=0.61, B=1.9, spoilt=0.0, n=26, top=10_000.0):

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -200,13 +200,13 @@ def test_an_interrupt_is_one_line(log, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scalerl.ingest.table.read_table", interrupt)
+    monkeypatch.setattr("scalerl.ingest.formats.table.read_table", interrupt)
     assert main(["fit", str(log)]) == 130
     assert capsys.readouterr().err == "scalerl: interrupted\n"
 
 
 def test_a_reader_that_leaves_is_no_error(log):
-    command = f'"{sys.executable}" -m scalerl.cli fit "{log}" --json | head -c 1'
+    command = f'"{sys.executable}" -m scalerl fit "{log}" --json | head -c 1'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "{"
     assert done.stderr == ""
@@ -214,7 +214,7 @@ def test_a_reader_that_leaves_is_no_error(log):
 
 def test_fit_imports_nothing_heavy(log):
     code = (
-        "import sys; from scalerl.cli import main; "
+        "import sys; from scalerl.cli.main import main; "
         f"main(['fit', {str(log)!r}, '--json', '--at', '9e3']); "
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'scipy', 'jinja2'}; "
         "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
@@ -242,7 +242,7 @@ def test_commands_that_fit_take_the_same_options(log, capsys, command):
 
 
 def test_standard_output_that_takes_nothing_is_one_line(log):
-    command = [sys.executable, "-m", "scalerl.cli", "fit", str(log)]
+    command = [sys.executable, "-m", "scalerl", "fit", str(log)]
     with open("/dev/full", "w") as full:  # noqa: PTH123
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "scalerl: standard output: No space left on device\n")

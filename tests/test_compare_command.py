@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import example_files
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record import EvalPoint
-from scalerl.run_writer import RunWriter
+from scalerl.record.reader import EvalPoint
+from scalerl.record.writer import RunWriter
 
 
 def write_run(folder, seed, C_mid=2500.0, lr=1e-5, name="mine"):

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from scalerl.console import TrainingProgress, forecast_text
+from scalerl.cli.console import TrainingProgress, forecast_text
 
 
 def test_a_forecast_on_the_progress_line():

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from record_checker import check
-from scalerl.record import RunRecord
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Inline, Local, Recipe, Steps
-from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.record.reader import RunRecord
+from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import BatchSize, Context, Evaluation, Inline, Local, Recipe, Steps
+from scalerl.rl.learner.learner import AdamW
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 

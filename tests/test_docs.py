@@ -12,13 +12,13 @@ import pytest
 
 import example_files
 from growing import Growing
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
-from scalerl.curve.backtest import OURS, RIVALS
-from scalerl.curve.freeze import freeze
-from scalerl.curve.sides import quantities
+from scalerl.forecast.backtest import OURS, RIVALS
+from scalerl.forecast.freeze import freeze
+from scalerl.forecast.sides import quantities
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.verdict import judge_study
 
 DOCS = Path(__file__).parent.parent / "docs"
 SECTIONS = dict(

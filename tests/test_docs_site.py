@@ -13,8 +13,8 @@ import yaml
 import docs_examples
 import scalerl
 import scalerl.curve
-from scalerl.cli import _parser
-from scalerl.ingest.trainers import VOCABULARIES
+from scalerl.cli.main import _parser
+from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.ingest.vocabulary import ROLES
 
 ROOT = docs_examples.ROOT
@@ -137,8 +137,8 @@ def test_the_reference_has_every_public_name(package):
 
 def test_the_tables_have_every_argument_key_and_role(script):
     tables = script("docs_tables")
-    from scalerl.rl.form import _keys
-    from scalerl.rl.recipe import Recipe
+    from scalerl.rl.config.form import _keys
+    from scalerl.rl.config.recipe import Recipe
 
     commands, recipe = tables.commands(), tables.recipe()
     for name in ("fit", "compare", "backtest", "report", "ingest", "train", "study", "demo"):
@@ -205,7 +205,7 @@ def test_the_site_builds_strictly(tmp_path):
         "reference/command-line": "--prior-from RUN ...",
         "reference/recipe": "optimiser.warmup_steps",
         "reference/metrics": "val-core/*/acc/mean@*",
-        "reference/api": "scalerl.curve.online.Forecaster.callback",
+        "reference/api": "scalerl.forecast.online.Forecaster.callback",
     }.items():
         assert said in pages[f"{page}.html"]
     index = (tmp_path / "search" / "search_index.js").read_text()
@@ -242,7 +242,7 @@ def test_what_is_broken_stops_the_build(tmp_path, page, text, said):
 def test_the_table_of_a_cluster_has_every_key_with_its_default(script):
     """Those of the learner and of vLLM are on pages of their own."""
     tables = script("docs_tables")
-    from scalerl.rl.cluster.settings import Cluster
+    from scalerl.rl.config.cluster import Cluster
 
     rows = re.findall(r"^\| (`cluster\.\S+`) \| (`\S+`) \|", (DOCS / "cluster.md").read_text(), re.M)
     kinds = {("`cluster.engine.kind`", "`torch`"), ("`cluster.learner.kind`", "`one`")}

@@ -11,7 +11,7 @@ from scalerl import InputError, files
 from scalerl.files import Changing, signature, write_atomically
 from scalerl.ingest.sources import read_source
 from scalerl.jsonl import read_last
-from scalerl.run_writer import RunWriter
+from scalerl.record.writer import RunWriter
 
 
 @pytest.fixture

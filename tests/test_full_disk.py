@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 SMALL = [
     *("task.k_max=2", "task.heldout_per_length=10", "context.prompt=6", "context.thinking=4"),
@@ -34,7 +34,7 @@ def disk(tmp_path):
 
 
 def train(*arguments):
-    command = [sys.executable, "-m", "scalerl.cli", "train", *arguments]
+    command = [sys.executable, "-m", "scalerl", "train", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
-from scalerl.record import RunRecord
-from scalerl.rl import parts
+from scalerl.record.reader import RunRecord
 from scalerl.rl import train as training
-from scalerl.rl.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.health.figures import Health, RewardDrop, Sampling, Truncated, ZeroVariance
+from scalerl.rl.loop import parts
 from scalerl.rl.pending import Done
-from scalerl.rl.recipe import load_recipe
-from scalerl.rl.setup import load_generator
 from scalerl.rl.train import train
 from scalerl.rl.types import Reward
 
@@ -182,7 +182,7 @@ def test_a_forecast_across_an_alarm_says_so(recipe, model, tmp_path, capsys):
         evaluation=replace(recipe.evaluation, count=10),
         health=Health(truncated=Truncated(warning=1e-9, alarm=1e-9, window=3)),
     )
-    from scalerl.curve.freeze import freeze
+    from scalerl.forecast.freeze import freeze
 
     record, _, _ = run(eager, model, tmp_path / "run", forecaster=freeze)
     assert main(["fit", str(record.path), "--json"]) == 0

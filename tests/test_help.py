@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import example_files
-from scalerl.cli import _parser, main
-from scalerl.commands._text import print_rows, print_table
+from scalerl.cli._text import print_rows, print_table
+from scalerl.cli.main import _parser, main
 from scalerl.errors import ScalerlError
 
 COMMANDS: Any = next(action.choices for action in _parser()._actions if action.metavar == "COMMAND")
@@ -28,7 +28,7 @@ def shown(words, env, terminal=False):
     """What a command prints, to a pipe or to a terminal, with these variables and no others that count."""
     counted = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS")
     whole = {key: value for key, value in os.environ.items() if key not in counted} | {"TERM": "xterm"} | env
-    command = [sys.executable, "-m", "scalerl.cli", *words]
+    command = [sys.executable, "-m", "scalerl", *words]
     if not terminal:
         return subprocess.run(command, capture_output=True, text=True, env=whole, check=True).stdout
     ours, theirs = pty.openpty()
@@ -130,7 +130,7 @@ def test_what_is_near_is_offered(capsys, words, hint):
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_loads_nothing_heavy(command):
     code = (
-        "import sys; from scalerl.cli import main\n"
+        "import sys; from scalerl.cli.main import main\n"
         f"try: main({[*command.split(), '--help']!r})\n"
         "except SystemExit as stop: assert stop.code == 0\n"
         "heavy = {'numpy', 'matplotlib', 'jinja2', 'torch', 'rich', 'rich_argparse', 'shtab', 'pandas'}\n"

@@ -71,7 +71,7 @@ def test_every_part_has_a_rule():
 
 def test_the_light_half_loads_nothing_heavy():
     code = (
-        "import sys, scalerl, scalerl.cli, scalerl.curve.freeze, scalerl.ingest.table, scalerl.report\n"
+        "import sys, scalerl, scalerl.cli.main, scalerl.forecast.freeze, scalerl.ingest.formats.table, scalerl.view\n"
         "import scalerl.integrations, scalerl.plan.split, scalerl.plan.measured, scalerl.plan.cost\n"
         "names = 'torch transformers pydantic matplotlib rich jinja2 starlette uvicorn'\n"
         "heavy = set(names.split()) & set(sys.modules)\n"
@@ -82,7 +82,7 @@ def test_the_light_half_loads_nothing_heavy():
 
 def test_a_submodule_never_takes_the_place_of_its_function():
     code = (
-        "import scalerl.curve.fit, scalerl.curve.compare, scalerl.curve.backtest\n"
+        "import scalerl.curve.fit, scalerl.forecast.compare, scalerl.forecast.backtest\n"
         "from scalerl.curve import backtest, compare, fit\n"
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
         "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)"
@@ -90,7 +90,7 @@ def test_a_submodule_never_takes_the_place_of_its_function():
     _run_afresh(code)
 
 
-@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.integrations", "scalerl.report"])
+@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.integrations", "scalerl.view"])
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
     _run_afresh(code)
@@ -111,10 +111,10 @@ def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
     rows = [f"{c},{0.61 - 0.21 / (1 + (c / 2500) ** 2)}" for c in range(0, 8001, 500)]
     log.write_text("\n".join(["gpu_hours,pass_rate", *rows]))
     code = (
-        "import sys; from scalerl.cli import main\n"
+        "import sys; from scalerl.cli.main import main\n"
         f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
-        "late = {name for name in sys.modules if name.startswith('scalerl.report.')}\n"
-        "assert late == {'scalerl.report.fit_rows', 'scalerl.report.numbers'}, late"
+        "late = {name for name in sys.modules if name.startswith('scalerl.view.')}\n"
+        "assert late == {'scalerl.view.run.fit_rows', 'scalerl.view.numbers'}, late"
     )
     _run_afresh(code)
 

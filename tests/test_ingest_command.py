@@ -8,9 +8,9 @@ import pytest
 
 import example_files
 from scalerl import InputError, load_run
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 40.0, 0.35)
 """Over GPU-hours."""

@@ -11,9 +11,9 @@ import pytest
 
 from killed_runs import killed_and_resumed, steps_of, trains
 from record_checker import check
-from scalerl.curve.freeze import freeze
-from scalerl.rl.recipe import Evaluation, Local, Steps
-from scalerl.rl.schedule import OffPolicy
+from scalerl.forecast.freeze import freeze
+from scalerl.rl.algo.schedule import OffPolicy
+from scalerl.rl.config.recipe import Evaluation, Local, Steps
 from small_runs import small_recipe
 
 STEPS = 40
@@ -80,7 +80,7 @@ def test_a_run_on_the_ranks_of_torchrun(recipe, tmp_path):
         "--nproc-per-node",
         "2",
     ]
-    begin = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "scalerl.cli", "train"]
+    begin = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "scalerl", "train"]
     command = [*begin, "demo", "-o", str(folder), "--resume", *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 

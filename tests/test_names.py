@@ -5,7 +5,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.files import folder_name
 from scalerl.jsonl import flat
-from scalerl.report.table import changes_in_words
+from scalerl.view.table import changes_in_words
 
 
 def test_names_become_names_of_folders():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.cli import _parser
+from scalerl.cli.main import _parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -8,13 +8,14 @@ import shutil
 import pytest
 
 from hostile_study import check_latex
-from scalerl.cli import main
-from scalerl.curve import compare, fit
-from scalerl.curve.comparison import Claim
-from scalerl.curve.recipes import distinct
-from scalerl.record import RunRecord
-from scalerl.report.numbers import plain, rate, rate_interval
-from scalerl.report.runs_tables import _claim_cell
+from scalerl.cli.main import main
+from scalerl.curve import fit
+from scalerl.forecast import compare
+from scalerl.forecast.comparison import Claim
+from scalerl.forecast.recipes import distinct
+from scalerl.record.reader import RunRecord
+from scalerl.view.numbers import plain, rate, rate_interval
+from scalerl.view.runs.tables import _claim_cell
 from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
 
 

@@ -13,12 +13,12 @@ import pytest
 from cut_runs import CutError, cut_at, lines, record_and_weights, run
 from record_checker import check
 from scalerl.errors import InputError, WriteError
-from scalerl.record import RunRecord, final_folder
-from scalerl.rl.checkpoint import Checkpointing, load_state
-from scalerl.rl.lora import Lora
-from scalerl.rl.loss import Cispo, Kl
-from scalerl.rl.recipe import Evaluation, Local, load_recipe
-from scalerl.rl.schedule import OffPolicy
+from scalerl.record.reader import RunRecord, final_folder
+from scalerl.rl.algo.loss import Cispo, Kl
+from scalerl.rl.algo.schedule import OffPolicy
+from scalerl.rl.checkpoint.store import Checkpointing, load_state
+from scalerl.rl.config.recipe import Evaluation, Local, load_recipe
+from scalerl.rl.model.lora import Lora
 from small_runs import small_recipe
 
 STEPS = 14
@@ -204,7 +204,7 @@ def test_without_a_checkpoint_the_run_begins_anew(recipe, tmp_path, caplog):
 
 
 def test_only_the_last_checkpoints_are_kept_and_they_can_be_loaded(recipe, tmp_path):
-    from scalerl.rl.model import load_model
+    from scalerl.rl.model.causal_lm import load_model
 
     run(recipe, tmp_path / "run")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())

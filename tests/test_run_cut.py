@@ -8,9 +8,9 @@ import pytest
 
 from killed_at import DONE, KILLED, killed_at
 from scalerl.errors import InputError
-from scalerl.record import EvalPoint, RunRecord
-from scalerl.run_folder import RECORDS
-from scalerl.run_writer import RunWriter
+from scalerl.record.folder import RECORDS
+from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.record.writer import RunWriter
 
 
 def lines(path):

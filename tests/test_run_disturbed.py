@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from cut_runs import EVERY, STEPS, CutError, content, cut_at, lines, recipe_of, record_and_weights, run
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.errors import InputError, MovedError, WriteError
-from scalerl.record import final_folder
-from scalerl.rl.setup import load_learner
+from scalerl.record.reader import final_folder
+from scalerl.rl.engine.build import load_learner
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from killed_at import DONE, KILLED, killed_at
 from scalerl.errors import InputError, WriteError
-from scalerl.run_folder import RunFolder
-from scalerl.run_writer import RunWriter
+from scalerl.record.folder import RunFolder
+from scalerl.record.writer import RunWriter
 
 
 def lines(path):
@@ -45,7 +45,7 @@ def test_many_that_claim_a_folder_at_once_are_one_at_a_time(tmp_path):
     code = f"""
 import os, sys
 from scalerl.errors import InputError
-from scalerl.run_folder import RunFolder
+from scalerl.record.folder import RunFolder
 held = 0
 for _ in range(300):
     try:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.run_folder import check_unused
+from scalerl.record.folder import check_unused
 
 WHY = r": nothing can be written there \(.+\)$"
 
@@ -34,7 +34,7 @@ def test_a_place_that_takes_none_is_told_and_left_as_it_was(tmp_path, place):
 def test_the_command_says_so_before_it_looks_for_a_model(tmp_path, place):
     (tmp_path / "file").touch()
     recipe = ["demo", "--set", "model=nowhere"]
-    command = [sys.executable, "-m", "scalerl.cli", "train", *recipe, "-o", place]
+    command = [sys.executable, "-m", "scalerl", "train", *recipe, "-o", place]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith(f"scalerl: {place}: nothing can be written there (")

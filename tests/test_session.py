@@ -15,9 +15,9 @@ import pytest
 import example_files
 import scalerl
 from scalerl._views import VIEWS
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.report.fit_rows import fit_rows
+from scalerl.view.run.fit_rows import fit_rows
 
 DOCS = Path(__file__).parent.parent / "docs"
 

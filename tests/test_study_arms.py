@@ -3,10 +3,10 @@
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.rl.averaging import SampleAverage
-from scalerl.rl.loss import Cispo, Dapo
-from scalerl.rl.recipe import load_recipe
-from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.algo.averaging import SampleAverage
+from scalerl.rl.algo.loss import Cispo, Dapo
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import Axis, Grid, LeaveOneOut, Listed, Sensitivity, Sweep, Systems, expand
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from scalerl.study.answers import answers
-from scalerl.study.best import last_gains
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.answers import answers
+from scalerl.study.verdict.best import last_gains
+from scalerl.study.verdict.verdict import judge_study
 
 ONE = {"ratio_mean": 1.0, "ratio_max": 1.000004, "ratio_clipped": 0.0, "ess": 1.0, "age_max": 0}
 AGED = {"ratio_mean": 1.0, "ratio_max": 1.9, "ratio_clipped": 0.01, "ess": 0.97, "age_max": 8}

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from scalerl.jsonl import read_rows
-from scalerl.rl.recipe import load_recipe
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import Listed, expand
-from scalerl.study.decisions import freeze_forecasts, stop_arms
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
+from scalerl.study.run.decisions import freeze_forecasts, stop_arms
 from scalerl.study.spec import Stop, Study
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.verdict import judge_study
 
 BUDGETS = (2500.0, 5000.0, 10_000.0)
 

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.rl.recipe import load_recipe
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import Factorial, expand
-from scalerl.study.measured import _standard_error
-from scalerl.study.page import study_html
+from scalerl.study.page.page import study_html
+from scalerl.study.page.tables import study_tables
 from scalerl.study.record import StudyRecord
-from scalerl.study.tables import study_tables
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.measured import _standard_error
+from scalerl.study.verdict.verdict import judge_study
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.rl.averaging import SampleAverage
-from scalerl.rl.loss import Cispo, Dapo, Grpo
-from scalerl.rl.recipe import load_recipe
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.algo.averaging import SampleAverage
+from scalerl.rl.algo.loss import Cispo, Dapo, Grpo
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import Factorial, LeaveOneOut, Listed, combine, expand
 from scalerl.study.design import alias_chains, columns, levels, resolution_of, words
 

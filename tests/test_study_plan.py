@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.cli import main
-from scalerl.curve.recipes import by_recipe
+from scalerl.cli.main import main
 from scalerl.errors import InputError
+from scalerl.forecast.recipes import by_recipe
 from scalerl.jsonl import plain
-from scalerl.record import RunRecord
-from scalerl.rl.recipe import FlopsBudget, load_recipe
+from scalerl.record.reader import RunRecord
+from scalerl.rl.config.recipe import FlopsBudget, load_recipe
 from scalerl.study.arms import Axis, Grid, Listed
-from scalerl.study.estimate import estimate, short_of_steps
 from scalerl.study.plan import make_plan, rate_in_words, write_plan
 from scalerl.study.record import StudyRecord
+from scalerl.study.run.estimate import estimate, short_of_steps
 from scalerl.study.spec import LearningRate, Stop, Study, load_study
 
 DAPO = {"dapo": {"loss": {"kind": "dapo"}}}

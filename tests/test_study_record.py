@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.errors import InputError
 from scalerl.study.record import StudyRecord
 

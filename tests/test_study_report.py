@@ -12,11 +12,11 @@ import pytest
 
 from hostile_study import ARMS, build, check_latex
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.report.labels import apart, short_names
-from scalerl.report.overlay_figures import RunPoints, linearised
-from scalerl.study.answers import answers
-from scalerl.study.figures import forest_figure, study_figures
-from scalerl.study.page import print_study, study_html, study_latex, write_study_report
+from scalerl.study.page.figures import forest_figure, study_figures
+from scalerl.study.page.page import print_study, study_html, study_latex, write_study_report
+from scalerl.study.verdict.answers import answers
+from scalerl.view.figures.overlay_figures import RunPoints, linearised
+from scalerl.view.labels import apart, short_names
 
 
 class Checker(HTMLParser):
@@ -170,7 +170,7 @@ def test_the_terminal_shows_verdicts_and_no_control(verdict):
 def test_what_a_report_needs_loads_neither_torch_nor_pydantic():
     code = (
         "import sys\n"
-        "from scalerl.report import formats\n"
+        "from scalerl.view import formats\n"
         "from scalerl.study import curves, figures, page, record, tables, verdict\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"

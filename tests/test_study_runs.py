@@ -18,10 +18,10 @@ import pytest
 from scalerl.errors import InputError, WriteError
 from scalerl.files import lock
 from scalerl.ingest.sources import read_source
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord
-from scalerl.study.runner import run_study
+from scalerl.study.run.runner import run_study
 from scalerl.study.spec import LearningRate, Study
 
 SMALL = {
@@ -108,7 +108,7 @@ def test_what_the_arms_have_in_common_is_the_same(whole):
 def test_a_study_that_is_killed_ends_with_the_same_table(whole, study, tmp_path):
     """The study's process and those of its runs, at once, twice; and lines that a kill tore."""
     code = (
-        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.study.runner import run_study\n"
+        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.study.run.runner import run_study\n"
         "if __name__ == '__main__':\n"
         "    plan = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
         "    run_study(plan, Path(sys.argv[2]), cores=2, watch=lambda progress: None)\n"
@@ -319,8 +319,8 @@ def test_a_signal_to_the_whole_job_loses_nothing(whole, study, tmp_path):
     """As schedulers send it: to the study, to its runs, and to the process that they are forked from."""
     (tmp_path / "plan").write_bytes(pickle.dumps(make_plan(study)))
     (tmp_path / "go.py").write_text(
-        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.rl.process import stopped_by_signals\n"
-        "from scalerl.study.runner import run_study\n"
+        "import sys, pickle\nfrom pathlib import Path\nfrom scalerl.rl.workers.process import stopped_by_signals\n"
+        "from scalerl.study.run.runner import run_study\n"
         "if __name__ == '__main__':\n"
         "    plan = pickle.loads(Path(sys.argv[1]).read_bytes())\n"
         "    with stopped_by_signals() as stop:\n"

@@ -10,13 +10,9 @@ from dataclasses import replace
 import pytest
 
 from hostile_study import ARMS, BUDGET, FAILED, check_latex
-from scalerl.report import formats
-from scalerl.report.table import Table
-from scalerl.study.answers import answers
-from scalerl.study.figures import forest_figure
-from scalerl.study.kinds import kind_of
-from scalerl.study.page import study_latex, study_markdown, write_study_report
-from scalerl.study.tables import (
+from scalerl.study.page.figures import forest_figure
+from scalerl.study.page.page import study_latex, study_markdown, write_study_report
+from scalerl.study.page.tables import (
     decisions_table,
     forecasts_table,
     scores_table,
@@ -24,6 +20,10 @@ from scalerl.study.tables import (
     study_tables,
     verdict_table,
 )
+from scalerl.study.verdict.answers import answers
+from scalerl.study.verdict.kinds import kind_of
+from scalerl.view import formats
+from scalerl.view.table import Table
 
 
 def by_key(table: Table) -> list[dict]:

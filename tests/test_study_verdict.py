@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalerl.curve import Pair, fit
-from scalerl.curve.comparison import Claim
-from scalerl.curve.freeze import freeze
-from scalerl.record import EvalPoint
-from scalerl.report.frozen import FrozenForecast, Outcome
-from scalerl.study.arm_fits import summarise
-from scalerl.study.best import below_best
-from scalerl.study.forecast_scores import JudgedForecast, score_forecasts
-from scalerl.study.kinds import WORDS, kind_of
+from scalerl.curve import fit
+from scalerl.forecast import Pair
+from scalerl.forecast.comparison import Claim
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import EvalPoint
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict import judge_study
+from scalerl.study.verdict.arm_fits import summarise
+from scalerl.study.verdict.best import below_best
+from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
+from scalerl.study.verdict.kinds import WORDS, kind_of
+from scalerl.study.verdict.verdict import judge_study
+from scalerl.view.run.frozen import FrozenForecast, Outcome
 
 
 @pytest.fixture(scope="module")

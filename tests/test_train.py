@@ -16,13 +16,13 @@ import pytest
 
 from record_checker import check
 from scalerl.curve import fit
-from scalerl.curve.freeze import freeze
 from scalerl.errors import InputError, WorkerError, WriteError
-from scalerl.record import RunRecord
-from scalerl.rl.recipe import Inline, Local, from_dict, load_recipe
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import RunRecord
+from scalerl.record.writer import RunWriter
+from scalerl.rl.config.recipe import Inline, Local, from_dict, load_recipe
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
-from scalerl.run_writer import RunWriter
 
 TASK = Chain(k_max=2, heldout_per_length=40)
 
@@ -320,8 +320,8 @@ def test_a_full_disk_keeps_what_was_written(run, tmp_path):
     """A file size limit stands in for the disk: the kernel refuses the write half-way, as a disk does."""
     code = f"""
 import resource, signal, sys
-from scalerl.record import RunRecord
-from scalerl.run_writer import RunWriter
+from scalerl.record.reader import RunRecord
+from scalerl.record.writer import RunWriter
 from scalerl.errors import WriteError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 source = RunRecord.read({str(run.path)!r})
@@ -367,7 +367,7 @@ def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, numb
     toml = tmp_path / "long.toml"
     endless = replace(recipe, budget=replace(recipe.budget, amount=100_000))
     toml.write_text(to_toml(endless.to_dict(), model))
-    command = [sys.executable, "-m", "scalerl.cli", "train", str(toml), "-o", str(folder)]
+    command = [sys.executable, "-m", "scalerl", "train", str(toml), "-o", str(folder)]
     command += ["--set", "evaluation.count=50000", "--set", f"placement.kind={placement}"]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=_as_in_the_foreground

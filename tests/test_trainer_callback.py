@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalerl.cli import main
-from scalerl.commands._data import Source, read_data
+from scalerl.cli._data import Source, read_data
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Fit, fit
 from scalerl.errors import InputError
-from scalerl.ingest.trainers import VOCABULARIES
-from scalerl.record import RunRecord
-from scalerl.run_writer import RunWriter
+from scalerl.ingest.vocabularies import VOCABULARIES
+from scalerl.record.reader import RunRecord
+from scalerl.record.writer import RunWriter
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

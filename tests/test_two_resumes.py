@@ -72,7 +72,7 @@ def test_of_two_resumes_at_every_offset_one_is_refused(runs, tried):
 def test_of_two_commands_one_is_refused_in_one_line(runs, tmp_path):
     for later in (0.0, 0.3, 1.0, 3.0):
         path = shutil.copytree(runs / "cut", tmp_path / f"run-{later}")
-        command = [sys.executable, "-m", "scalerl.cli", "train", str(path), "--resume"]
+        command = [sys.executable, "-m", "scalerl", "train", str(path), "--resume"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         processes = [subprocess.Popen(command, **pipes)]
         time.sleep(later)

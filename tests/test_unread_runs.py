@@ -9,7 +9,7 @@ import pytest
 import example_files
 from event_files import START, event
 from scalerl import InputError, load_run
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from serve_client import serving, settled
 from wandb_files import framed, header, history, pb

@@ -17,15 +17,15 @@ import pytest
 from rich.console import Console
 
 from growing import TRUTH, Growing
-from scalerl.cli import main
-from scalerl.commands import _follow
-from scalerl.commands._data import Source
-from scalerl.commands._follow import Follower
-from scalerl.record import RunRecord
-from scalerl.report.standing import Asked
-from scalerl.report.watch_view import view, view_rows
+from scalerl.cli import _follow
+from scalerl.cli._data import Source
+from scalerl.cli._follow import Follower
+from scalerl.cli.main import main
+from scalerl.record.reader import RunRecord
+from scalerl.view.terminal.standing import Asked
+from scalerl.view.terminal.watch import view, view_rows
 
-COMMAND = [sys.executable, "-m", "scalerl.cli", "watch"]
+COMMAND = [sys.executable, "-m", "scalerl", "watch"]
 FAST = ["--interval", "0.05"]
 
 

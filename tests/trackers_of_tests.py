@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 from scalerl.rl.tracking import Status, TrackedRun
 from scalerl.rl.tracking.tensorboard import TensorboardTracker
 

@@ -10,7 +10,7 @@ from wandb.proto import wandb_internal_pb2
 
 from hostile_logs import everything
 from read_logs import read_logs
-from scalerl.ingest.wandb_offline import FORMAT
+from scalerl.ingest.formats.wandb_offline import FORMAT
 
 pb: Any = wandb_internal_pb2  # its messages are made when it is imported
 MAGIC = b":W&B\xe1\xbe\x00"

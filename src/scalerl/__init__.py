@@ -8,12 +8,13 @@ from scalerl._lazy import lazy
 from scalerl._version import __version__
 
 if TYPE_CHECKING:
-    from scalerl.curve import Backtest, Comparison, Fit, Forecast, Forecaster, Points, backtest, compare, fit
+    from scalerl.curve import Fit, Forecast, Points, fit
     from scalerl.errors import CannotAnswerError, InputError, ScalerlError, WriteError
+    from scalerl.forecast import Backtest, Comparison, Forecaster, backtest, compare
+    from scalerl.ingest.formats.table import read_table
     from scalerl.ingest.load import load_run
-    from scalerl.ingest.table import read_table
-    from scalerl.record import EvalPoint, RunRecord
-    from scalerl.run_writer import RunWriter
+    from scalerl.record.reader import EvalPoint, RunRecord
+    from scalerl.record.writer import RunWriter
 
 __all__ = [
     "Backtest",
@@ -40,17 +41,17 @@ __all__ = [
 lazy(
     __name__,
     {
-        "curve.backtest": "Backtest backtest",
-        "curve.compare": "compare",
-        "curve.comparison": "Comparison",
         "curve.fit": "fit",
-        "curve.online": "Forecaster",
         "curve.points": "Points",
         "curve.result": "Fit Forecast",
+        "forecast.backtest": "Backtest backtest",
+        "forecast.compare": "compare",
+        "forecast.comparison": "Comparison",
+        "forecast.online": "Forecaster",
         "errors": "CannotAnswerError InputError ScalerlError WriteError",
         "ingest.load": "load_run",
-        "ingest.table": "read_table",
-        "record": "EvalPoint RunRecord",
-        "run_writer": "RunWriter",
+        "ingest.formats.table": "read_table",
+        "record.reader": "EvalPoint RunRecord",
+        "record.writer": "RunWriter",
     },
 )

@@ -1,7 +1,7 @@
 """How results show themselves to a person in a notebook or on axes of matplotlib.
 
 A notebook asks the object itself (`_repr_html_`), and people look for a plot there (`Fit.plot`). But what
-draws is `scalerl.report`, which is made on top of the results, and which these must not import. So they ask
+draws is `scalerl.view`, which is made on top of the results, and which these must not import. So they ask
 here, by name, when somebody looks; everything else points one way.
 """
 
@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import Any
 
 VIEWS = {
-    "plot_fit": "scalerl.report.fit_plot",
-    "fit_html": "scalerl.report.notebook",
-    "forecast_html": "scalerl.report.notebook",
-    "comparison_html": "scalerl.report.notebook",
-    "backtest_html": "scalerl.report.notebook",
-    "run_html": "scalerl.report.notebook",
+    "plot_fit": "scalerl.view.figures.fit_plot",
+    "fit_html": "scalerl.view.notebook",
+    "forecast_html": "scalerl.view.notebook",
+    "comparison_html": "scalerl.view.notebook",
+    "backtest_html": "scalerl.view.notebook",
+    "run_html": "scalerl.view.notebook",
 }
 """The views, and the module of each."""
 

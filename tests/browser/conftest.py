@@ -12,13 +12,13 @@ import pytest
 
 import hostile_study
 from scalerl.curve import Points, fit
-from scalerl.curve.compare import compare
-from scalerl.record import RunRecord
-from scalerl.report import write_report
-from scalerl.report.overlay import OverlayRun
-from scalerl.report.runs import RunsView, fit_or_reason
-from scalerl.report.runs_page import write_runs_report
-from scalerl.study.page import study_html
+from scalerl.forecast.compare import compare
+from scalerl.record.reader import RunRecord
+from scalerl.study.page.page import study_html
+from scalerl.view import write_report
+from scalerl.view.runs.gathered import RunsView, fit_or_reason
+from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.page import write_runs_report
 from simulated_runs import BUDGET, HOSTILE, write_run, write_table
 
 
@@ -103,7 +103,7 @@ def _hundred(shown: RunsView) -> RunsView:
 
 
 def _long(folder: Path) -> RunsView:
-    from scalerl.ingest.table import read_table
+    from scalerl.ingest.formats.table import read_table
 
     points = read_table(write_table(folder / "long.csv", 10_000), "gpu_hours", "pass_rate", None)
     run = OverlayRun("long", points, None, fit(points))

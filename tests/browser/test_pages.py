@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from browser_tools import redrawn
-from scalerl.report.labels import run_look
-from scalerl.report.numbers import rate
-from scalerl.report.overlay import overlay
-from scalerl.report.runs_figures import runs_figures
+from scalerl.view.figures.runs_figures import runs_figures
+from scalerl.view.labels import run_look
+from scalerl.view.numbers import rate
+from scalerl.view.runs.overlay import overlay
 from simulated_runs import BUDGET, HOSTILE, tokens_at
 
 POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Points, fit
-from scalerl.curve.allocation import GridRun, allocate
-from scalerl.curve.hull import places_within
 from scalerl.curve.posterior import Draws
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.forecast.allocation import GridRun, allocate
+from scalerl.forecast.hull import places_within
 
 SD = np.array([0.004, 0.05, 0.03])
 """Errors of a fit, in A, log B and log C_mid."""

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from scalerl import EvalPoint, InputError, RunWriter
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.backtest import OURS, _crps, backtest
-from scalerl.curve.paper import paper_fit
+from scalerl.forecast.backtest import OURS, _crps, backtest
+from scalerl.forecast.paper import paper_fit
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 

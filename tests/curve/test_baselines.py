@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Gompertz, Points
-from scalerl.curve.baselines import (
+from scalerl.errors import CannotAnswerError
+from scalerl.forecast.baselines import (
     LastValue,
     fit_gompertz,
     fit_last_value,
     fit_log_linear,
     fit_power_law,
 )
-from scalerl.errors import CannotAnswerError
 
 
 # The published 100k run (A .645, B 1.70, C_mid 10909) without noise, for R_0 from .20 to .40. The power law

@@ -7,8 +7,9 @@ import pytest
 
 import scalerl
 from scalerl import InputError
-from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Points, SeedPrior, compare, fit
-from scalerl.curve.compare import holm, seeds_needed
+from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Points, SeedPrior, fit
+from scalerl.forecast import compare
+from scalerl.forecast.compare import holm, seeds_needed
 
 BASE = Curve(LOG_LOGISTIC, 0.61, 1.92, 2500.0, 0.40)
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from scalerl import InputError
-from scalerl.curve import LOG_LOGISTIC, SEED_PRIOR, Curve, Points, compare, fit
+from scalerl.curve import LOG_LOGISTIC, SEED_PRIOR, Curve, Points, fit
 from scalerl.curve.seeds import pooled_alike
-from scalerl.curve.sides import given_family
+from scalerl.forecast import compare
+from scalerl.forecast.sides import given_family
 
 
 def run(seed, A=0.61, C_mid=2500.0, sd=0.003, top=12_000.0, n=20, block=(0.0, 0.0)):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
 from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.forecast.crosscheck import _replicates, _t_squared, bootstrap, cross_check, profile
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 

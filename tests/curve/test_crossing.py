@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES
-from scalerl.curve.crossing import find_crossing
 from scalerl.curve.posterior import Draws
+from scalerl.forecast.crossing import find_crossing
 
 
 def curves(A, C_mid, B=2.0, R_0=0.4):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, fit
-from scalerl.curve.freeze import freeze
-from scalerl.record import DeviceSeconds, EvalPoint, RunRecord
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import DeviceSeconds, EvalPoint, RunRecord
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import Points, fit
 from scalerl.errors import ScalerlError
 

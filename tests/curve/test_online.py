@@ -6,7 +6,7 @@ import pytest
 
 from scalerl import CannotAnswerError, EvalPoint, Forecaster, InputError, Points, RunRecord, fit
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record import Flops
+from scalerl.record.reader import Flops
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 COMPUTE = np.linspace(0, 12_000, 17)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl import EvalPoint, InputError, RunRecord, RunWriter
-from scalerl.curve.paired import paired_prompts
+from scalerl.forecast.paired import paired_prompts
 
 IDS = ["a", "b", "c", "d"]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit, paper_fit_of
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.forecast.paper import PAPER_C_MIDS, PAPER_CEILINGS, paper_compare, paper_fit, paper_fit_of
 
 # (C_mid, B, A, end of the fitted range in GPU-hours): table 1 and the leave-one-out column with A free of
 # arXiv 2510.13786. Its MoE row (4242, 1.65, .710) lies on neither grid and does not fit its own figure.

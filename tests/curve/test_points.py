@@ -4,7 +4,7 @@ import pytest
 from scalerl import EvalPoint, InputError, RunRecord
 from scalerl.curve import Points
 from scalerl.curve.sample import make_sample
-from scalerl.record import DeviceSeconds
+from scalerl.record.reader import DeviceSeconds
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.curve.scores import covered, crps_normal_mixture, interval_score
+from scalerl.forecast.scores import covered, crps_normal_mixture, interval_score
 
 ONE = np.ones(1)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.sensitivity import sensitivity
 from scalerl.errors import InputError
+from scalerl.forecast.sensitivity import sensitivity
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 COMPUTE_N = np.linspace(0, 8000, 33)

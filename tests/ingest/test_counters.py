@@ -9,7 +9,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.counters import counters
 from scalerl.ingest.flops import ModelCost, model_cost
 from scalerl.ingest.log import Log, LogBuilder, Series
-from scalerl.ingest.trainers import VOCABULARIES
+from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.ingest.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
@@ -204,7 +204,7 @@ def test_the_cost_of_a_model_is_that_of_its_matrices(name, tmp_path):
     import torch
     import transformers
 
-    from scalerl.rl.model import FlopCount
+    from scalerl.rl.model.causal_lm import FlopCount
 
     shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = getattr(transformers, name)(**shape, vocab_size=99, **CONFIGS[name])

@@ -20,10 +20,10 @@ from event_files import START, event
 from event_files import record as checked
 from hostile_logs import alarm, damaged
 from scalerl import ScalerlError
+from scalerl.ingest.formats.table import read_table
 from scalerl.ingest.sources import Found, read_source
-from scalerl.ingest.table import read_table
 from scalerl.jsonl import dumps
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 from wandb_files import framed, header, history
 
 EXAMPLES = 10_000

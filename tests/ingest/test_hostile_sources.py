@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hostile_logs import alarm
-from scalerl.cli import main
-from scalerl.ingest.formats import formats
-from scalerl.record import RunRecord
-from scalerl.report import write_report
+from scalerl.cli.main import main
+from scalerl.ingest.formats.format import formats
+from scalerl.record.reader import RunRecord
+from scalerl.view import write_report
 
 NAMES = [one.name for one in formats()]
 NOBODY = 65534

@@ -11,7 +11,7 @@ import pytest
 
 from event_files import START, event
 from scalerl import fit, load_run, read_table
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from wandb_files import framed, header, history
 

@@ -16,7 +16,7 @@ import pytest
 from event_files import START, record
 from hostile_logs import alarm
 from scalerl import limits
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.ingest.sources import read_source
 
 MB = 2**20

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.metrics_jsonl import FORMAT
-from scalerl.ingest.rows import unix_seconds
+from scalerl.ingest.formats.metrics_jsonl import FORMAT
+from scalerl.ingest.formats.rows import unix_seconds
 
 # As the file monitor of prime-rl writes it, {"step": .., "time": .., **metrics}: a line per part of a step.
 TRAINER = [

@@ -8,8 +8,8 @@ from mlflow import MlflowClient
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.formats import Unread
-from scalerl.ingest.mlflow import FORMAT
+from scalerl.ingest.formats.format import Unread
+from scalerl.ingest.formats.mlflow import FORMAT
 
 META = "lifecycle_stage: active\nrun_id: b560751296cf45f9960d4896c1e15153\nrun_name: 'a: b'\n"
 REWARD = "1700000000500 0.0 0\n1700000001500 0.25 1\n1700000002500 0.5 2\n"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hostile_logs import alarm
 from odd_configs import DEEP, mutated
 from scalerl import InputError
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.ingest.flops import model_cost
 
 CONFIG = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.parquet import FORMAT
+from scalerl.ingest.formats.parquet import FORMAT
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scalerl.ingest.protobuf import BYTES, FIXED32, FIXED64, VARINT, fields, signed, varints
+from scalerl.ingest.formats.protobuf import BYTES, FIXED32, FIXED64, VARINT, fields, signed, varints
 
 
 def varint(value):

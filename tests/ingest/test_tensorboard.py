@@ -14,7 +14,7 @@ from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError, limits
-from scalerl.ingest.tensorboard import FORMAT, _masked_crc
+from scalerl.ingest.formats.tensorboard import FORMAT, _masked_crc
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.trackio_db import FORMAT
+from scalerl.ingest.formats.trackio_db import FORMAT
 
 # The tables of trackio 0.43, whose package is too large for the tests; run_id is not in those before 0.24.
 METRICS = (

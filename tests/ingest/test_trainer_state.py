@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.trainer_state import FORMAT
+from scalerl.ingest.formats.trainer_state import FORMAT
 
 
 def state(step, rows=None, **more):

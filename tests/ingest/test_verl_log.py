@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError, limits
-from scalerl.ingest.verl_log import FORMAT
+from scalerl.ingest.formats.verl_log import FORMAT
 
 # As verl.utils.tracking.FileLogger writes it: {"step": step, "data": data} by orjson, which has null for NaN.
 ROWS = [

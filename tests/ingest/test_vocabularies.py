@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.ingest.imported import Asked, as_run, n_samples
 from scalerl.ingest.log import LogBuilder
-from scalerl.ingest.trainers import ANY, VOCABULARIES
+from scalerl.ingest.vocabularies import ANY, VOCABULARIES
 from scalerl.ingest.vocabulary import ROLES, known_names, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.wandb_csv import FORMAT
+from scalerl.ingest.formats.wandb_csv import FORMAT
 
 
 def everything(name):

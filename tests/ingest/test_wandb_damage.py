@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hostile_logs import alarm, everything
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.wandb_offline import FORMAT
+from scalerl.ingest.formats.wandb_offline import FORMAT
 from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
 
 

@@ -12,9 +12,9 @@ import wandb
 from hostile_logs import everything
 from read_logs import read_logs
 from scalerl import InputError
-from scalerl.ingest.formats import Unread
+from scalerl.ingest.formats.format import Unread
+from scalerl.ingest.formats.wandb_offline import FORMAT
 from scalerl.ingest.sources import read_source
-from scalerl.ingest.wandb_offline import FORMAT
 from wandb_files import header, history, pb, read_one, values, written
 
 

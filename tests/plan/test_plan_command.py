@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paced_runs import write_run
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 
 RATES = """

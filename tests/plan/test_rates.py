@@ -10,7 +10,7 @@ from scalerl.errors import InputError
 from scalerl.plan.lengths import Cut
 from scalerl.plan.measured import evaluated_every, rates_of
 from scalerl.plan.rates import load_rates, names
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 
 def test_a_run_shows_the_rates_it_was_made_with(tmp_path):

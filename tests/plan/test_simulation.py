@@ -26,7 +26,7 @@ from scalerl.plan.rates import (
 )
 from scalerl.plan.simulate import simulate
 from scalerl.plan.split import best, splits
-from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 
 TEN = Lengths(quantiles=(10.0, 10.0), prompt=3)
 SECOND = Rates(decode=Decode(1.0), trainer=Trainer(0.0, fixed=5.0), lengths=TEN)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalerl.record import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens, mean_p_1mp
-from scalerl.run_writer import RunWriter
+from scalerl.record.reader import DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens, mean_p_1mp
+from scalerl.record.writer import RunWriter
 
 N_STEPS, EVERY, N_SAMPLES = 240, 8, 16
 N_EVALS = N_STEPS // EVERY + 1

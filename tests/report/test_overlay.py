@@ -8,13 +8,13 @@ import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
-from scalerl.record import RunRecord
-from scalerl.report.numbers import plain
-from scalerl.report.overlay import OverlayRun, _clock, overlay, thin
-from scalerl.report.runs import RunsView
-from scalerl.report.runs_figures import runs_figures
-from scalerl.report.runs_tables import curves_table
-from scalerl.report.web import script_json
+from scalerl.record.reader import RunRecord
+from scalerl.view.assets import script_json
+from scalerl.view.figures.runs_figures import runs_figures
+from scalerl.view.numbers import plain
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.overlay import OverlayRun, _clock, overlay, thin
+from scalerl.view.runs.tables import curves_table
 from simulated_runs import BUDGET, tokens_at, write_run
 
 

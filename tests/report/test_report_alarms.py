@@ -3,11 +3,11 @@
 import re
 from dataclasses import replace
 
-from scalerl.alarms import Alarm
 from scalerl.curve import Points
-from scalerl.report import closing_rows, health_svg, report_html
-from scalerl.report.alarms import health_text
-from scalerl.report.standing import Asked, stand
+from scalerl.record.alarms import Alarm
+from scalerl.view import closing_rows, health_svg, report_html
+from scalerl.view.run.alarm_rows import health_text
+from scalerl.view.terminal.standing import Asked, stand
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),

@@ -11,13 +11,13 @@ import pytest
 
 from scalerl.curve import Points, fit
 from scalerl.errors import InputError
-from scalerl.report import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
-from scalerl.report.curve_view import axis_for, curve_view
-from scalerl.report.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
-from scalerl.report.in_flight import in_flight_rows
-from scalerl.report.overlay import OverlayRun, overlay
-from scalerl.report.strata import Stratum, strata, strata_svg
-from scalerl.report.style import inline_svg, new_figure
+from scalerl.view import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
+from scalerl.view.figures.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
+from scalerl.view.run.curve_view import axis_for, curve_view
+from scalerl.view.run.in_flight import in_flight_rows
+from scalerl.view.run.strata import Stratum, strata, strata_svg
+from scalerl.view.runs.overlay import OverlayRun, overlay
+from scalerl.view.style import inline_svg, new_figure
 
 
 def test_the_figure_shows_the_forecast_as_stored(run):

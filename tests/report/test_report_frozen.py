@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.record import EvalPoint, Flops, RunRecord
-from scalerl.report.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
+from scalerl.record.reader import EvalPoint, Flops, RunRecord
+from scalerl.view.run.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
 
 
 def record(*points: tuple[int, float, float]) -> RunRecord:

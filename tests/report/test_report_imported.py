@@ -10,11 +10,11 @@ import pytest
 import docs_logs
 from scalerl.curve import Points, fit
 from scalerl.ingest import load_run
-from scalerl.report import report_html
-from scalerl.report.facts import counted
-from scalerl.report.numbers import duration, rate, rate_interval
-from scalerl.report.overlay import OverlayRun
-from scalerl.report.runs import RunsView, assumptions
+from scalerl.view import report_html
+from scalerl.view.numbers import duration, rate, rate_interval
+from scalerl.view.run.facts import counted
+from scalerl.view.runs.gathered import RunsView, assumptions
+from scalerl.view.runs.overlay import OverlayRun
 
 
 def text_of(html):

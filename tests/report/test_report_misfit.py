@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from scalerl.curve import fit
-from scalerl.curve.freeze import freeze
-from scalerl.record import RunRecord
-from scalerl.report import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
-from scalerl.report.ceiling import ceiling_text, part_that_holds, to_tell_text
-from scalerl.report.curve_figure import _draw
-from scalerl.report.curve_view import curve_view
-from scalerl.report.numbers import unit_for
+from scalerl.forecast.freeze import freeze
+from scalerl.record.reader import RunRecord
+from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
+from scalerl.view.figures.curve_figure import _draw
+from scalerl.view.numbers import unit_for
+from scalerl.view.run.ceiling import ceiling_text, part_that_holds, to_tell_text
+from scalerl.view.run.curve_view import curve_view
 
 TERA = 1e12
 END, MID = 240 * 0.061 * TERA, 55 * 0.061 * TERA  # of the run, and C_mid of its curve, in flops

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from scalerl.curve import FAMILIES
-from scalerl.record import AXES
-from scalerl.report.numbers import (
+from scalerl.record.reader import AXES
+from scalerl.view.numbers import (
     duration,
     family_name,
     family_weights,

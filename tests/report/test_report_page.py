@@ -12,10 +12,10 @@ import pytest
 
 from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, WriteError
-from scalerl.record import RunRecord
-from scalerl.report import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
-from scalerl.report.curve_view import curve_view
-from scalerl.report.frozen import REACHED
+from scalerl.record.reader import RunRecord
+from scalerl.view import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
+from scalerl.view.run.curve_view import curve_view
+from scalerl.view.run.frozen import REACHED
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -270,6 +270,6 @@ def test_numbers_of_an_older_page_do_not_stay(make_run):
 
 def test_importing_the_report_is_light():
     heavy = "torch", "transformers", "pydantic", "matplotlib", "jinja2", "rich"
-    code = f"import scalerl.report, sys; print(set({heavy}) & set(sys.modules))"
+    code = f"import scalerl.view, sys; print(set({heavy}) & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

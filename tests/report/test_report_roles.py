@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from scalerl.report.numbers import many
-from scalerl.report.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
+from scalerl.view.numbers import many
+from scalerl.view.run.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
 
 
 def step(n, generate=0.9, train=0.5, **ledger):

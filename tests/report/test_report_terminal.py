@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 
-from scalerl.report import closing_rows, print_closing
+from scalerl.view import closing_rows, print_closing
 
 
 class Terminal(io.StringIO):

@@ -24,15 +24,15 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from scalerl.rl.generator import Sampling, TorchGenerator
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, LengthRule, Marker
-from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.algo.length import ForcedInterruption, LengthRule, Marker
+from scalerl.rl.config.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.engine.build import load_generator, load_learner
+from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.pending import Done
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool
-from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
-from scalerl.rl.setup import load_generator, load_learner
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, write_tokenizer
 from scalerl.rl.types import Prompt, Reward, Rollout
 

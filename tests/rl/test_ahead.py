@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalerl.rl.local import LocalGenerator
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import Local
+from scalerl.rl.engine.build import load_learner
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool, Uniform
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.pending import Done
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool, Uniform
-from scalerl.rl.recipe import Local
-from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_learner
+from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Limits, Reward
-from scalerl.rl.verify import Verifier
+from scalerl.rl.verify.verifier import Verifier
 
 P = 2  # groups a step of the recipe
 SECONDS = 120.0

@@ -9,10 +9,10 @@ import torch
 
 from scalerl.curve import Points
 from scalerl.errors import InputError
-from scalerl.rl.model import copy_weights, load_model
-from scalerl.rl.pool import Uniform
-from scalerl.rl.recipe import BatchSize, Evaluation, Steps
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.recipe import BatchSize, Evaluation, Steps
+from scalerl.rl.loop.pool import Uniform
+from scalerl.rl.model.causal_lm import copy_weights, load_model
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.train import train

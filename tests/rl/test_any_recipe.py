@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalerl.errors import DivergedError, InputError, PausedError, WorkerError
-from scalerl.rl.base import BaseModel, build_base
-from scalerl.rl.recipe import Recipe, from_dict
+from scalerl.rl.config.recipe import Recipe, from_dict
+from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Math

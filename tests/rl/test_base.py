@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from scalerl.errors import InputError
-from scalerl.rl.base import BaseModel, build_base, find_model
-from scalerl.rl.model import load_model, load_tokenizer
-from scalerl.rl.recipe import load_recipe
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
+from scalerl.rl.model.demo_base import BaseModel, build_base, find_model
 from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations
 
 SPEC = BaseModel(

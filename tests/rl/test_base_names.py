@@ -3,7 +3,7 @@
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.rl.base import BaseModel, base_spec, is_built
+from scalerl.rl.model.demo_base import BaseModel, base_spec, is_built
 from scalerl.rl.tasks.chain import Chain, Demonstrations
 
 TASK = Chain()

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from scalerl.rl.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd, centre, has_signal
-from scalerl.rl.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
-from scalerl.rl.batch import make_batch
+from scalerl.rl.algo.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd, centre, has_signal
+from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.types import Group
 
 

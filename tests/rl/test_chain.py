@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import VOCABULARY, Chain, Demonstrations, solve
 from scalerl.rl.types import Prompt
 

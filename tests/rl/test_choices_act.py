@@ -6,14 +6,14 @@ from itertools import combinations, islice
 import numpy as np
 import pytest
 
-from scalerl.rl.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import LengthPenalty, NoLengthControl
-from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Reinforce
-from scalerl.rl.pool import NoPositiveResampling, Uniform
-from scalerl.rl.recipe import BatchSize, Context
-from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_learner
+from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.algo.length import LengthPenalty, NoLengthControl
+from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Reinforce
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import BatchSize, Context
+from scalerl.rl.engine.build import load_learner
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pool import NoPositiveResampling, Uniform
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 

@@ -17,9 +17,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from scalerl.rl.engine import TransformersEngine, make_engine
-from scalerl.rl.fused import FusedEngine
-from scalerl.rl.native import Shape, Store, load_kernels
+from scalerl.rl.engine.engine import TransformersEngine, make_engine
+from scalerl.rl.kernels.fused import FusedEngine
+from scalerl.rl.kernels.native import Shape, Store, load_kernels
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -152,7 +152,7 @@ def test_without_a_compiler_that_works_the_path_is_that_of_transformers(monkeypa
 
 
 def test_more_tokens_than_one_pass_takes(monkeypatch):
-    monkeypatch.setattr("scalerl.rl.fused.MOST_TOKENS", 7)
+    monkeypatch.setattr("scalerl.rl.kernels.fused.MOST_TOKENS", 7)
     model = make_model(KNOWN["qwen3"])
     for found, text in zip(run(model, fused(model), texts()), texts(), strict=True):
         torch.testing.assert_close(found, whole_logp(model, *text), atol=1e-5, rtol=1e-5)

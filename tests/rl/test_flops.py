@@ -6,12 +6,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.loss import Cispo, Kl
-from scalerl.rl.model import FlopCount, load_model
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
+from scalerl.rl.algo.loss import Cispo, Kl
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.model.causal_lm import FlopCount, load_model
 from scalerl.rl.types import Group, Reward
 
 # Hidden 32, intermediate 48, 2 layers, 4 heads of 8 with 2 of keys and values, vocabulary 19:

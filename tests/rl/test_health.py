@@ -7,8 +7,9 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.jsonl import dumps
-from scalerl.record import EvalPoint
-from scalerl.rl.health import (
+from scalerl.record.reader import EvalPoint
+from scalerl.rl.config.recipe import from_dict, load_recipe
+from scalerl.rl.health.figures import (
     EffectiveSample,
     Failed,
     GradNorm,
@@ -24,8 +25,7 @@ from scalerl.rl.health import (
     Truncated,
     ZeroVariance,
 )
-from scalerl.rl.recipe import from_dict, load_recipe
-from scalerl.rl.watch import Watch
+from scalerl.rl.health.watch import Watch
 
 
 def rows_of(key, values):

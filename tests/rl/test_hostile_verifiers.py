@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.recipe import BatchSize, Context, Evaluation, Recipe, Steps
-from scalerl.rl.supervisor import MAX_UNSTEADY
+from scalerl.rl.algo.length import ForcedInterruption
+from scalerl.rl.config.recipe import BatchSize, Context, Evaluation, Recipe, Steps
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits
-from scalerl.rl.verify import Verifier
+from scalerl.rl.verify.supervisor import MAX_UNSTEADY
+from scalerl.rl.verify.verifier import Verifier
 
 JUDGE = Path(__file__).with_name("hostile_judge.py")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what is left behind is found by /proc")
@@ -179,7 +179,7 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.workers import Workers
+from scalerl.rl.verify.pool import Workers
 workers = Workers(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
 print("ready", flush=True)
 jobs = [json.dumps([asdict(Prompt("crowd", "", "")), ""]).encode()] * 2

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
-from scalerl.rl.model import copy_weights, load_model
+from scalerl.rl.model.causal_lm import copy_weights, load_model
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2"])

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from scalerl.errors import DivergedError
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.loss import Cispo, Kl
-from scalerl.rl.model import checkpoint_activations, load_model
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
+from scalerl.rl.algo.loss import Cispo, Kl
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.types import Group, Reward
 
 UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)

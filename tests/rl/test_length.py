@@ -4,12 +4,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from scalerl.errors import InputError
-from scalerl.rl.length import ForcedInterruption, LengthPenalty, LengthRule, Marker, NoLengthControl
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.pipeline import make_group
+from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, LengthRule, Marker, NoLengthControl
+from scalerl.rl.loop.pipeline import make_group
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
 from scalerl.rl.types import Reward
-from scalerl.rl.verify import Verifier
+from scalerl.rl.verify.verifier import Verifier
 
 END, CLOSE, UP, DIGIT = (VOCABULARY.index(word) for word in ("<eos>", "</think>", "!", "0"))
 PHRASE = (UP, UP, CLOSE)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.loss import Cispo
-from scalerl.rl.model import load_model
+from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.model.causal_lm import load_model
 
 
 def trainer_logp(folder, rollouts, temperature, fp32_logits=True):

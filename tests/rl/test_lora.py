@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.checkpoint import save_model
-from scalerl.rl.learner import AdamW, Learner
-from scalerl.rl.lora import Lora
-from scalerl.rl.loss import Cispo
-from scalerl.rl.model import copy_weights, install_weights, load_model, load_tokenizer
+from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.checkpoint.store import save_model
+from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.model.causal_lm import copy_weights, install_weights, load_model, load_tokenizer
+from scalerl.rl.model.lora import Lora
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
 
 
 def losses(loss, ratio_NT, advantages, sampled_NT=None):

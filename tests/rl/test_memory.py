@@ -9,7 +9,7 @@ import pytest
 PROGRAM = """
 import numpy as np
 import psutil
-from scalerl.rl.memory import return_freed_memory
+from scalerl.rl.model.memory import return_freed_memory
 
 def resident_mib():
     return psutil.Process().memory_info().rss / 2**20

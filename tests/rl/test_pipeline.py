@@ -5,9 +5,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from scalerl.rl.pool import NoPositiveResampling
-from scalerl.rl.recipe import BatchSize
-from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import BatchSize
+from scalerl.rl.loop.pool import NoPositiveResampling
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 

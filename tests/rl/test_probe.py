@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.health import Head, Health, LogpGap, Sampling
-from scalerl.rl.held import ranks_of
-from scalerl.rl.learner import AdamW
-from scalerl.rl.model import load_model, load_tokenizer
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import BatchSize
+from scalerl.rl.engine.build import load_generator, load_learner
+from scalerl.rl.health.figures import Head, Health, LogpGap, Sampling
+from scalerl.rl.learner.held import ranks_of
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.learner.probe import Probe
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.pending import Done
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool
-from scalerl.rl.probe import Probe
-from scalerl.rl.recipe import BatchSize
-from scalerl.rl.schedule import OffPolicy, PipelineRL
-from scalerl.rl.setup import load_generator, load_learner
 from scalerl.rl.types import Reward
 
 

@@ -3,11 +3,11 @@ import json
 import pytest
 
 from scalerl.errors import InputError
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, NoLengthControl
-from scalerl.rl.loss import Cispo, Dapo
-from scalerl.rl.pool import NoPositiveResampling
-from scalerl.rl.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
+from scalerl.rl.algo.length import ForcedInterruption, NoLengthControl
+from scalerl.rl.algo.loss import Cispo, Dapo
+from scalerl.rl.config.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pool import NoPositiveResampling
 from scalerl.rl.tasks.chain import Chain
 
 LEAST = """

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.length import LengthRule, Marker
-from scalerl.rl.model import load_model
-from scalerl.rl.random import stream_keys, uniform
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.engine.random import stream_keys, uniform
+from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.tasks.chain import VOCABULARY
 
 

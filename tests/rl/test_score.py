@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl import compiled, packed
-from scalerl.rl import score as score_module
-from scalerl.rl.lora import Lora
-from scalerl.rl.model import checkpoint_activations, load_model
-from scalerl.rl.packing import Packing
-from scalerl.rl.score import Scorer
+from scalerl.rl.kernels import compiled, packed
+from scalerl.rl.kernels.packing import Packing
+from scalerl.rl.learner import score as score_module
+from scalerl.rl.learner.score import Scorer
+from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
+from scalerl.rl.model.lora import Lora
 
 TEMPERATURE = 0.8
 

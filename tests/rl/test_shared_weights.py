@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scalerl.errors import WorkerError
-from scalerl.rl.shared_weights import SharedWeights
+from scalerl.rl.sync.shared_weights import SharedWeights
 
 SPAWN = multiprocessing.get_context("spawn")
 SHAPES = {"a": (300, 500), "b": (7,), "c": (64, 64, 3)}

@@ -7,15 +7,15 @@ from itertools import combinations, islice, product
 import numpy as np
 import pytest
 
-from scalerl.rl.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd
-from scalerl.rl.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, LengthPenalty, NoLengthControl
-from scalerl.rl.lora import Lora
-from scalerl.rl.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
-from scalerl.rl.pool import NoPositiveResampling, Uniform
-from scalerl.rl.recipe import BatchSize, Context, from_dict
-from scalerl.rl.schedule import OffPolicy, PipelineRL
+from scalerl.rl.algo.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd
+from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, NoLengthControl
+from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
+from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+from scalerl.rl.config.recipe import BatchSize, Context, from_dict
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pool import NoPositiveResampling, Uniform
+from scalerl.rl.model.lora import Lora
 
 SWITCHES = {
     "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],

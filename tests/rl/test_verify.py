@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from scalerl.errors import InputError, WorkerError
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Group, Limits, Reward
-from scalerl.rl.verify import Verifier
+from scalerl.rl.verify.verifier import Verifier
 
 BEHAVIOURS = '''
 import ctypes, math, os, re, signal, subprocess, sys, time
@@ -274,7 +274,7 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.workers import Workers
+from scalerl.rl.verify.pool import Workers
 workers = Workers(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
 print(*[worker.process.pid for worker in workers._workers], flush=True)
 jobs = [json.dumps([asdict(Prompt(name, "", "")), ""]).encode() for name in ("regex", "hides")]

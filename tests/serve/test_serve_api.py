@@ -10,10 +10,10 @@ import pytest
 from starlette.responses import JSONResponse
 
 from growing import TRUTH, Growing
-from scalerl.report.standing import Asked
-from scalerl.serve.guard import Guard
-from scalerl.serve.listing import Listing
-from scalerl.serve.store import Store
+from scalerl.view.serve.guard import Guard
+from scalerl.view.serve.listing import Listing
+from scalerl.view.serve.store import Store
+from scalerl.view.terminal.standing import Asked
 from serve_client import LOCAL, logs_of_trl, serving, settled
 
 TOKEN = "t" * 43
@@ -199,13 +199,13 @@ def test_event_files_of_tensorboard_are_followed(runs):
 
 
 def test_every_format_that_is_listed_is_one():
-    from scalerl.ingest.formats import formats
+    from scalerl.ingest.formats.format import formats
 
     assert {"trainer-state", "tensorboard", "wandb"} <= {one.name for one in formats()}
 
 
 def test_one_log_that_breaks_its_reader_hides_no_other(runs, monkeypatch):
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
     read = RunRecord.read
 
@@ -448,7 +448,7 @@ def test_a_thousand_runs_are_read_once(tmp_path, monkeypatch):
         folder = tmp_path / f"group-{n % 10}" / f"run-{n}"
         folder.mkdir(parents=True)
         (folder / "evals.jsonl").write_text(line)
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
     read, opened = RunRecord.read, []
     monkeypatch.setattr(RunRecord, "read", lambda path: opened.append(path) or read(path))

@@ -3,8 +3,8 @@
 import pytest
 
 from growing import Growing
-from scalerl.cli import main
-from scalerl.report.standing import Asked
+from scalerl.cli.main import main
+from scalerl.view.terminal.standing import Asked
 from serve_client import serving, settled
 
 HOURS = {"kind": "gpu_hours", "amount": 0.2}

@@ -9,9 +9,9 @@ import pytest
 
 from growing import Growing
 from scalerl.errors import InputError
-from scalerl.report.standing import Asked, Standing
-from scalerl.serve.fits import Answers
-from scalerl.serve.store import Store
+from scalerl.view.serve.fits import Answers
+from scalerl.view.serve.store import Store
+from scalerl.view.terminal.standing import Asked, Standing
 from serve_client import serving, settled
 
 
@@ -42,8 +42,8 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
         return fitted(standing)
 
     monkeypatch.setattr(Standing, "fitted", breaks)
-    monkeypatch.setattr("scalerl.serve.fits.REFIT", 0.0)
-    monkeypatch.setattr("scalerl.serve.store.REFIT", 0.0)
+    monkeypatch.setattr("scalerl.view.serve.fits.REFIT", 0.0)
+    monkeypatch.setattr("scalerl.view.serve.store.REFIT", 0.0)
     store = Store(runs, Asked())
     store.refresh()
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
 
 def test_what_cannot_be_said_of_a_run_is_not_asked_again(runs, monkeypatch, caplog):
     monkeypatch.setattr(Standing, "eta", lambda standing, now: 1 / 0 if standing.fit else 0.0)
-    monkeypatch.setattr("scalerl.serve.store.REFIT", 0.0)
+    monkeypatch.setattr("scalerl.view.serve.store.REFIT", 0.0)
     store = Store(runs, Asked())
     store.refresh()
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_what_cannot_be_said_of_a_run_is_not_asked_again(runs, monkeypatch, capl
 
 
 def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypatch):
-    monkeypatch.setattr("scalerl.serve.fits.REFIT", 0.0)
+    monkeypatch.setattr("scalerl.view.serve.fits.REFIT", 0.0)
     growing = Growing(runs / "growing", 12)
     store = Store(runs, Asked())
     store.refresh()
@@ -128,7 +128,7 @@ def test_a_key_that_is_missing_elsewhere_is_no_run_that_is_missing(original, mon
     with serving(original) as client:
         rows = settled(client)
         name = rows["b/b-0"]["id"]
-        monkeypatch.setattr("scalerl.report.overlay.overlay", missing)
+        monkeypatch.setattr("scalerl.view.runs.overlay.overlay", missing)
         assert client.get(f"/api/overlay?runs={name}").status_code == 500
         assert client.get("/api/overlay?runs=nobody").status_code == 404
 
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_looked_into_is_listed(runs, monkeypatch):
 
 @pytest.mark.parametrize("most", [6, 7])
 def test_a_folder_that_holds_too_many_says_that_some_are_not_listed(runs, monkeypatch, most):
-    monkeypatch.setattr("scalerl.serve.listing._MOST_FOLDERS", most)  # there are seven
+    monkeypatch.setattr("scalerl.view.serve.listing._MOST_FOLDERS", most)  # there are seven
     (runs / "elsewhere").symlink_to("/")  # which is no matter of the folder as a whole
     store = Store(runs, Asked())
     store.refresh()

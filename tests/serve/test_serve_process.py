@@ -13,11 +13,11 @@ import pytest
 import uvicorn
 
 from growing import Growing
-from scalerl.cli import main
-from scalerl.report.standing import Asked
-from scalerl.serve.app import make_app
-from scalerl.serve.server import is_loopback
-from scalerl.serve.store import Store
+from scalerl.cli.main import main
+from scalerl.view.serve.app import make_app
+from scalerl.view.serve.server import is_loopback
+from scalerl.view.serve.store import Store
+from scalerl.view.terminal.standing import Asked
 from serve_process import server
 
 
@@ -175,7 +175,7 @@ def test_errors_are_one_line(runs, capsys):
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
 def test_the_extra_that_is_missing_is_named(runs, capsys, monkeypatch, missing):
-    for name in [name for name in sys.modules if name.startswith("scalerl.serve")]:
+    for name in [name for name in sys.modules if name.startswith("scalerl.view.serve")]:
         monkeypatch.delitem(sys.modules, name)
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, name)

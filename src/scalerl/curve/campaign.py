@@ -32,7 +32,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, normalised
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 MIN_SIBLINGS = 5
 """Fewer say too little of their spread."""

@@ -12,7 +12,6 @@ import numpy as np
 from scalerl.curve.campaign import learn
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.identify import identify, parameters_of
-from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
@@ -20,8 +19,9 @@ from scalerl.curve.posterior import Posterior, posterior
 from scalerl.curve.result import Fit, NoiseEstimate, check_level
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
+from scalerl.curve.solver.least_squares import TOLERANCE, LeastSquares, least_squares
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 LITTLE_WEIGHT = 0.05
 """Posterior weight of the log-logistic family below which B and C_mid come with a warning."""

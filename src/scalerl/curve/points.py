@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.alarms import warnings_of
 from scalerl.errors import InputError, counted
-from scalerl.left_out import NONE, LeftOut, Omitted
-from scalerl.record import RunRecord, in_dollars
+from scalerl.record.alarms import warnings_of
+from scalerl.record.left_out import NONE, LeftOut, Omitted
+from scalerl.record.reader import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
 """A warning: one sample of a prompt says nothing of the spread between samples."""

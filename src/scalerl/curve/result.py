@@ -29,7 +29,7 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
 from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError, number_of
-from scalerl.left_out import ABOVE, AT_START, BELOW, LeftOut
+from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
+    from scalerl.ingest.formats.table import parse_table, read_table
     from scalerl.ingest.load import load_run
-    from scalerl.ingest.table import parse_table, read_table
 
 __all__ = ["load_run", "parse_table", "read_table"]
 

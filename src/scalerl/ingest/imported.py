@@ -22,8 +22,8 @@ from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.order import reason_of
 from scalerl.ingest.vocabulary import Vocabulary, is_like
-from scalerl.left_out import NONE, VALUELESS, LeftOut, Omitted, ending_of
-from scalerl.record import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
+from scalerl.record.left_out import NONE, VALUELESS, LeftOut, Omitted, ending_of
+from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
     **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},

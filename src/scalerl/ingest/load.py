@@ -14,9 +14,9 @@ from scalerl.errors import InputError, number_of
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
-    from scalerl.ingest.formats import Format, Unread
+    from scalerl.ingest.formats.format import Format, Unread
     from scalerl.ingest.sources import Found
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
 STANDARD_INPUT = "-"
 _DEVICES = "the number of devices"
@@ -153,8 +153,8 @@ def read_all(path: str | Path, x: str | None, source: Source, price: float | Non
         raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
     x = "dollars" if price else x
     from scalerl.curve import Points
-    from scalerl.ingest.formats import Unread
-    from scalerl.ingest.table import parse_table, read_table
+    from scalerl.ingest.formats.format import Unread
+    from scalerl.ingest.formats.table import parse_table, read_table
     from scalerl.jsonl import whole_of
 
     y = source.pass_rate or "pass_rate"
@@ -208,7 +208,7 @@ def is_run_folder(path: str | Path) -> bool:
     Raises:
         InputError: what is there may not be entered.
     """
-    from scalerl.record import holds_run
+    from scalerl.record.reader import holds_run
 
     with _entered(path):
         return holds_run(Path(path))
@@ -224,7 +224,7 @@ def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, 
             return None, False, ()
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-    from scalerl.record import RunRecord
+    from scalerl.record.reader import RunRecord
 
     return [RunRecord.read(path)], False, ()
 
@@ -236,14 +236,14 @@ def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
 
 def _foreign_format(path: str | Path, source: Source) -> Format | None:
     """That of the log of another trainer; None of a run folder, a table or a pipe."""
-    from scalerl.record import holds_run, runs_below
+    from scalerl.record.reader import holds_run, runs_below
 
     with _entered(path):
         place = Path(path)
         is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
     if source.format is None and is_own:  # a pipe, too, which can be read only once
         return None
-    from scalerl.ingest.formats import recognise
+    from scalerl.ingest.formats.format import recognise
 
     return recognise(Path(path), source.format)
 

@@ -17,7 +17,7 @@ from scalerl import limits
 from scalerl.errors import counted, printable
 from scalerl.ingest.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
 from scalerl.ingest.vocabulary import is_of_evaluation
-from scalerl.left_out import NO_STEP, SUPERSEDED
+from scalerl.record.left_out import NO_STEP, SUPERSEDED
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scalerl.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEATED, SUPERSEDED
+from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEATED, SUPERSEDED
 
 _KEPT = ""
 _REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
@@ -66,7 +66,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Omitted:
-    """Values of one metric that do not count, by step; `reason` as in `scalerl.left_out`."""
+    """Values of one metric that do not count, by step; `reason` as in `scalerl.record.left_out`."""
 
     step_V: np.ndarray
     line_V: np.ndarray

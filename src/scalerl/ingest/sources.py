@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.ingest.formats import Format, Unread, Wanted, formats, recognise
+from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
 from scalerl.ingest.log import Log, listed
 from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
@@ -105,7 +105,7 @@ def _others(path: Path, taken: Format) -> list[str]:
 
 def wanted(asked: Asked) -> Wanted:
     """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
-    from scalerl.ingest.trainers import VOCABULARIES
+    from scalerl.ingest.vocabularies import VOCABULARIES
 
     extra = [asked.pass_rate] if asked.pass_rate else []
     known = known_names(VOCABULARIES, *extra).fullmatch
@@ -118,7 +118,7 @@ def run_of(log: Log, asked: Asked, trainer: str | None = None) -> Imported:
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
     """
-    from scalerl.ingest.trainers import VOCABULARIES
+    from scalerl.ingest.vocabularies import VOCABULARIES
 
     return as_run(log, _vocabulary(log, VOCABULARIES, trainer), asked)
 

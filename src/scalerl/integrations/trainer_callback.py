@@ -24,20 +24,20 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import CallbackHandler
 
 from scalerl.curve.fit import check_options
-from scalerl.curve.online import Forecaster
 from scalerl.curve.points import Points
 from scalerl.curve.result import Chance, Fit, Forecast, check_target
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, number_of
-from scalerl.ingest import trainer_state
+from scalerl.forecast.online import Forecaster
 from scalerl.ingest.flops import model_cost
+from scalerl.ingest.formats import trainer_state
+from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.imported import Asked, Imported
-from scalerl.ingest.lines import name_of
 from scalerl.ingest.log import LogBuilder
 from scalerl.ingest.sources import run_of, wanted
 from scalerl.jsonl import read_object
-from scalerl.record import AXES, in_dollars
-from scalerl.run_folder import RECORDS
-from scalerl.run_writer import RunWriter
+from scalerl.record.folder import RECORDS
+from scalerl.record.reader import AXES, in_dollars
+from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
 """As `forecast/verdict`; `forecast/identified` tells the two apart that are 0."""
@@ -85,7 +85,7 @@ class ForecastCallback(TrainerCallback):
             target: pass rate whose probability at the end is wanted.
             end: compute at the end, in the unit of the axis; by default the last step of the training, which
                 is known on the axis `steps` alone.
-            axis: of compute, one of `scalerl.record.AXES`.
+            axis: of compute, one of `scalerl.record.reader.AXES`.
             pass_rate: the metric that is the pass rate, as it is in `state.log_history`.
             stop_at: "no-go" ends the training once that is the verdict; a checkpoint is saved, unless the
                 trainer saves none at all. "too early" and "too close" never do.

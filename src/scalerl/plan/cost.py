@@ -9,7 +9,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.plan.job import Job
 from scalerl.plan.simulate import Outcome
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The driver: the loop of `scalerl.rl.pipeline`, with trainers and generators that only take time.
+"""The driver: the loop of `scalerl.rl.loop.pipeline`, with trainers and generators that only take time.
 
 hear    messages of generators wait while the driver does something else; it takes them where it collects
         groups, and before it looks whether there are enough
@@ -30,7 +30,7 @@ from scalerl.plan.rates import Rates
 from scalerl.plan.replica import Group, Replica
 
 MAX_PENDING = 3
-"""Evaluations under way before training waits for the oldest, as in `scalerl.rl.evaluations`."""
+"""Evaluations under way before training waits for the oldest, as in `scalerl.rl.loop.evaluations`."""
 _DRAWN_AT_ONCE = 512
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
 from scalerl.plan.lengths import Cut
-from scalerl.rl.schedule import AnySchedule
+from scalerl.rl.algo.schedule import AnySchedule
 
 if TYPE_CHECKING:
-    from scalerl.rl.recipe import Recipe
+    from scalerl.rl.config.recipe import Recipe
 
 _LETTERS_OF_A_TOKEN = 4
 _WAY = {"object_store": "spread", "gloo": "tree", "nccl": "chain"}

@@ -15,7 +15,7 @@ import numpy as np
 from scalerl.errors import InputError
 from scalerl.plan.lengths import Lengths
 from scalerl.plan.rates import Decode, Driver, Evaluate, Machine, Prefill, Rates, Trainer, Verify, Weights
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 LEAST_STEPS = 5
 """Of which rates are made."""

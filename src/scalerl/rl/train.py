@@ -28,20 +28,24 @@ from scalerl.errors import (
     WriteError,
 )
 from scalerl.jsonl import read_object
-from scalerl.record import EvalPoint, RunRecord, final_folder
-from scalerl.rl.agenda import Agenda
-from scalerl.rl.checkpoint import Checkpoints, drop_asides, save_model, write_whole
-from scalerl.rl.counters import RunCounters, groups_row, step_row
-from scalerl.rl.evaluations import EvaluationError, Evaluations
-from scalerl.rl.manifest import Sums
-from scalerl.rl.model import load_tokenizer
-from scalerl.rl.parts import Parts, parts_of
-from scalerl.rl.pipeline import Pipeline, Step
-from scalerl.rl.pool import PromptPool
-from scalerl.rl.probe import Probe
-from scalerl.rl.progress import Progress, View
-from scalerl.rl.recipe import Recipe
-from scalerl.rl.resume import (
+from scalerl.record.folder import RunFolder, check_writable
+from scalerl.record.reader import EvalPoint, RunRecord, final_folder
+from scalerl.record.writer import RunWriter
+from scalerl.rl.checkpoint.manifest import Sums
+from scalerl.rl.checkpoint.store import Checkpoints, drop_asides, save_model, write_whole
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.run_config import config_of
+from scalerl.rl.engine.build import check_prompts, load_learner
+from scalerl.rl.health.watch import Finding, Watch
+from scalerl.rl.learner.probe import Probe
+from scalerl.rl.loop.agenda import Agenda
+from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
+from scalerl.rl.loop.evaluations import EvaluationError, Evaluations
+from scalerl.rl.loop.parts import Parts, parts_of
+from scalerl.rl.loop.pipeline import Pipeline, Step
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.loop.progress import Progress, View
+from scalerl.rl.loop.resume import (
     check_begun,
     check_config,
     check_recipe,
@@ -54,14 +58,10 @@ from scalerl.rl.resume import (
     set_newer_aside,
     write_finished,
 )
-from scalerl.rl.run_config import config_of
-from scalerl.rl.setup import check_prompts, load_learner
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
-from scalerl.rl.watch import Finding, Watch
-from scalerl.run_folder import RunFolder, check_writable
-from scalerl.run_writer import RunWriter
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -172,7 +172,7 @@ def train(
                 raise
 
         if recipe.cluster is not None:
-            from scalerl.rl.cluster.session import connected
+            from scalerl.rl.workers.ray.session import connected
 
             around.enter_context(connected(recipe.cluster))
         _try_until_done(attempt, go_on, resume)

@@ -9,7 +9,7 @@
     grid            every combination of the values of several fields
     factorial       switches of the base, several on in each arm: effects and interactions (`study.design`)
 
-An arm is a name, and changes as `scalerl.rl.recipe.changed` takes them. The first one is what the others are
+An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. The first one is what the others are
 compared with.
 """
 
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
-from scalerl.rl.recipe import Recipe, changed, read_toml
-from scalerl.rl.recipe import from_dict as recipe_from_dict
+from scalerl.rl.config.recipe import Recipe, changed, read_toml
+from scalerl.rl.config.recipe import from_dict as recipe_from_dict
 from scalerl.study.design import Resolution, alias_chains, columns, levels
 
 Changes = dict[str, Any]

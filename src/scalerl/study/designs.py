@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from scalerl.curve.allocation import GridRun, allocate
-from scalerl.curve.allocation_table import Allocation
-from scalerl.curve.effect_tables import Effects
-from scalerl.curve.effects import DesignRun, effects
 from scalerl.errors import CannotAnswerError
-from scalerl.report.numbers import as_mapping
-from scalerl.study.arm_fits import FittedRun
+from scalerl.forecast.allocation import GridRun, allocate
+from scalerl.forecast.allocation_table import Allocation
+from scalerl.forecast.effect_tables import Effects
+from scalerl.forecast.effects import DesignRun, effects
 from scalerl.study.record import ArmPlan, StudyRecord
+from scalerl.study.verdict.arm_fits import FittedRun
+from scalerl.view.numbers import as_mapping
 
 LEAST_VALUES = 3
 """Of prompts or of completions per prompt: two have no middle."""

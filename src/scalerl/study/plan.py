@@ -16,9 +16,9 @@ from typing import Any
 from scalerl.errors import InputError, WriteError
 from scalerl.files import folder_name, write_atomically
 from scalerl.jsonl import dumps, plain
-from scalerl.record import UNTRAINED
-from scalerl.rl.base import CHAIN_BASE
-from scalerl.rl.recipe import Recipe, changed, from_dict, read_toml
+from scalerl.record.reader import UNTRAINED
+from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
+from scalerl.rl.model.demo_base import CHAIN_BASE
 from scalerl.study.arms import Arm, combine, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Stop, Study

@@ -5,7 +5,7 @@
       attempts.jsonl      one line whenever the process of a run has ended, and how
       decisions.jsonl     arms that were stopped at a budget, and why; learning rates that were chosen
       forecasts.jsonl     at every budget, of every run the forecast of later ones, frozen when written
-      runs/ARM/seedN/     a run folder each (`scalerl.record`)
+      runs/ARM/seedN/     a run folder each (`scalerl.record.reader`)
       runs/ARM/seedN.log  what its processes printed
 
 `study.json`: schema, name, kind (of the arms), base (name of the arm that the others are compared with), axis
@@ -26,7 +26,7 @@ import numpy as np
 
 from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_object, read_rows
-from scalerl.record import AXES, RunRecord, final_folder
+from scalerl.record.reader import AXES, RunRecord, final_folder
 
 SCHEMA = 1
 PLAN, ATTEMPTS, DECISIONS, FORECASTS = "study.json", "attempts.jsonl", "decisions.jsonl", "forecasts.jsonl"
@@ -102,7 +102,7 @@ class StudyRecord:
     runs: tuple[StudyRun, ...]
     decisions: tuple[dict[str, Any], ...]
     forecasts: tuple[dict[str, Any], ...]
-    """Lines of forecasts.jsonl: {"run", "at", and what `scalerl.curve.freeze.freeze` gives}."""
+    """Lines of forecasts.jsonl: {"run", "at", and what `scalerl.forecast.freeze.freeze` gives}."""
     warnings: tuple[str, ...]
 
     @classmethod

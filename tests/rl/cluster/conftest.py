@@ -7,8 +7,8 @@ import pytest
 
 from cluster_runs import SMALL
 from ray_nodes import Run
-from scalerl.rl.cluster.settings import Cluster, Patience
-from scalerl.rl.recipe import load_recipe
+from scalerl.rl.config.cluster import Cluster, Patience
+from scalerl.rl.config.recipe import load_recipe
 
 PATIENT = Patience(start=240, silence=60)
 """Of tests in which nothing hangs, on a machine that may be busy."""

@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from scalerl.rl.cluster.members import Member, cause_of
+from scalerl.rl.workers.ray.members import Member, cause_of
 
 HEAD = """The actor died unexpectedly before finishing this task.
 \tclass_name: GeneratorActor

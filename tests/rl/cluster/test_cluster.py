@@ -11,10 +11,10 @@ import ray
 from lockstep import first_difference
 from ray_nodes import simulated, until
 from scalerl.errors import InputError
-from scalerl.rl.cluster.settings import Cluster, Patience, Transport
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.schedule import PipelineRL
-from scalerl.rl.setup import load_generator, load_learner
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.cluster import Cluster, Patience, Transport
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.engine.build import load_generator, load_learner
 
 pytestmark = pytest.mark.slow
 
@@ -103,10 +103,10 @@ def test_in_lockstep_the_tokens_are_those_of_one_process(nodes, recipe, small_ba
 
 def inline(recipe, model):
     """The steps of the same recipe in one process, and the weights that sampled each."""
-    from scalerl.rl.model import load_tokenizer
-    from scalerl.rl.pipeline import Pipeline
-    from scalerl.rl.pool import PromptPool
-    from scalerl.rl.setup import load_verifier
+    from scalerl.rl.engine.build import load_verifier
+    from scalerl.rl.loop.pipeline import Pipeline
+    from scalerl.rl.loop.pool import PromptPool
+    from scalerl.rl.model.causal_lm import load_tokenizer
 
     learner = load_learner(recipe, model)
     generator = load_generator(recipe, model, recipe.seed, recipe.rows)

@@ -10,8 +10,8 @@ import pytest
 
 from ray_nodes import until
 from scalerl.errors import WorkerError
-from scalerl.rl.cluster import contact
-from scalerl.rl.cluster.contact import ClusterLostError, Contact, watched
+from scalerl.rl.workers.ray import contact
+from scalerl.rl.workers.ray.contact import ClusterLostError, Contact, watched
 
 
 class Listening:
@@ -111,7 +111,7 @@ def test_a_run_that_does_not_end_by_itself_is_ended(there, monkeypatch):
 @pytest.mark.parametrize("by", ["itself", "Ray"])
 def test_a_process_that_is_ended_has_last_words(by):
     how = {"itself": "pass", "Ray": "os._exit(1)"}[by]
-    code = f"import os\nfrom scalerl.rl.cluster.contact import last_words\nwith last_words():\n    {how}"
+    code = f"import os\nfrom scalerl.rl.workers.ray.contact import last_words\nwith last_words():\n    {how}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said = (
         "scalerl: [cluster]: this process was ended by Ray, or from outside; the run folder is whole up to "

@@ -10,7 +10,7 @@ import pytest
 
 from cluster_runs import SMALL, check_record, command, steps_of
 from ray_nodes import Nodes, simulated, until
-from scalerl.rl.cluster import contact
+from scalerl.rl.workers.ray import contact
 
 SILENCE = 10
 PATIENCE = 240
@@ -76,9 +76,9 @@ import time
 
 import psutil
 
-from scalerl.rl.cluster.contact import ClusterLostError, check
-from scalerl.rl.cluster.session import connected
-from scalerl.rl.cluster.settings import Cluster, Patience
+from scalerl.rl.workers.ray.contact import ClusterLostError, check
+from scalerl.rl.workers.ray.session import connected
+from scalerl.rl.config.cluster import Cluster, Patience
 
 below = []
 try:

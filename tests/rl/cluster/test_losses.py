@@ -17,10 +17,10 @@ import ray
 from cluster_runs import check, check_record, steps_of, when_step
 from ray_nodes import Run, simulated, until
 from scalerl.errors import LearnerLostError
-from scalerl.rl.cluster.settings import Patience
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.pool import Uniform
-from scalerl.rl.schedule import PipelineRL
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.loop.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow
@@ -189,7 +189,7 @@ def test_a_learner_that_is_lost_while_generators_need_its_weights_is_missed(shar
 def test_the_driver_is_killed_and_a_resume_goes_on(recipe, small_base, tmp_path):
     folder = tmp_path / "run"
     code = (
-        "import json, sys; from scalerl.rl.recipe import from_dict; from scalerl.rl.train import train\n"
+        "import json, sys; from scalerl.rl.config.recipe import from_dict; from scalerl.rl.train import train\n"
         "if __name__ == '__main__':\n"
         "    train(from_dict(json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])"
     )

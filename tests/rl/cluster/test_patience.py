@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ray_nodes import Run, simulated
-from scalerl.rl.cluster import members
-from scalerl.rl.cluster.members import Calls, LostError, Member
-from scalerl.rl.cluster.seat import Seat
-from scalerl.rl.cluster.settings import Patience
-from scalerl.rl.pool import Uniform
-from scalerl.rl.schedule import PipelineRL
-from scalerl.rl.supervision import Attention
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.cluster import Patience
+from scalerl.rl.loop.pool import Uniform
+from scalerl.rl.placement.ray.seat import Seat
+from scalerl.rl.workers.ray import members
+from scalerl.rl.workers.ray.members import Calls, LostError, Member
+from scalerl.rl.workers.supervision import Attention
 
 PATIENCE = Patience(start=30, silence=20, decode=40, weights=10)
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.errors import InputError
-from scalerl.rl.cluster.session import connected
-from scalerl.rl.cluster.settings import Cluster, Share
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.local import LocalGenerator
-from scalerl.rl.recipe import Inline, from_dict, load_recipe
-from scalerl.rl.setup import load_generator
+from scalerl.rl.config.cluster import Cluster, Share
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.recipe import Inline, from_dict, load_recipe
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.placement.local import LocalGenerator
+from scalerl.rl.workers.ray.session import connected
 
 
 def test_a_recipe_without_a_cluster_says_nothing_of_one():

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from scalerl.rl.checkpoint import Checkpointing, Checkpoints
-from scalerl.rl.cluster import members
-from scalerl.rl.cluster.generator_actor import GeneratorActor
-from scalerl.rl.cluster.members import Member
+from scalerl.rl.checkpoint.store import Checkpointing, Checkpoints
+from scalerl.rl.placement.ray.generator_actor import GeneratorActor
+from scalerl.rl.workers.ray import members
+from scalerl.rl.workers.ray.members import Member
 
 
 class Handle:

@@ -13,16 +13,16 @@ import pytest
 
 from ray_nodes import Run, simulated, until
 from scalerl.errors import InputError
-from scalerl.rl.cluster.session import Session
-from scalerl.rl.cluster.settings import Cluster
-from scalerl.rl.cluster.timeline import Timeline
-from scalerl.rl.cluster.verifier import RayVerifier, _packed, _unpacked
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.model import load_tokenizer
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.placement.ray.verifier import RayVerifier, _packed, _unpacked
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt, Reward
-from scalerl.rl.verify import Verifier
+from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.workers.ray.session import Session
+from scalerl.rl.workers.ray.timeline import Timeline
 
 CODE = '''
 import os, time

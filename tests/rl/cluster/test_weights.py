@@ -12,10 +12,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ray_nodes import simulated
 from scalerl.errors import LearnerLostError
-from scalerl.rl.cluster import parcel
-from scalerl.rl.cluster.parcel import StoredWeights, put
-from scalerl.rl.cluster.parts import RayParts
-from scalerl.rl.cluster.transport import ObjectStore
+from scalerl.rl.placement.ray.parts import RayParts
+from scalerl.rl.sync import object_store as parcel
+from scalerl.rl.sync.object_store import StoredWeights, put
+from scalerl.rl.sync.transport import ObjectStore
 
 N = 12
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from learner_ranks import Ranks
-from scalerl.rl.advantage import BatchStd
-from scalerl.rl.averaging import PromptAverage
-from scalerl.rl.batch import make_batch
-from scalerl.rl.learner import AdamW
+from scalerl.rl.algo.advantage import BatchStd
+from scalerl.rl.algo.averaging import PromptAverage
+from scalerl.rl.learner.batch import make_batch
+from scalerl.rl.learner.learner import AdamW
 from scalerl.rl.types import Group, Reward
 
 

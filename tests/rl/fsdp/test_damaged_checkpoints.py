@@ -10,10 +10,10 @@ import pytest
 import learner_work
 from learner_ranks import Ranks, free_port
 from scalerl.errors import InputError
-from scalerl.record import RunRecord
-from scalerl.rl.checkpoint import Checkpointing
-from scalerl.rl.recipe import Evaluation, Steps
-from scalerl.rl.resume import find_checkpoint
+from scalerl.record.reader import RunRecord
+from scalerl.rl.checkpoint.store import Checkpointing
+from scalerl.rl.config.recipe import Evaluation, Steps
+from scalerl.rl.loop.resume import find_checkpoint
 
 OLDER, NEWER, LAST = 2, 4, 6
 

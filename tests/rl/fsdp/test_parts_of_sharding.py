@@ -9,14 +9,14 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn.functional import linear
 
 from scalerl.errors import InputError
-from scalerl.rl.fsdp.checkpoint import check_index
-from scalerl.rl.fsdp.rows import passes, passes_of_rank, share_rows
-from scalerl.rl.fsdp.score import can_pack
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.fsdp.vocabulary import chunked_log_probs
-from scalerl.rl.model import load_model
-from scalerl.rl.resume import resume_line
-from scalerl.rl.setup import load_learner
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.engine.build import load_learner
+from scalerl.rl.learner.fsdp.checkpoint import check_index
+from scalerl.rl.learner.fsdp.rows import passes, passes_of_rank, share_rows
+from scalerl.rl.learner.fsdp.score import can_pack
+from scalerl.rl.learner.fsdp.vocabulary import chunked_log_probs
+from scalerl.rl.loop.resume import resume_line
+from scalerl.rl.model.causal_lm import load_model
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 7, 100])
@@ -93,7 +93,7 @@ def test_a_model_that_counts_its_positions_itself_is_padded(save_model):
 
 def test_what_many_processes_saved_is_refused_by_one_in_a_line(tiny_recipe, tmp_path):
     learner = load_learner(tiny_recipe, tiny_recipe.model)
-    again = f"resume it by torchrun --nproc-per-node N -m scalerl.cli train {tmp_path} --resume"
+    again = f"resume it by torchrun --nproc-per-node N -m scalerl train {tmp_path} --resume"
     with pytest.raises(InputError, match=f"saved by a learner on several processes: {again}$"):
         learner.restore({"version": 3}, tmp_path / "checkpoints" / "step-00003")
 
@@ -104,7 +104,7 @@ def test_the_line_that_goes_on_is_that_of_whoever_started_the_run(monkeypatch):
     assert resume_line(run) == "scalerl train runs/mine --resume"
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    line = "torchrun --nproc-per-node 4 -m scalerl.cli train runs/mine --resume"
+    line = "torchrun --nproc-per-node 4 -m scalerl train runs/mine --resume"
     assert resume_line(run) == line
     monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
     assert resume_line(run) == line.replace("torchrun", "torchrun --nnodes 2")

@@ -9,11 +9,11 @@ from safetensors.numpy import load_file
 
 import learner_work
 from learner_ranks import Ranks
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.lora import Lora
-from scalerl.rl.loss import Gspo, Kl
-from scalerl.rl.model import copy_weights, load_model
-from scalerl.rl.setup import load_learner
+from scalerl.rl.algo.loss import Gspo, Kl
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.engine.build import load_learner
+from scalerl.rl.model.causal_lm import copy_weights, load_model
+from scalerl.rl.model.lora import Lora
 
 
 def plain(recipe, batches):

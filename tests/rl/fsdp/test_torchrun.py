@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from record_checker import check
-from scalerl.record import RunRecord
+from scalerl.record.reader import RunRecord
 
 PATIENCE = 280
 
@@ -50,7 +50,7 @@ def train(n_ranks, *arguments):
         start += ["torch.distributed.run", *port, "--nproc-per-node", str(n_ranks), "-m"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(
-        [*start, "scalerl.cli", "train", *arguments],
+        [*start, "scalerl.cli.main", "train", *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from scalerl.curve.freeze import freeze
-from scalerl.rl.recipe import load_recipe
+from scalerl.forecast.freeze import freeze
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.train import train
 from tracked_runs import SETS, TO, lines_so_far, tracked_by, wait_until
 from trackers_of_tests import Keeps

@@ -15,7 +15,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.ingest.sources import read_source
-from scalerl.record import EvalPoint, RunRecord
+from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import TrackedRun
 from scalerl.rl.tracking.follow import Sender
 from scalerl.rl.tracking.process import MOST_FAILURES, MOST_ROWS, Setup
@@ -270,7 +270,7 @@ def test_wandb_without_credentials_is_offline(
 def test_ctrl_c_ends_the_trackers_with_the_run(short, small_base, tmp_path):
     """It goes to the whole group, as a terminal sends it; what was logged is whole."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "scalerl.cli", "train", "demo", "-o", str(folder)]
+    command = [sys.executable, "-m", "scalerl", "train", "demo", "-o", str(folder)]
     more = ["budget.amount=100000", "evaluation.count=50000", f"model={small_base}"]
     for change in (*SETS, *more, 'tracking.to=["wandb", "tensorboard"]'):
         command += ["--set", change]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scalerl.cli import main
+from scalerl.cli.main import main
 from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.sources import read_source
-from scalerl.rl.recipe import from_dict, load_recipe
+from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.train import train
 from tracked_runs import TO, check_read_back, check_same_run, kept_rows, lines, stores, tracked_by
 from trackers_of_tests import Keeps

@@ -15,15 +15,15 @@ from safetensors.numpy import load_file
 
 from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
 from scalerl.errors import InputError, LearnerLostError, WorkerError
-from scalerl.rl.cluster.timeline import Timeline
-from scalerl.rl.generator import Sampling
-from scalerl.rl.model import copy_weights, load_model, load_tokenizer
+from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.vllm import fleet
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
+from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, VOCABULARY
 from scalerl.rl.types import Prompt
-from scalerl.rl.vllm import fleet
-from scalerl.rl.vllm.generator import VllmGenerator
-from scalerl.rl.vllm.server import environment, find_python, place_servers
-from scalerl.rl.vllm.settings import Vllm
+from scalerl.rl.workers.ray.timeline import Timeline
 
 CLOSE, DIGIT, STOP = VOCABULARY.index(END_OF_THINKING), VOCABULARY.index("7"), VOCABULARY.index(END)
 TOKENS = [DIGIT, CLOSE, DIGIT, STOP]
@@ -164,7 +164,7 @@ def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
         ("max_num_seqs", 7, "--max-num-seqs 8 (it has 7)"),
         ("async_scheduling", True, "--no-async-scheduling"),
         ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
-        ("length_control", False, "--logits-processors scalerl.rl.vllm.served:LengthControl"),
+        ("length_control", False, "--logits-processors scalerl.rl.engine.vllm.served:LengthControl"),
         (
             "data_parallel",
             2,
@@ -533,7 +533,7 @@ def test_a_server_finds_scalerl_and_nothing_else_of_the_environment(tmp_path):
     path = environment(tmp_path / "path")["PYTHONPATH"]
     assert [child.name for child in Path(path).iterdir()] == ["scalerl"]
     assert environment(tmp_path / "path")["PYTHONPATH"] == path
-    code = "import scalerl.rl.vllm.launch, sys; print(scalerl.__file__)"
+    code = "import scalerl.rl.engine.vllm.launch, sys; print(scalerl.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl.errors import WorkerError
-from scalerl.rl.length import LengthRule, LengthState, Marker
-from scalerl.rl.vllm.follow import follow
-from scalerl.rl.vllm.protocol import rule_from_json, rule_to_json
+from scalerl.rl.algo.length import LengthRule, LengthState, Marker
+from scalerl.rl.engine.vllm.follow import follow
+from scalerl.rl.engine.vllm.protocol import rule_from_json, rule_to_json
 
 END = 0
 LETTERS = ".ab<>/t-"

@@ -13,10 +13,10 @@ from cluster_runs import check, check_record, when_step
 from own_vllm import SETTINGS, needs_vllm
 from ray_nodes import Run, simulated, until
 from replayed_rollouts import TEMPERATURE, difference, models_of, replay
-from scalerl.rl.cluster.settings import Cluster, Patience
-from scalerl.rl.fsdp.settings import Fsdp2
-from scalerl.rl.pool import Uniform
-from scalerl.rl.recipe import load_recipe
+from scalerl.rl.config.cluster import Cluster, Patience
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.loop.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = needs_vllm
@@ -93,7 +93,9 @@ def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_d
 def servers():
     """The servers that this process has started."""
     below = psutil.Process().children(recursive=True)
-    return [p.pid for p in below if os.getpgid(p.pid) == p.pid and "scalerl.rl.vllm.launch" in p.cmdline()]
+    return [
+        p.pid for p in below if os.getpgid(p.pid) == p.pid and "scalerl.rl.engine.vllm.launch" in p.cmdline()
+    ]
 
 
 def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_path):

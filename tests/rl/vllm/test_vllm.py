@@ -20,18 +20,18 @@ import pytest
 
 from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
-from scalerl.rl.generator import Sampling
-from scalerl.rl.learner import AdamW
-from scalerl.rl.length import ForcedInterruption, LengthRule, LengthState, Marker
-from scalerl.rl.model import copy_weights, load_model, load_tokenizer
-from scalerl.rl.pipeline import Pipeline
-from scalerl.rl.pool import PromptPool, Uniform
-from scalerl.rl.recipe import BatchSize, Context, Recipe, Steps
-from scalerl.rl.schedule import PipelineRL
-from scalerl.rl.setup import load_learner
+from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.recipe import BatchSize, Context, Recipe, Steps
+from scalerl.rl.engine.build import load_learner
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool, Uniform
+from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt
-from scalerl.rl.vllm.generator import VllmGenerator
 
 pytestmark = needs_vllm
 ROWS = 16
@@ -323,11 +323,11 @@ def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(res
 KILLED = """
 import os, sys, time
 import numpy as np
-from scalerl.rl.generator import Sampling
-from scalerl.rl.length import LengthRule, Marker
-from scalerl.rl.model import copy_weights, load_model, load_tokenizer
-from scalerl.rl.vllm.generator import VllmGenerator
-from scalerl.rl.vllm.settings import Vllm
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.config.vllm import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)

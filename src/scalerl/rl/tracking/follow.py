@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any
 
 from scalerl.errors import InputError, PausedError, brief_error
-from scalerl.record import EvalPoint
-from scalerl.rl.process import masked_signals
+from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.process import MOST_ROWS, End, Line, Setup, forecast_seconds, work
 from scalerl.rl.tracking.tracker import Status, Tracker
+from scalerl.rl.workers.process import masked_signals
 
 _LOG = logging.getLogger("scalerl")
 _GRACE = 5.0

@@ -21,10 +21,10 @@ from typing import Any
 from scalerl.errors import ScalerlError, brief_error
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps, read_object
-from scalerl.record import EvalPoint, RunRecord
-from scalerl.rl.process import STOPPING
+from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import metrics
 from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
+from scalerl.rl.workers.process import STOPPING
 
 MOST_ROWS = 1000
 """That wait for a tracker, or for this process; what comes while there are so many is not logged."""

@@ -1,0 +1,120 @@
+"""`scalerl backtest`: how good would the forecasts of finished runs have been?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli._data import add_data_arguments, check_options, read_each
+from scalerl.cli._parser import examples
+from scalerl.cli._text import print_warnings
+from scalerl.errors import CannotAnswerError
+
+if TYPE_CHECKING:
+    from scalerl.forecast.backtest import Backtest
+    from scalerl.record.reader import RunRecord
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl backtest`."""
+    test = commands.add_parser(
+        "backtest",
+        help="fit the first part of finished runs, forecast the rest",
+        description="How good would the forecasts of finished runs have been, beside five rivals?",
+        epilog=examples("""
+  scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
+  scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
+  scalerl backtest log.csv --at 1/4,1/2 --json                  # and every cut
+"""),
+    )
+    test.add_argument(
+        "runs_or_files", metavar="RUN|FILE", nargs="+", help="run folders and tables, as for fit"
+    )
+    add_data_arguments(test)
+    test.add_argument(
+        "--at",
+        type=_fractions,
+        default=(1 / 8, 1 / 4, 1 / 2, 3 / 4),
+        metavar="F1,F2",
+        help="fractions of the compute to cut at (1/8,1/4,1/2,3/4)",
+    )
+    test.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Test, and print the scores or the JSON."""
+    from scalerl.forecast.backtest import backtest
+    from scalerl.jsonl import dumps
+
+    found, unread = read_each(args.runs_or_files, args, once=False)
+    runs = [data for of_path in found.values() for data in of_path]
+    check_options(args, runs)
+    test = backtest(
+        [run.points for run in runs],
+        fractions=args.at,
+        level=args.level,
+        r0=args.r0,
+        min_compute=args.min_compute or 0.0,
+        watch=_progress if sys.stderr.isatty() else None,
+    )
+    frozen = _frozen([run.record for run in runs if run.record is not None], test)
+    if args.json:
+        told = {"frozen": frozen, "unread": [one.to_json() for one in unread]}
+        print(dumps({**test.to_json(), **told}, indent=2))
+    else:
+        print_warnings(map(str, unread))
+        print_warnings(warning for run in runs for warning in run.points.warnings)
+        print(test)
+        if frozen:
+            print(
+                f"\nfrozen while the runs were made: {frozen['judged']} forecasts whose compute was reached, "
+                f"{frozen['inside']} inside; error rms {frozen['rms']:.4f}, bias {frozen['bias']:+.4f}"
+            )
+    _check_answered(test)
+
+
+def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
+    """What became of the forecasts that the runs tested have on record, each run once; None without any."""
+    import numpy as np
+
+    from scalerl.view import frozen_forecasts, judge
+
+    errors, inside = [], 0
+    for record in {record.path: record for record in records}.values():
+        if str(record.evals_file) not in test.sources:
+            continue
+        for forecast in frozen_forecasts(record):
+            outcome = judge(record, forecast)
+            if outcome.measured is not None and outcome.inside is not None:
+                errors.append(forecast.mean - outcome.measured.pass_rate)
+                inside += outcome.inside
+    if not errors:
+        return None
+    rms, bias = float(np.sqrt(np.mean(np.square(errors)))), float(np.mean(errors))
+    return {"judged": len(errors), "inside": inside, "rms": rms, "bias": bias}
+
+
+def _check_answered(test: Backtest) -> None:
+    """Exit status 3 where no cut of any run could be forecast."""
+    if all(cut.outcome == "cannot answer" for cut in test.cuts):
+        last = test.cuts[-1]
+        raise CannotAnswerError(f"{last.source}: no cut can be forecast; of the last one: {last.why}")
+
+
+def _progress(done: int, to_do: int) -> None:
+    end = "\n" if done == to_do else ""
+    print(f"\r{done} of {to_do} cuts", end=end, file=sys.stderr, flush=True)
+
+
+def _fractions(text: str) -> tuple[float, ...]:
+    """Numbers between 0 and 1, as 1/8 or .125, by commas."""
+    from fractions import Fraction
+
+    try:
+        values = tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        values = ()
+    if not values or not all(0 < value < 1 for value in values):
+        raise argparse.ArgumentTypeError(f"expected fractions between 0 and 1, as 1/8,1/2; found {text!r}")
+    return values

@@ -1,0 +1,90 @@
+"""`scalerl completion`: a script that lets a shell complete commands, options, files and names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalerl.cli._parser import examples
+
+SHELLS = ("bash", "zsh", "tcsh", "fish")
+
+_FOLDERS = ("RUN", "FOLDER")
+_FILES = ("FILE", "RUN|FILE", "FOLDER|FILE", "SOURCE", "STUDY.toml")
+"""What arguments are called that are files, or folders as well."""
+
+
+def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -> None:
+    """The arguments of `scalerl completion`, for all commands of `parser`."""
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that completes commands in a shell",
+        description="Print a script that completes commands, options, files, and names as those of recipes.",
+        epilog=examples("""
+  source <(scalerl completion bash)                                # in ~/.bashrc
+  scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then start zsh anew
+  scalerl completion fish > ~/.config/fish/completions/scalerl.fish
+  scalerl completion tcsh > ~/.scalerl.tcsh                        # and in ~/.tcshrc: source ~/.scalerl.tcsh
+"""),
+    )
+    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+    completion.set_defaults(run=lambda args: run(args, parser))
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Print the script."""
+    import shtab
+
+    known = _known()
+    for action in _actions(parser):
+        if isinstance(action.metavar, str) and action.metavar in known:
+            action.complete = known[action.metavar]  # type: ignore[attr-defined]
+    print(shtab.complete(parser, args.shell))
+
+
+def _known() -> dict[str, Mapping[str, Any]]:
+    """How an argument is completed, by what it is called: a name means the same in all commands."""
+    import shtab
+
+    from scalerl.ingest.formats.format import formats
+    from scalerl.ingest.vocabularies import VOCABULARIES
+    from scalerl.record.reader import AXES
+
+    recipes = sorted(path.stem for path in (Path(__file__).parent.parent / "recipes").glob("*.toml"))
+    return {
+        **dict.fromkeys(_FOLDERS, shtab.DIRECTORY),
+        **dict.fromkeys(_FILES, shtab.FILE),
+        "RECIPE": _words("recipes", recipes, with_files=True),
+        "AXIS": _words("axes", list(AXES)),
+        "FORMAT": _words("formats", [one.name for one in formats()]),
+        "TRAINER": _words("trainers", [one.trainer for one in VOCABULARIES]),
+    }
+
+
+def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, Any]:
+    """Completion of a few words, and of files beside them (tcsh knows one or the other)."""
+    listed = " ".join(words)
+    bash, zsh, fish = f'compgen -W "{listed}" -- "$1"', f"compadd {listed}", f"printf '%s\\n' {listed}"
+    if with_files:
+        name = f"{name}_files"  # shtab's bash adds a slash to folders where the name of a function says so
+        bash, zsh = f'{bash}; compgen -f -- "$1"', f"{zsh}; _files"
+        fish = f"{fish}; __fish_complete_path (commandline -ct)"
+    function = f"_scalerl_{name}"
+    return {
+        "bash": function,
+        "zsh": function,
+        "tcsh": "f" if with_files else f"({listed})",
+        "fish": f"({fish})",
+        "preamble": {"bash": f"{function}() {{ {bash}; }}", "zsh": f"{function}() {{ {zsh} }}"},
+    }
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """All arguments of a parser and of its commands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _actions(command)

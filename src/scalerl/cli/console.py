@@ -1,0 +1,154 @@
+"""Progress on standard error: a bar where a person looks on, a line per evaluation everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from scalerl.tty import console_for
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+
+class TrainingProgress:
+    """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started = time.monotonic()
+        self._bar, self._live = _bar()
+        self._task = self._bar.add_task(name, total=1.0, text="starting")
+        self._notices = _Notices(self._say)
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        logging.getLogger("scalerl").addHandler(self._notices)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger("scalerl").removeHandler(self._notices)
+        self._bar.stop()
+
+    def update(self, progress: Any) -> None:
+        """Show a `scalerl.rl.loop.progress.Progress`."""
+        if progress.finding:
+            self._say(progress.finding)
+            return
+        text = (
+            f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  "
+            f"{_speed(progress.tokens_per_second)}{forecast_text(progress.forecast)}"
+        )
+        self.show(progress.share, text, line=progress.evaluated)
+
+    def _say(self, text: str) -> None:
+        """A line that stays, above the bar where there is one."""
+        if self._live:
+            self._bar.console.print(text, style="bold yellow", markup=False, highlight=False)
+        else:
+            print(f"{self._name}  {text}", file=sys.stderr, flush=True)
+
+    def base_model(self, progress: Any) -> None:
+        """Show a `scalerl.rl.model.demo_base.BaseProgress`."""
+        text = f"step {progress.step}  loss {progress.loss:.2f}"
+        self.show(progress.share, text, line=progress.step % 200 == 0)
+
+    def show(self, share: float, text: str, line: bool = False) -> None:
+        """Move the bar to `share` of the whole; off a terminal, print the text if it is worth a line."""
+        if self._live:
+            self._bar.update(self._task, completed=share, text=text)
+        elif line:
+            elapsed = time.monotonic() - self._started
+            print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+class StudyProgressBar:
+    """Follows a study; use it as a context manager, and give `update` to `run_study` as its watcher."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._bar, self._live = _bar()
+        self._all = self._bar.add_task(name, total=1.0, text="starting")
+        self._runs: dict[str, TaskID] = {}
+
+    def __enter__(self) -> StudyProgressBar:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def update(self, progress: Any) -> None:
+        """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all, and one for every run under way."""
+        count = f"{progress.done} of {progress.runs} runs"
+        if progress.notice and self._live:
+            self._bar.console.print(progress.notice, markup=False, highlight=False)
+        elif progress.notice:
+            print(f"{self._name}  {progress.notice}  ({count})", file=sys.stderr, flush=True)
+        if not self._live:
+            return
+        under_way = sum(share for _, share, _ in progress.running)
+        self._bar.update(self._all, completed=(progress.done + under_way) / progress.runs, text=count)
+        names = {name for name, _, _ in progress.running}
+        for name in self._runs.keys() - names:
+            self._bar.remove_task(self._runs.pop(name))
+        for name, share, pass_rate in progress.running:
+            if name not in self._runs:
+                self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
+            self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
+
+
+def _bar() -> tuple[Progress, bool]:
+    """A bar on standard error, and whether it shows: only on a terminal that can draw it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = console_for(sys.stderr) if sys.stderr.isatty() else None
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
+    live = console is not None
+    return Progress(*columns, console=console or Console(file=sys.stderr), disable=not live), live
+
+
+class _Notices(logging.Handler):
+    """What the package logs, as lines that stay."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say it."""
+        self._say(record.getMessage())
+
+
+def forecast_text(forecast: Mapping[str, Any] | None) -> str:
+    """The forecast of the end of the run, for a progress line."""
+    if forecast is None:
+        return ""
+    low, high = forecast["prediction"]
+    kind = forecast["fit_json"]["lack_of_fit"]
+    doubt = f"  no curve describes the run: {kind}" if kind else ""
+    return f"  end {forecast['mean']:.3f} [{low:.3f}, {high:.3f}]{doubt}"
+
+
+def _rate(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def _speed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value / 1000:.1f}k tokens/s"

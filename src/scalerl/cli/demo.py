@@ -1,0 +1,57 @@
+"""`scalerl demo`: the whole job, small."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+from scalerl.cli._parser import examples
+from scalerl.cli.train import add_json_argument, run_training
+
+# Of its 17 steps ten would be warm-up: while the rate rises, no curve in compute tells what comes after.
+QUICK = [
+    "budget.amount=1.1e11",
+    "evaluation.count=8",
+    "evaluation.samples=2",
+    "optimiser.warmup_steps=2",
+]
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl demo`."""
+    demo = commands.add_parser(
+        "demo",
+        help="train, forecast half-way, and hold the forecast to the end",
+        description="Train a small model, freeze a forecast half-way, and hold it to what is measured.",
+        epilog=examples("""
+  scalerl demo                                                  # 2 to 3 minutes on 2 cores
+  scalerl demo --quick -o runs/first                            # a first look, in about half a minute
+  scalerl demo --seed 3
+"""),
+    )
+    demo.add_argument(
+        "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
+    )
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
+    demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
+    add_json_argument(demo)
+    demo.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train the recipe `demo`."""
+    from scalerl.record.folder import RunFolder
+
+    place = RunFolder.claim(args.output or _unused(Path("runs") / "demo"), new=True)
+
+    from scalerl.rl.config.recipe import load_recipe
+
+    quick = QUICK if args.quick else []
+    run_training(load_recipe("demo", [f"seed={args.seed}", *quick]), place, as_json=args.json)
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, ... that does not exist."""
+    names = itertools.chain([folder], (folder.with_name(f"{folder.name}-{n}") for n in itertools.count(2)))
+    return next(name for name in names if not name.exists())

@@ -1,0 +1,293 @@
+"""`scalerl plan`: what a cluster would do with a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.cli._parser import examples
+from scalerl.cli._text import level, positive, print_rows, print_table, print_warnings, share
+from scalerl.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from scalerl.plan.cost import Target
+    from scalerl.plan.job import Job
+    from scalerl.plan.rates import Rates
+    from scalerl.plan.simulate import Outcome
+    from scalerl.record.reader import RunRecord
+    from scalerl.rl.config.recipe import Recipe
+
+_WIDTH = 40  # letters of the longest bar
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl plan`."""
+    plan = commands.add_parser(
+        "plan",
+        help="simulate a recipe on a cluster, before it is rented",
+        description="Simulate the loop of a recipe on a cluster: pace, idle time, ages, bounds and cost.",
+        epilog=examples("""
+  scalerl plan scalerl --rates h100-8b --set rows=64 --generators 64 --trainers 16
+  scalerl plan scalerl --rates h100-8b --set rows=64 --devices 80 --price 2.5   # the best split
+  scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
+"""),
+    )
+    plan.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
+    )
+    plan.add_argument("--generators", type=_whole, metavar="N", help="generators, of the recipe's rows each")
+    plan.add_argument("--trainers", type=_whole, metavar="M", help="devices that train")
+    plan.add_argument(
+        "--devices", type=_whole, metavar="G", help="devices in all: try splits, and take the best"
+    )
+    plan.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
+    )
+    rates = plan.add_argument_group("how fast the parts are")
+    rates.add_argument(
+        "--from", dest="run_folder", type=Path, metavar="RUN", help="as in a run that was made"
+    )
+    rates.add_argument("--rates", metavar="FILE", help="of a TOML file, or of the package by name: h100-8b")
+    rates.add_argument(
+        "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one: decode.row=2e-5"
+    )
+    more = plan.add_argument_group("cost, and the simulation")
+    more.add_argument("--price", type=positive, metavar="USD", help="dollars per device-hour")
+    more.add_argument("--target", type=share, metavar="R", help="with --from: hours to this pass rate")
+    more.add_argument("--level", type=level, default=0.95, metavar="P", help="of the interval (0.95)")
+    more.add_argument("--evaluate-every", type=positive, metavar="N", help="steps (as in the recipe or run)")
+    more.add_argument("--steps", type=_whole, metavar="N", help="simulated, once the pipeline is full")
+    more.add_argument("--seed", type=int, default=0, metavar="S", help="of the lengths (0)")
+    more.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    plan.set_defaults(run=run)
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
+    return value
+
+
+def run(args: argparse.Namespace) -> None:
+    """Simulate, and print what comes of it."""
+    _check(args)
+    from scalerl.plan.cost import to_target
+    from scalerl.plan.job import Job
+    from scalerl.plan.simulate import simulate
+    from scalerl.plan.split import best, splits
+    from scalerl.rl.config.recipe import load_recipe
+
+    recipe = load_recipe(args.recipe, args.set)
+    record, rates = _rates(args)
+    job = _job(Job.of(recipe), args, record)
+    tried: Sequence[Outcome] = ()
+    how = {"steps": args.steps, "seed": args.seed}
+    if args.devices:
+        tried = splits(job, rates, args.devices, **how)
+        outcome = best(tuple(tried))
+    else:
+        outcome = simulate(job, rates, args.generators, args.trainers, **how)
+    print_warnings(_other_model(recipe, args, record))
+    target = None
+    if args.target is not None and record is not None:
+        target = to_target(record, args.target, job, outcome, args.price, args.level)
+    if args.json:
+        _print_json(args, rates, outcome, tried, target)
+    else:
+        _print(args, job, rates, outcome, tried, target)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """The options that go together, and the run that is to be there."""
+    if args.run_folder is not None and not args.run_folder.is_dir():
+        raise InputError(f"plan: --from {args.run_folder}: no such run folder")
+    if (args.run_folder is None) == (args.rates is None):
+        raise InputError(
+            "plan: give --from RUN, whose rates count, or --rates FILE (of the package: h100-8b); one of them"
+        )
+    if args.devices and (args.generators or args.trainers):
+        raise InputError("plan: give --devices, or --generators and --trainers")
+    if not args.devices and not (args.generators and args.trainers):
+        raise InputError(
+            "plan: give --generators and --trainers, or --devices and the best split is looked for"
+        )
+    if args.target is not None and args.run_folder is None:
+        raise InputError("plan: --target needs the curve of a run: give --from RUN")
+    if args.seed < 0:
+        raise InputError(f"--seed: a number of 0 or more, found {args.seed}")
+
+
+def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
+    """The run that they are from, where there is one, and the rates."""
+    from scalerl.plan.rates import load_rates
+
+    if args.run_folder is None:
+        return None, load_rates(args.rates, args.rate)
+    from scalerl.plan.measured import rates_of
+    from scalerl.record.reader import RunRecord
+
+    record = RunRecord.read(args.run_folder)
+    rates = rates_of(record)
+    return record, load_rates(rates, args.rate) if args.rate else rates
+
+
+def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
+    """What is to be said where the rates are those of another model than the recipe's, as far as it shows."""
+    from scalerl.plan.rates import names
+    from scalerl.rl.model.demo_base import is_built
+
+    if record is not None:
+        of = (record.config.get("recipe") or {}).get("model", recipe.model)
+        other = of != recipe.model
+    else:
+        of, other = "a model of billions of weights", is_built(recipe.model) and args.rates in names()
+    source = args.run_folder or args.rates
+    return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
+
+
+def _job(job: Job, args: argparse.Namespace, record: RunRecord | None) -> Job:
+    from scalerl.plan.measured import evaluated_every
+
+    every = args.evaluate_every or (job.evaluate_every if record is None else evaluated_every(record))
+    return job if every is None else replace(job, evaluate_every=every)
+
+
+def _print_json(
+    args: argparse.Namespace, rates: Rates, outcome: Outcome, tried: Sequence[Outcome], target: Target | None
+) -> None:
+    from scalerl.jsonl import dumps
+    from scalerl.plan.cost import dollars_per_hour
+
+    answer = {
+        "recipe": str(args.recipe),
+        "rates": rates.to_json(),
+        "plan": outcome.to_json(),
+        "splits": [one.to_json() for one in tried],
+        "dollars_per_hour": None if args.price is None else dollars_per_hour(outcome, args.price),
+        "target": None if target is None else target.to_json(),
+    }
+    print(dumps(answer, indent=2))
+
+
+def _print(
+    args: argparse.Namespace,
+    job: Job,
+    rates: Rates,
+    outcome: Outcome,
+    tried: Sequence[Outcome],
+    target: Target | None,
+) -> None:
+    print_rows(_rows(args, job, rates, outcome, target))
+    print()
+    bounds = sorted(outcome.at_least.items(), key=lambda item: -item[1])
+    print_table(
+        ("a step takes at the least, by", "seconds", "of the step"),
+        [(name, f"{s:.3g}", f"{s / outcome.seconds_per_step:.0%}") for name, s in bounds],
+    )
+    print()
+    widest = max(outcome.age_histogram, default=0.0)
+    print_table(
+        ("age", "of the trained tokens", ""),
+        [
+            (str(age), f"{part:.1%}", "#" * math.ceil(_WIDTH * part / widest))
+            for age, part in enumerate(outcome.age_histogram)
+        ],
+    )
+    if tried:
+        print()
+        print_table(
+            ("generators", "trainers", "steps/hour", "generators idle", "trainers train", "bound by", ""),
+            [
+                (
+                    f"{one.generators:,}",
+                    f"{one.trainers:,}",
+                    _readable(one.steps_per_hour),
+                    f"{one.generators_idle:.0%}",
+                    f"{one.trainers_train:.0%}",
+                    one.bound_by,
+                    "<- best" if one is outcome else "",
+                )
+                for one in tried
+            ],
+        )
+
+
+def _rows(
+    args: argparse.Namespace, job: Job, rates: Rates, outcome: Outcome, target: Target | None
+) -> list[tuple[str, str]]:
+    waits = {
+        "for groups": outcome.wait_for_groups,
+        "for verification": outcome.wait_for_verification,
+        "for the driver": outcome.wait_for_driver,
+        "for evaluations": outcome.wait_for_evaluation,
+    }
+    said = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
+    schedule = f"{job.schedule.kind} {job.schedule.k}"
+    rows = [
+        ("recipe", f"{args.recipe}: {job.prompts} x {job.samples} a step, {schedule}, {job.rows} rows"),
+        ("rates", rates.source),
+        (
+            "devices",
+            f"{outcome.devices:,}: {_counted(outcome.generators, 'generator')}, "
+            f"{_counted(outcome.trainers, 'trainer')}",
+        ),
+        (
+            "pace",
+            f"{_readable(outcome.steps_per_hour)} steps/hour, {_readable(outcome.seconds_per_step)} s a step",
+        ),
+        ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
+        (
+            "generators",
+            f"{outcome.generators_idle:.0%} idle; {outcome.rows_in_use:.0%} of the rows in use "
+            f"({job.rows:,} completions at once in each)",
+        ),
+        ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {said}" if said else "")),
+        (
+            "age",
+            f"mean {outcome.age_mean:.2f}, largest {outcome.age_max} (the bound is {job.schedule.max_age})",
+        ),
+        ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),
+        ("bound by", outcome.bound_by),
+    ]
+    if args.price is not None:
+        from scalerl.plan.cost import dollars_per_hour
+
+        rows.append(("cost", f"{dollars_per_hour(outcome, args.price):,.2f} dollars an hour"))
+    if target is not None:
+        rows += _target_rows(target)
+    return rows
+
+
+def _readable(value: float) -> str:
+    """Four digits, with none of them as a power of ten: 105,500 and 0.4213."""
+    digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
+    text = f"{round(value, digits):,.{max(digits, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _target_rows(target: Target) -> list[tuple[str, str]]:
+    name = f"to {target.pass_rate:g}"
+
+    def span(ends: tuple[float, float], unit: str) -> str:
+        low, high = (f"{end:,.3g}" if math.isfinite(end) else "never" for end in ends)
+        return f"[{low}, {high}] {unit}"
+
+    parts = [span(target.samples, "completions"), span(target.hours, "hours")]
+    if target.dollars is not None:
+        parts.append(span(target.dollars, "dollars"))
+    return [(name, f"{', '.join(parts)} ({target.level:.0%})"), ("curve", target.why)]

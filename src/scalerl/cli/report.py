@@ -1,0 +1,252 @@
+"""`scalerl report`: the page of a run or its main figure alone; or of several runs, over one another."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli._data import add_data_arguments, check_one_axis, check_options, read_each
+from scalerl.cli._parser import examples
+from scalerl.cli._text import positive, print_warnings, share
+from scalerl.cli.compare import check_once, group, groups_of
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.ingest.load import Data, is_run_folder
+
+if TYPE_CHECKING:
+    from scalerl.forecast.comparison import Comparison
+    from scalerl.ingest.formats.format import Unread
+    from scalerl.view.runs.gathered import RunsView
+    from scalerl.view.runs.overlay import OverlayRun
+
+_OF_SEVERAL = (
+    *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
+    *("budget", "target", "base", "group", "markdown", "latex", "figures"),
+)
+"""Options that the page of one run alone has no use for: with one of them it gets the page of several."""
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl report`."""
+    report = commands.add_parser(
+        "report",
+        help="write the page of a run, or of several over one another",
+        description="Write the page of a run, or of several over one another: one file that loads nothing.",
+        epilog=examples("""
+  scalerl report runs/mine                                      # writes runs/mine/report.html
+  scalerl report runs/mine --figure curve.png
+  scalerl report runs/a-seed0 runs/b-seed0 log.csv --budget 16000 --target 0.6 -o page.html
+  scalerl report runs/a-seed0 runs/b-seed0 --figures figures/ --latex table.tex
+"""),
+    )
+    report.add_argument("runs", metavar="RUN|FILE", nargs="*", help="run folders, or what `fit` reads")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html, or of runs.html"
+    )
+    report.add_argument(
+        "--figure", metavar="FILE", type=Path, help="of one RUN: its main figure alone, .svg, .png or .pdf"
+    )
+    several = report.add_argument_group("several runs")
+    several.add_argument("--budget", type=positive, metavar="C", help="forecast every run at this compute")
+    several.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
+    several.add_argument("--base", metavar="NAME", help="compare with this recipe (the first)")
+    several.add_argument(
+        "--group",
+        type=group,
+        action="append",
+        default=[],
+        metavar="NAME=RUN,RUN",
+        help="these runs are the seeds of one recipe (run folders of one recipe are known as such)",
+    )
+    several.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables in Markdown too")
+    several.add_argument("--latex", metavar="FILE", type=Path, help="write the tables in LaTeX too")
+    several.add_argument(
+        "--figures",
+        metavar="FOLDER|FILE",
+        type=Path,
+        help="write the figures too: as SVG, PNG and PDF to a folder, or the overlay to one file",
+    )
+    add_data_arguments(report)
+    report.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write the page or the figure, and print where it is."""
+    asked = [name for name in _OF_SEVERAL if getattr(args, name) not in (None, False, [])]
+    if args.figure:
+        if args.output or asked or len(args.runs) != 1:
+            raise InputError("--figure writes the figure of one RUN alone: leave out everything else")
+        _figure(args.runs[0], args.figure, args.level)
+    elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
+        from scalerl.view import write_report
+
+        print(write_report(args.runs[0], out=args.output, level=args.level))
+    else:
+        _several(args)
+
+
+def _figure(folder: str, out: Path, level: float) -> None:
+    from scalerl.curve import fit
+    from scalerl.record.reader import RunRecord
+    from scalerl.view import axis_for, curve_figure, frozen_forecasts, main_forecast
+
+    record = RunRecord.read(folder)
+    frozen = main_forecast(frozen_forecasts(record))
+    try:
+        whole = fit(record, x=axis_for(record, frozen=frozen), level=level)
+    except CannotAnswerError:  # the evaluations can be drawn all the same
+        whole = None
+    print(curve_figure(record, whole, frozen=frozen, out=out))
+
+
+def _several(args: argparse.Namespace) -> None:
+    from scalerl.view.runs.gathered import warnings_of
+    from scalerl.view.runs.page import runs_latex, runs_markdown, write_runs_report, write_text
+
+    if args.target is not None and args.budget is None:
+        raise InputError("--target is the pass rate to reach at --budget: give that, too")
+    view, sources, unread = _view(args)
+    written = [write_runs_report(view, args.output or Path("runs.html"))]
+    if args.markdown:
+        written.append(write_text(args.markdown, runs_markdown(view)))
+    if args.latex:
+        written.append(write_text(args.latex, runs_latex(view)))
+    if args.figures:
+        from scalerl.view.figures.runs_figures import write_figures
+
+        written += write_figures(view, args.figures)
+    if args.json:
+        _print_json(view, sources, written, unread)
+        return
+    print_warnings(map(str, unread))
+    print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
+    print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
+    print("\n".join(map(str, written)))
+
+
+def _print_json(
+    view: RunsView, sources: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
+) -> None:
+    from scalerl.jsonl import dumps
+
+    at = [] if view.budget is None else [view.budget]
+    runs = [
+        {
+            "name": run.name,
+            "source": source,
+            "reason": run.reason or None,
+            "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
+        }
+        for run, source in zip(view.runs, sources, strict=True)
+    ]
+    answer = {"files": [str(path) for path in written], "axis": view.axis, "runs": runs}
+    answer["recipes"] = [{"name": name, "runs": list(names)} for name, names in view.groups.items()]
+    answer["comparison"] = view.comparison and view.comparison.to_json()
+    answer["unread"] = [one.to_json() for one in unread]
+    print(dumps(answer | {"not_compared": view.not_compared or None}, indent=2))
+
+
+def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
+    """The runs, read, named and fitted, their sources, and the runs that cannot be read.
+
+    Raises:
+        InputError: none of them can be read, or they have no compute axis in common.
+    """
+    from scalerl.forecast.recipes import distinct, run_name
+    from scalerl.view.runs.gathered import RunsView, fit_or_reason
+    from scalerl.view.runs.overlay import OverlayRun
+
+    named = groups_of(args.group)
+    paths = [*(path for paths in named.values() for path in paths), *args.runs]
+    if not paths:
+        raise InputError("report needs a RUN or a FILE")
+    check_once(paths)
+    read, unread = read_each(paths, args)
+    found = [data for of_path in read.values() for data in of_path]
+    check_options(args, found)
+    found = _on_one_axis(found, args)
+    check_one_axis(found)
+    names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
+    options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
+    runs = []
+    for name, data in zip(names, found, strict=True):
+        run = OverlayRun(name, data.points, data.record)
+        fit, reason = fit_or_reason(run, **options)
+        runs.append(replace(run, fit=fit, reason=reason))
+    # Of a folder the path that was given is the group's, and those of its runs are others.
+    places = {data.path: path for path, of_path in read.items() for data in of_path}
+    recipes = _recipes(runs, found, {name: {*paths} for name, paths in named.items()}, places)
+    comparison, why = _comparison(recipes, args)
+    view = RunsView(
+        runs=tuple(runs),
+        budget=args.budget,
+        target=args.target,
+        groups={name: [run.name for run in members] for name, members in recipes.items()},
+        comparison=comparison,
+        not_compared=why,
+        **options,
+    )
+    return view, [data.path for data in found], unread
+
+
+def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
+    """The same on the first axis that all have, where they have several by default.
+
+    Raises:
+        InputError: there is no such axis, or compute was asked for that could be on either.
+    """
+    from scalerl.curve import Points
+    from scalerl.record.reader import AXES
+
+    own = dict.fromkeys(data.points.axis for data in found)
+    if len(own) == 1:
+        return found
+    on = {data.points.axis: data.path for data in found}
+    listed = "; ".join(f"{path} is on {axis}" for axis, path in on.items())
+    for option, amount in (("--budget", args.budget), ("--min-compute", args.min_compute)):
+        if amount is not None:
+            raise InputError(f"{option} {amount:g} could be on either axis: {listed}; choose one with --x")
+    for axis in dict.fromkeys((*own, *AXES)):
+        records = [data.record for data in found if data.points.axis != axis]
+        if all(record is not None and axis in record.logged_axes() for record in records):
+            return [
+                data
+                if data.points.axis == axis or data.record is None
+                else replace(data, points=Points.from_record(data.record, axis, args.price))
+                for data in found
+            ]
+    return found
+
+
+def _recipes(
+    runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, set[str]], places: dict[str, str]
+) -> dict[str, list[OverlayRun]]:
+    """The groups that were named, then runs by the recipe of their config.json, as `compare` has them."""
+    from scalerl.forecast.recipes import by_recipe
+
+    path = {run.name: data.path for run, data in zip(runs, found, strict=True)}
+    groups = {name: [run for run in runs if places[path[run.name]] in paths] for name, paths in named.items()}
+    groups = {name: members for name, members in groups.items() if members}
+    grouped = {run.name for members in groups.values() for run in members}
+    others = [run for run in runs if run.name not in grouped]
+    return by_recipe(others, lambda run: run.record, lambda run: path[run.name], groups)
+
+
+def _comparison(
+    recipes: dict[str, list[OverlayRun]], args: argparse.Namespace
+) -> tuple[Comparison | None, str]:
+    """The comparison of the recipes that have a fit; or why there is none."""
+    from scalerl.forecast import compare
+
+    if args.base is not None and args.base not in recipes:
+        raise InputError(f"no recipe '{args.base}' to compare with; recipes: {', '.join(recipes)}")
+    fits = {name: [run.fit for run in runs if run.fit is not None] for name, runs in recipes.items()}
+    fits = {name: found for name, found in fits.items() if found}
+    if args.base is not None and args.base not in fits:
+        return None, f"Nothing is compared: no run of {args.base} could be fitted."
+    if len(fits) < 2:
+        return None, f"Nothing is compared: that takes two recipes with a fit, and there are {len(fits)}."
+    target = args.target if args.target is not None and 0 < args.target < 1 else None
+    return compare(fits, base=args.base, budget=args.budget, target=target, level=args.level), ""

@@ -1,0 +1,211 @@
+"""`scalerl study`: recipes x seeds, run and compared; `scalerl study report`: what came of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli._parser import examples
+from scalerl.cli._text import level, positive, print_rows, print_table, print_warnings, share
+from scalerl.errors import InputError, InterruptedRunError
+
+if TYPE_CHECKING:
+    from scalerl.study.plan import Plan
+    from scalerl.study.run.estimate import StudyCost
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """The arguments of `scalerl study`."""
+    study = commands.add_parser(
+        "study",
+        help="run a study, recipes x seeds, and compare its arms",
+        description="Run a study, recipes x seeds, and tell what moves the ceiling and what is noise.",
+        usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
+        epilog=examples("""
+  scalerl study study.toml --dry-run                            # the runs and their cost; nothing is run
+  scalerl study study.toml -o studies/mine --cores 2            # run it, or go on with it
+  scalerl study report studies/mine --budget 16000              # its verdict again, and its page
+"""),
+    )
+    study.add_argument(
+        "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
+    )
+    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="of the study (studies/NAME)")
+    running = study.add_argument_group("running")
+    running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
+    running.add_argument(
+        "--cores",
+        type=int,
+        metavar="N",
+        help="use so many cores, or GPUs where there are any (all); a run takes one for each of its devices",
+    )
+    running.add_argument(
+        "--like",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run that shows how long such training takes, for --dry-run",
+    )
+    verdict = study.add_argument_group("the verdict")
+    verdict.add_argument("--x", metavar="AXIS", help="compute axis (that of the budgets)")
+    verdict.add_argument(
+        "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
+    )
+    verdict.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
+    verdict.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    verdict.add_argument(
+        "--figures",
+        nargs="+",
+        choices=("svg", "png", "pdf"),
+        default=[],
+        help="write the figures as files too",
+    )
+    verdict.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object, and write no report",
+    )
+    study.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Plan the study and run it, or go on with it; then print its verdict, and write its report."""
+    if args.what[0] == "report":
+        if len(args.what) != 2:
+            raise InputError(f"study report: expected one folder of a study, found {len(args.what) - 1}")
+        _report(Path(args.what[1]), args)
+        return
+    if len(args.what) != 1:
+        raise InputError(f"study: expected one study file, found {len(args.what)}: {' '.join(args.what)}")
+    source = Path(args.what[0])
+    if (source / "study.json").is_file():
+        raise InputError(f"{source}: a study that was run; scalerl study report {source} shows its verdict")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from scalerl.study.plan import make_plan
+    from scalerl.study.spec import load_study
+
+    plan = make_plan(load_study(source))
+    folder = args.output or Path("studies") / plan.name
+    cores = _devices() if args.cores is None else args.cores
+    if cores < 1:
+        raise InputError(f"--cores: a number of 1 or more, found {cores}")
+    from scalerl.study.run.estimate import check_models, short_of_steps
+
+    warnings = [*plan.warnings, *short_of_steps(plan)]
+    if not (args.dry_run and args.json):
+        print_warnings(warnings)
+    if args.dry_run:
+        _print_cost(plan, folder, args, cores, warnings)
+        return
+    args.output = None
+    check_models(plan)
+    _run(plan, folder, cores, source)
+    _report(folder, args)
+
+
+def _devices() -> int:
+    """All that runs can be placed on: GPUs, or else cores."""
+    import torch
+
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
+    from scalerl.cli.console import StudyProgressBar
+    from scalerl.rl.workers.process import stopped_by_signals
+    from scalerl.study.run.runner import run_study
+
+    try:
+        with StudyProgressBar(plan.name) as bar, stopped_by_signals() as stop:
+            run_study(plan, folder, cores=cores, watch=bar.update, stop=stop)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(f"interrupted; scalerl study {source} -o {folder} goes on") from None
+
+
+def _report(folder: Path, args: argparse.Namespace) -> None:
+    """Print the verdict of the study in `folder`, and write its report there, or to -o."""
+    from scalerl.jsonl import dumps
+    from scalerl.study.page.page import print_study, write_study_report
+    from scalerl.study.record import StudyRecord
+    from scalerl.study.verdict.verdict import judge_study
+
+    study = StudyRecord.read(folder)
+    verdict = judge_study(study, axis=args.x, budget=args.budget, target=args.target, level=args.level)
+    if args.json:
+        print(dumps(verdict.to_json(), indent=2))
+        return
+    print_study(verdict)
+    written = write_study_report(verdict, args.output or folder, args.figures)
+    print(f"\nreport  {written[0]}")
+
+
+def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, warnings: list[str]) -> None:
+    """The table of runs, and what they cost in all; or that as JSON."""
+    from scalerl.jsonl import dumps
+    from scalerl.study.plan import rate_in_words
+    from scalerl.study.run.estimate import estimate
+    from scalerl.view.numbers import unit_for
+    from scalerl.view.table import changes_in_words
+
+    cost = estimate(plan, folder, args.like, cores)
+    if args.json:
+        print(dumps(_cost_json(plan, folder, cost, cores) | {"warnings": warnings}, indent=2))
+        return
+    unit = unit_for(plan.axis, cost.compute)
+    rows = [
+        (arm.arm, f"{arm.runs}", unit.show(arm.compute), _hours(arm.gpu_hours), _size(arm.memory_bytes))
+        for arm in cost.arms
+    ]
+    header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
+    said = [changes_in_words(arm.changes) or "-" for arm in plan.arms]
+    said += ["decided once they have run"] * (len(rows) - len(said))
+    print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
+    hint = "" if cost.gpu_hours is not None else "; --like RUN takes it from a run"
+    dollars = "-" if cost.dollars is None else f"{cost.dollars:,.2f} dollars"
+    print()
+    print_rows(
+        [
+            ("runs", f"{cost.runs}: {len(cost.arms)} arms, seeds {', '.join(map(str, plan.seeds))}"),
+            ("budgets", ", ".join(unit_for(plan.axis, b).show(b) for b in plan.budgets)),
+            ("learning rate", rate_in_words(plan)),
+            ("compute", unit.show(cost.compute)),
+            ("training", f"{_hours(cost.gpu_hours)} GPU-hours{hint}"),
+            ("evaluations", f"{_hours(cost.evaluation_hours)} GPU-hours"),
+            ("in all", f"{_hours(cost.wall_hours)} hours on {cores} cores, starts of processes apart"),
+            ("price", dollars),
+            ("folder", str(folder)),
+        ]
+    )
+
+
+def _cost_json(plan: Plan, folder: Path, cost: StudyCost, cores: int) -> dict[str, Any]:
+    from scalerl.study.plan import rate_in_words
+
+    changes = {arm.name: arm.changes for arm in plan.arms}
+    return {
+        "name": plan.name,
+        "folder": str(folder),
+        "axis": plan.axis,
+        "budgets": plan.budgets,
+        "seeds": plan.seeds,
+        "learning_rate": rate_in_words(plan),
+        "arms": [vars(arm) | {"changes": changes.get(arm.arm)} for arm in cost.arms],
+        "runs": cost.runs,
+        "compute": cost.compute,
+        "gpu_hours": cost.gpu_hours,
+        "evaluation_hours": cost.evaluation_hours,
+        "cores": cores,
+        "wall_hours": cost.wall_hours,
+        "dollars": cost.dollars,
+    }
+
+
+def _hours(hours: float | None) -> str:
+    return "?" if hours is None else f"{hours:,.3g}"
+
+
+def _size(n_bytes: int | None) -> str:
+    return "?" if n_bytes is None else f"{n_bytes / 2**30:,.3g} GiB"

@@ -1,0 +1,111 @@
+"""Standard errors of a least-squares curve: what other programs print beside theirs.
+
+They take the curve for linear in its parameters over their range, and neighbouring evaluations for
+independent. Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scalerl.curve.families import Curve
+from scalerl.curve.sample import Sample
+from scalerl.curve.solver.least_squares import LeastSquares
+from scalerl.errors import CannotAnswerError
+
+_NAMES = ("A", "B", "C_mid", "R_0")
+_STEP = 1e-4  # of log B, log C_mid, and of the gain: the error of a central difference is its square
+
+
+@dataclass(frozen=True)
+class StandardErrors:
+    """One standard error for each parameter, in its unit; NaN where it was given or lies on a bound."""
+
+    A: float
+    B: float
+    C_mid: float
+    R_0: float
+    sd: float
+    """Standard deviation of the residuals, sqrt(rss / degrees)."""
+    degrees: int
+    """Points less free parameters."""
+    covariance_44: np.ndarray
+    """Covariance of (A, B, C_mid, R_0), for the error of anything that follows from them."""
+
+
+def standard_errors(
+    sample: Sample, best: LeastSquares, hessian: Literal["observed", "gauss_newton"] = "observed"
+) -> StandardErrors:
+    """Square roots of the diagonal of sd^2 H^-1, with H half of the Hessian of the sum of squares.
+
+    "observed" is the Hessian itself (R's drc); "gauss_newton" leaves out the second derivatives of the curve
+    (NIST StRD, R's nls). Seber and Wild, Nonlinear Regression, 1989, sections 2.1 and 2.8.
+
+    Raises:
+        CannotAnswerError: no more points than free parameters, or data that do not fix them.
+    """
+    held = set(best.at_bounds) | (set() if sample.r0 is None else {"R_0"})
+    free = [i for i, name in enumerate(_NAMES) if name not in held]
+    degrees = sample.n_points - len(free)
+    if degrees < 1:
+        raise CannotAnswerError(f"{sample.n_points} points leave nothing to estimate {len(free)} errors from")
+    sd = math.sqrt(best.rss / degrees)
+    half = _gauss_newton(sample, best.curve) if hessian == "gauss_newton" else _observed(sample, best.curve)
+    half = half[np.ix_(free, free)]
+    scale = np.sqrt(np.maximum(np.diag(half), 1e-300))
+    half = half / np.outer(scale, scale)
+    if np.linalg.eigvalsh(half)[0] <= 1e-13:
+        raise CannotAnswerError(
+            "the data do not fix the parameters: the sum of squares has no single minimum"
+        )
+    # B and C_mid are differentiated by their logarithms.
+    unit = np.array([1.0, best.curve.B, best.curve.C_mid, 1.0])[free] / scale
+    covariance_44 = np.full((len(_NAMES), len(_NAMES)), np.nan)
+    covariance_44[np.ix_(free, free)] = sd**2 * np.linalg.inv(half) * np.outer(unit, unit)
+    A, B, C_mid, R_0 = np.sqrt(np.diag(covariance_44)).tolist()
+    return StandardErrors(A, B, C_mid, R_0, sd, degrees, covariance_44)
+
+
+def _gauss_newton(sample: Sample, curve: Curve) -> np.ndarray:
+    """J^T W J, (4, 4)."""
+    jacobian_N4 = _jacobian(sample, curve)
+    return jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
+
+
+def _observed(sample: Sample, curve: Curve) -> np.ndarray:
+    """The derivative of the gradient J^T W (f - y), by central differences, (4, 4)."""
+    step_4 = _STEP * np.array([curve.A - curve.R_0, 1.0, 1.0, curve.A - curve.R_0])
+    columns = []
+    for i, step in enumerate(step_4):
+        ends = [_gradient(sample, _moved(curve, i, sign * step)) for sign in (-1.0, 1.0)]
+        columns.append((ends[1] - ends[0]) / (2 * step))
+    half = np.stack(columns)
+    return (half + half.T) / 2
+
+
+def _moved(curve: Curve, i: int, by: float) -> Curve:
+    theta = np.array([curve.A, math.log(curve.B), math.log(curve.C_mid), curve.R_0])
+    theta[i] += by
+    return Curve(curve.family, theta[0], math.exp(theta[1]), math.exp(theta[2]), theta[3])
+
+
+def _gradient(sample: Sample, curve: Curve) -> np.ndarray:
+    return _jacobian(sample, curve).T @ (sample.weight_N * (_value(sample, curve) - sample.y_N))
+
+
+def _value(sample: Sample, curve: Curve) -> np.ndarray:
+    share_N = curve.family.share(np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid))
+    return curve.R_0 + (curve.A - curve.R_0) * share_N
+
+
+def _jacobian(sample: Sample, curve: Curve) -> np.ndarray:
+    """Derivatives of the curve by (A, log B, log C_mid, R_0) at every point, (N, 4)."""
+    share_N, by_log_b_N, by_log_c_N = curve.family.slopes(
+        np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid)
+    )
+    gain = curve.A - curve.R_0
+    return np.stack([share_N, gain * by_log_b_N, -gain * by_log_c_N, 1.0 - share_N], axis=1)

@@ -1,0 +1,45 @@
+"""What is made of fits: comparisons, backtests, forecasts during a run, the paper's own rule. Numpy only.
+
+    compare.py    is one recipe's ceiling higher, or is that the seed?
+    backtest.py   how good would the forecasts of finished runs have been?
+    online.py     forecasts inside a training loop, and `freeze.py` for the record
+    paper.py      the fit and the comparison exactly as the paper makes them
+
+It may import `scalerl.curve` and `scalerl.record`. `view`, `study`, `plan`, `integrations` and `cli` import it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.forecast.backtest import Backtest, backtest
+    from scalerl.forecast.compare import compare
+    from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
+    from scalerl.forecast.crossing import Crossing
+    from scalerl.forecast.online import Forecaster
+
+__all__ = [
+    "Backtest",
+    "Claim",
+    "Comparison",
+    "Crossing",
+    "Difference",
+    "Forecaster",
+    "Pair",
+    "backtest",
+    "compare",
+]
+
+lazy(
+    __name__,
+    {
+        "backtest": "Backtest backtest",
+        "compare": "compare",
+        "comparison": "Claim Comparison Difference Pair",
+        "crossing": "Crossing",
+        "online": "Forecaster",
+    },
+)

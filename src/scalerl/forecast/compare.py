@@ -1,0 +1,268 @@
+"""Is one recipe's ceiling higher, or does it get to its own sooner, or is that the seed?
+
+Every run's posterior is drawn from; draws of two recipes are paired given one and the same family, so that a
+difference is never one of families; and each recipe gets the seed effects that its runs leave open
+(`sides`, `seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are
+compared with it. Both questions about every recipe enter Holm's correction, so that all verdicts together
+are wrong with probability 1 - level at most.
+
+Shapes: n paired draws.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from scalerl.curve.quantiles import draw_quantiles, tails
+from scalerl.curve.result import check_level
+from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
+from scalerl.errors import InputError
+from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict
+from scalerl.forecast.crossing import Crossing, find_crossing
+from scalerl.forecast.sides import (
+    PASS_RATES,
+    Blocks,
+    Quantity,
+    Recipes,
+    Sides,
+    ceiling,
+    draw_sides,
+    efficiency,
+    given_family,
+    mostly_identified,
+    quantities,
+)
+
+LITTLE_OF_CEILING = 0.01
+"""Two ceilings by so much apart, given one family or others, are taken to be the same answer."""
+POWER, MOST_SEEDS = 0.8, 100
+_CROSSING_DRAWS = 2048
+_BEYOND = 10.0  # crossings are sought up to so many times the last compute
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A quantity, the verdicts when the recipe has more and less of it, and if it needs sound ceilings."""
+
+    quantity: Quantity
+    more: Verdict
+    less: Verdict
+    of_ceiling: bool
+
+
+_QUESTIONS = (
+    _Question(ceiling, "higher ceiling", "lower ceiling", True),
+    _Question(efficiency, "reaches it later", "reaches it sooner", False),
+)
+
+
+def compare(
+    recipes: Recipes,
+    *,
+    base: str | None = None,
+    budget: float | None = None,
+    target: float | None = None,
+    level: float = 0.95,
+    seed_prior: SeedPrior = SEED_PRIOR,
+    blocks: Blocks | None = None,
+) -> Comparison:
+    """Compare recipes, each with the fits of one run or of several that differ by the seed alone.
+
+    Args:
+        recipes: fits by the name of their recipe, all on one compute axis.
+        base: the recipe that the others are compared with; the first by default.
+        budget: compute at which the pass rates are compared too, in the unit of the axis.
+        target: pass rate whose compute is compared too.
+        level: of the intervals; 1 - level is the family-wise error of the verdicts.
+        seed_prior: how far seeds are apart, where replicates do not say.
+        blocks: for each recipe the block of each of its fits (the seed, where runs of one seed have their
+            base model, prompts and draws in common). A recipe that has two blocks or more in common with the
+            base is compared within them: effects of blocks cancel, and runs without a partner are left out.
+            A block may be a pair (group, seed): seeds of one group (a base model) are no evidence of others.
+
+    Raises:
+        InputError: fewer than two recipes, a recipe without runs, another axis, blocks that are not one for
+            each run of a recipe, or an argument out of range.
+    """
+    base = _checked(recipes, base, budget, target, level)
+    if blocks is not None:
+        _check_blocks(recipes, blocks)
+    given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
+    sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
+    asked = [(side, question) for side in sides for question in _QUESTIONS]
+    # What is withheld is still asked: leaving it out would correct the others for less.
+    p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
+    claims = [
+        _claim(side, question, raw, adjusted, level, tests=len(p))
+        for (side, question), raw, adjusted in zip(asked, p, holm(p), strict=True)
+    ]
+    pairs = [
+        Pair(
+            recipe=side.names[1],
+            base=base,
+            families=side.families,
+            ceiling=claims[2 * i],
+            efficiency=claims[2 * i + 1],
+            differences=_differences(side, budget, target, level),
+            crossing=_crossing(side, level),
+            common_seeds=side.common,
+        )
+        for i, side in enumerate(sides)
+    ]
+    runs = {name: len(fits) for name, fits in recipes.items()}
+    return Comparison(base, runs, recipes[base][0].axis, level, budget, target, seed_prior, tuple(pairs))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order given (Holm 1979): the smallest times m, the next times m - 1, ..."""
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    factor = np.arange(len(p), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(factor * np.asarray(p)[order]), 1.0)
+    return adjusted.tolist()
+
+
+def seeds_needed(difference: float, variance: float, alpha: float) -> int | None:
+    """How many seeds of each side tell a difference with power .8 in a two-sided test; None above 100.
+
+    `variance` is that of the difference of one run of each side, seed and fit together.
+    """
+    normal = NormalDist()
+    z = normal.inv_cdf(1 - alpha / 2) + normal.inv_cdf(POWER)
+    # At no difference at all no number is enough.
+    n = z * z * variance / max(difference * difference, 1e-300)
+    return None if n > MOST_SEEDS else max(math.ceil(n), 1)
+
+
+def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: float, tests: int) -> Claim:
+    """The verdict on one question, and how many seeds would tell if it is none."""
+    if side.misfit:
+        return Claim("no claim", None, None, None, None, side.misfit)
+    base_n, recipe_n = map(question.quantity, side.recipes)
+    difference = float(np.median(recipe_n - base_n))
+    # A further run is taken to be worth what these are.
+    counts = [len(fits) for fits in side.fits]
+    variance = counts[0] * float(base_n.var()) + counts[1] * float(recipe_n.var())
+    why = _vague(side) if question.of_ceiling else ""
+    verdict = question.more if difference > 0 else question.less
+    if not why and adjusted > 1 - level:
+        verdict = "not distinguishable"
+    else:
+        why = why or _decided_by_the_family(side)
+    if why:
+        verdict = "no claim"
+    return Claim(
+        verdict=verdict,
+        p=p,
+        p_adjusted=adjusted,
+        p_runs_only=side.p(question.quantity, runs_only=True),
+        seeds=seeds_needed(difference, variance, (1 - level) / tests),
+        why=why,
+    )
+
+
+def _decided_by_the_family(side: Sides) -> str:
+    """Whether the ceilings lie the other way round with the families that either side favours by itself.
+
+    With its ceiling a recipe's own gain is open too, and with that the compute to a share of it.
+    """
+    base_n, recipe_n = map(ceiling, side.recipes)
+    shared = float(np.median(recipe_n - base_n))
+    if side.alone * shared >= 0 or abs(side.alone - shared) < LITTLE_OF_CEILING:
+        return ""
+    return (
+        f"A differs by {shared:+.3f} given one family for both sides, and by {side.alone:+.3f} given the "
+        "families that either favours: the curve decides, not the data"
+    )
+
+
+def _vague(side: Sides) -> str:
+    """Which recipes have a ceiling that half of their runs or more leave open."""
+    doubts = []
+    for name, fits in zip(side.names, side.fits, strict=True):
+        if not mostly_identified(fits):
+            vague = [fit for fit in fits if not fit.identified]
+            doubts.append(f"the ceiling of {name} is not identified: {vague[0].why}")
+    return "; ".join(doubts)
+
+
+def _crossing(side: Sides, level: float) -> Crossing | None:
+    """Where the lead changes; None where no curve describes a run."""
+    if side.misfit:
+        return None
+    return find_crossing(*side.thinned(_CROSSING_DRAWS), side.names, _range(side), level)
+
+
+def _differences(
+    side: Sides, budget: float | None, target: float | None, level: float
+) -> dict[str, Difference]:
+    """Every quantity of the pair, A only where it is not withheld; logarithms become ratios."""
+    asked = quantities(budget, target)
+    if side.misfit:
+        del asked["A"]
+    return {name: _difference(side, name, quantity, level) for name, quantity in asked.items()}
+
+
+def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Difference:
+    """Medians of both sides, and of their difference with its intervals."""
+    base_n, recipe_n = map(quantity, side.recipes)
+    own = [draw_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
+    low, median, high = draw_quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
+    base_n, recipe_n = map(quantity, side.runs)
+    runs_only = draw_quantiles(_minus(recipe_n, base_n), tails(level))
+    values = np.array([*own, median, low, high, *runs_only])
+    kind = "difference" if name in PASS_RATES else "ratio"
+    if kind == "ratio":
+        values = np.exp(values)
+    base, recipe, median, low, high, least, most = values.tolist()
+    return Difference(kind, base, recipe, median, (low, high), (least, most))
+
+
+def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
+    """Difference of values that may be infinite; draws in which both are, alike, say nothing."""
+    says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
+    return recipe_n[says_n] - base_n[says_n]
+
+
+def _range(side: Sides) -> tuple[float, float]:
+    """From the smallest positive compute of all runs to well beyond the largest."""
+    computes = [fit.points.compute_N for fits in side.fits for fit in fits]
+    first = min(float(compute_N[compute_N > 0].min()) for compute_N in computes)
+    return first, _BEYOND * max(float(compute_N.max()) for compute_N in computes)
+
+
+def _checked(
+    recipes: Recipes, base: str | None, budget: float | None, target: float | None, level: float
+) -> str:
+    """The name of the base, after all arguments were checked."""
+    names = list(recipes)
+    if len(names) < 2:
+        raise InputError(f"a comparison needs two recipes or more, found {len(names)}: {', '.join(names)}")
+    if base is not None and base not in recipes:
+        raise InputError(f"no recipe '{base}' to compare with; recipes: {', '.join(names)}")
+    check_level(level)
+    if budget is not None and not (math.isfinite(budget) and budget > 0):
+        raise InputError(f"the budget is a compute above 0, found {budget:g}")
+    if target is not None and not 0 < target < 1:
+        raise InputError(f"the target is a pass rate between 0 and 1, found {target:g}")
+    for name, fits in recipes.items():
+        if not fits:
+            raise InputError(f"recipe '{name}' has no runs")
+    axes = {fit.axis: name for name, fits in recipes.items() for fit in fits}
+    if len(axes) > 1:
+        (axis, name), (other, another) = list(axes.items())[:2]
+        raise InputError(f"all runs need one compute axis: '{name}' is on {axis}, '{another}' on {other}")
+    return names[0] if base is None else base
+
+
+def _check_blocks(recipes: Recipes, blocks: Blocks) -> None:
+    for name, fits in recipes.items():
+        mine = blocks.get(name, ())
+        if len(mine) != len(fits) or len(set(mine)) < len(mine):
+            raise InputError(f"recipe '{name}' needs a block of its own for each of its {len(fits)} runs")

@@ -1,0 +1,208 @@
+"""The answer of a comparison: differences, claims, crossings, and its JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from scalerl._views import view
+from scalerl.curve.families import LABELS
+from scalerl.curve.quantiles import Interval
+from scalerl.curve.result import span
+from scalerl.curve.seeds import SeedPrior
+from scalerl.forecast.crossing import Crossing
+from scalerl.frames import of_rows
+from scalerl.jsonl import plain
+
+Verdict = Literal[
+    "higher ceiling",
+    "lower ceiling",
+    "reaches it sooner",
+    "reaches it later",
+    "not distinguishable",
+    "no claim",
+]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Recipe against base in one quantity: a difference in pass rate, or a ratio of computes or exponents.
+
+    `interval` is of the recipes, the seed variance included; `runs_only` of these very runs, without it.
+    Ratios may be 0 or infinite where a target is reached by one side only.
+    """
+
+    kind: Literal["difference", "ratio"]
+    base: float
+    """Median of the base's own value."""
+    recipe: float
+    median: float
+    interval: Interval
+    runs_only: Interval
+
+    def __str__(self) -> str:
+        spec, lead = ("+.3f", "") if self.kind == "difference" else (".3g", "x")
+        own = f"{lead}{self.median:{spec}} {span(self.interval, spec)}"
+        return f"{own}   these runs {span(self.runs_only, spec)}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One question about a pair, answered: the verdict holds family-wise at 1 - level.
+
+    `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
+    over all questions of the comparison; `p_runs_only` without the seed variance, for these very runs.
+    `seeds` is how many of each recipe would tell the observed difference with power .8; None above 100. All
+    are None where no saturating curve describes a run: there is nothing to test then.
+    """
+
+    verdict: Verdict
+    p: float | None
+    p_adjusted: float | None
+    p_runs_only: float | None
+    seeds: int | None
+    why: str
+    """What stands in the way of a claim, empty where nothing does."""
+
+    def __str__(self) -> str:
+        text = self.verdict.upper()
+        if self.p is not None:
+            text += f"   p {self.p:.3g}, adjusted {self.p_adjusted:.3g}"
+        if self.why:
+            return f"{text}   {self.why}"
+        if self.verdict != "not distinguishable":
+            return text
+        needed = "more than 100" if self.seeds is None else f"{self.seeds}"
+        return f"{text}   {needed} seeds of each would tell the observed difference (power .8)"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One recipe against the base.
+
+    `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
+    (to three quarters of a recipe's own gain), and, where they were asked for, `pass_rate` at the
+    budget and `compute_to_target`, infinite where the target is above the ceiling. Where no saturating
+    curve describes a run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds
+    both sides have, where they are compared within these alone; None where runs are not paired.
+    """
+
+    recipe: str
+    base: str
+    families: dict[str, float]
+    ceiling: Claim
+    efficiency: Claim
+    differences: dict[str, Difference]
+    crossing: Crossing | None
+    common_seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Recipes against a base. Made by `compare`."""
+
+    base: str
+    runs: dict[str, int]
+    """How many runs (seeds) of every recipe."""
+    axis: str
+    level: float
+    budget: float | None
+    target: float | None
+    seed_prior: SeedPrior
+    pairs: tuple[Pair, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `scalerl compare --json` prints; infinite ends and what is withheld are None."""
+        found = plain(asdict(self))
+        for pair in found["pairs"]:
+            pair["differences"] = {"A": None} | pair["differences"]
+        return found
+
+    def to_frame(self) -> Any:
+        """Every difference as a row of a `pandas.DataFrame`: `median`, `low`, `high` of recipe against base.
+
+        `verdict` and `p_adjusted` stand beside what they are about: the ceiling `A`, and `compute_to_own`, by
+        which the efficiency is judged.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        names = ("recipe", "base", "quantity", "kind", "base_value", "recipe_value", "median", "low", "high")
+        rows = []
+        for pair in self.pairs:
+            claims = {"A": pair.ceiling, "compute_to_own": pair.efficiency}
+            for name, found in pair.differences.items():
+                claim = claims.get(name)
+                ends = (pair.recipe, pair.base, name, found.kind, found.base, found.recipe, found.median)
+                rows.append(
+                    dict(zip(names, (*ends, *found.interval), strict=True))
+                    | ({"verdict": claim.verdict, "p_adjusted": claim.p_adjusted} if claim else {})
+                )
+        return of_rows(rows, (*names, "verdict", "p_adjusted"))
+
+    def _repr_html_(self) -> str:
+        return view("comparison_html", self)
+
+    def priors(self) -> str:
+        """What the answer takes for granted, in one sentence."""
+        prior = self.seed_prior
+        paired = any(pair.common_seeds for pair in self.pairs)
+        within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
+        return (
+            f"Seeds of one recipe are taken to differ with sd {prior.A:g} in A, {prior.log_b:g} in log B and "
+            f"{prior.log_mid:g} in log C_mid, updated by replicates; 'these runs' leaves that out. "
+            f"{within if paired else ''}"
+            "All runs are taken to be evaluated on the same prompts, and curves answer for those; "
+            "'same prompts' for other prompts of this kind, and these runs."
+        )
+
+    def counted(self, pair: Pair) -> str:
+        """How many runs of recipe and base are behind a pair, in words."""
+        runs = self.runs[pair.recipe], self.runs[pair.base]
+        if pair.common_seeds is None:
+            return "{} and {} seeds".format(*runs)
+        alone = [count - pair.common_seeds for count in runs]
+        left_out = " ({} and {} without a partner left out)".format(*alone) if any(alone) else ""
+        return f"paired by {pair.common_seeds} common seeds{left_out}"
+
+    def rows(self, pair: Pair) -> list[tuple[str, str]]:
+        """One pair as a table for people: a label and what stands beside it."""
+        counts = self.counted(pair)
+        weights = ", ".join(f"{LABELS[name]} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
+        labels = {
+            "A": "ceiling A",
+            "B": "efficiency B",
+            "C_mid": "C_mid",
+            "compute_to_own": "compute to 3/4 of own gain",
+            "pass_rate": f"pass rate at {self.budget or 0:g}",
+            "compute_to_target": f"compute to {self.target or 0:g}",
+        }
+        rows = [(f"{pair.recipe} against {pair.base}", f"{counts}   {self.axis}   {weights}")]
+        rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
+        if "A" not in pair.differences:
+            rows.append((labels["A"], "withheld"))
+        for name, difference in pair.differences.items():
+            spec = ".3f" if difference.kind == "difference" else ".4g"
+            values = f"{difference.base:{spec}} -> {difference.recipe:{spec}}"
+            rows.append((labels[name], f"{values}   {difference}"))
+        return [*rows, ("crossing", _crossing_text(pair))]
+
+    def __str__(self) -> str:
+        tables = [self.rows(pair) for pair in self.pairs]
+        width = max(len(label) for rows in tables for label, _ in rows)
+        texts = ["\n".join(f"{label:<{width}}  {text}" for label, text in rows) for rows in tables]
+        return "\n\n".join([*texts, self.priors()])
+
+
+def _crossing_text(pair: Pair) -> str:
+    crossing = pair.crossing
+    if crossing is None:
+        return "withheld"
+    first, last = crossing.within
+    text = f"probability {crossing.probability:.2f} between {first:.3g} and {last:.3g}"
+    if crossing.interval is None:
+        return f"{text}; {pair.recipe} ends ahead with probability {crossing.ahead_last:.2f}"
+    return (
+        f"{text}; if so at {crossing.compute:.3g} {span(crossing.interval, '.3g')}: "
+        f"{crossing.before} ahead before, {crossing.after} after"
+    )

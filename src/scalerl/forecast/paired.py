@@ -1,0 +1,114 @@
+"""Two recipes on the very same held-out prompts: the difference of their pass rates, prompt by prompt.
+
+Curves answer "on these prompts": the choice of prompts moves all runs alike, and is no noise of theirs. The
+standard error over prompts answers "on other prompts of this kind", for these runs as they are. Paired by
+prompt it is smaller than unpaired, as a prompt that is hard for one recipe is hard for the other.
+
+Shapes: P prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.record.reader import RunRecord
+
+FILE = "eval_prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class PairedPrompts:
+    """Recipe less base on `n_prompts` common prompts, near the last common compute.
+
+    Every run enters with its evaluation nearest to the smallest last compute of all runs, `matched_at`;
+    `base_compute` and `recipe_compute` are where those evaluations are (means over runs). Prompt by prompt
+    the pass rate is the mean over the runs of a recipe.
+    """
+
+    prompt_set: str
+    n_prompts: int
+    matched_at: float
+    base_compute: float
+    recipe_compute: float
+    difference: float
+    se: float
+    """Standard error over prompts, paired."""
+    se_unpaired: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.difference:+.4f} +- {self.se:.4f} over {self.n_prompts} prompts, paired "
+            f"(unpaired +- {self.se_unpaired:.4f}), at {self.base_compute:.4g} -> {self.recipe_compute:.4g}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+def paired_prompts(
+    base: Sequence[RunRecord],
+    recipe: Sequence[RunRecord],
+    axis: str = "gpu_hours",
+    price: float | None = None,
+) -> PairedPrompts | None:
+    """Compare the runs of two recipes on common prompts; None where they have not two on record.
+
+    Raises:
+        InputError: the axis is unknown or its counters are missing, or a line of prompts cannot be used.
+    """
+    runs = [*base, *recipe]
+    rows = [run.eval_prompts() for run in runs]
+    common = set.intersection(*({row.get("prompt_set") for row in of_run} for of_run in rows))
+    shared = [row["prompt_set"] for row in rows[0] if row.get("prompt_set") in common]
+    if not shared:
+        return None
+    prompt_set = shared[-1]
+    computes = [dict(zip(_steps(run), run.compute(axis, price).tolist(), strict=True)) for run in runs]
+    at = min(max(compute.values()) for compute in computes)
+    nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(runs, rows, computes, strict=True)]
+    ids = sorted(nearest[0][1])
+    for run, (_, rates) in zip(runs, nearest, strict=True):
+        if sorted(rates) != ids:
+            raise InputError(f"{run.path / FILE}: set {prompt_set} has other prompts than in {runs[0].path}")
+    if len(ids) < 2:  # one says nothing of the spread over prompts
+        return None
+    rate_RP = np.array([[rates[i] for i in ids] for _, rates in nearest])
+    base_P, recipe_P = rate_RP[: len(base)].mean(axis=0), rate_RP[len(base) :].mean(axis=0)
+    where = [compute for compute, _ in nearest]
+    root = np.sqrt(len(ids))
+    return PairedPrompts(
+        prompt_set=str(prompt_set),
+        n_prompts=len(ids),
+        matched_at=at,
+        base_compute=float(np.mean(where[: len(base)])),
+        recipe_compute=float(np.mean(where[len(base) :])),
+        difference=float(np.mean(recipe_P - base_P)),
+        se=float(np.std(recipe_P - base_P, ddof=1) / root),
+        se_unpaired=float(np.hypot(base_P.std(ddof=1), recipe_P.std(ddof=1)) / root),
+    )
+
+
+def _steps(run: RunRecord) -> list[int]:
+    return [point.step for point in run.evals]
+
+
+def _nearest(
+    run: RunRecord, rows: list[dict[str, Any]], computes: dict[int, float], prompt_set: Any, at: float
+) -> tuple[float, dict[str, float]]:
+    """Compute, and pass rate of every prompt, of the evaluation on a prompt set that is nearest to `at`."""
+    usable = [row for row in rows if row.get("prompt_set") == prompt_set and row.get("step") in computes]
+    if not usable:
+        raise InputError(f"{run.path / FILE}: no evaluation on set {prompt_set} has its step in evals.jsonl")
+    row = min(usable, key=lambda row: abs(computes[row["step"]] - at))
+    try:
+        rates = {str(i): c / row["n"] for i, c in zip(row["id"], row["correct"], strict=True)}
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        where = f"{run.path / FILE}, step {row['step']}"
+        raise InputError(f"{where}: 'n', 'id' and 'correct' do not fit together ({error})") from error
+    return computes[row["step"]], rates

@@ -1,0 +1,84 @@
+"""Which runs are of one recipe, and what recipes and runs are called.
+
+Runs are of one recipe where their config.json has the same, but for the seed, the name, and what nothing that
+is trained depends on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from scalerl.errors import InputError, printable
+from scalerl.record.reader import UNTRAINED, RunRecord, name_of_path
+
+Run = TypeVar("Run")
+
+
+def by_recipe(
+    runs: Sequence[Run],
+    record: Callable[[Run], RunRecord | None],
+    path: Callable[[Run], str],
+    named: Mapping[str, list[Run]] | None = None,
+) -> dict[str, list[Run]]:
+    """The groups that are `named`, then runs by their recipes; a run without one is a recipe by itself.
+
+    A recipe has the name of its first run; where another has that already, with as much of the path beside it
+    as `distinct` needs. `record` is that of a run, where it has one, and `path` is where it was read.
+
+    Raises:
+        InputError: two groups would have one name.
+    """
+    records = [record(run) for run in runs]
+    names = [run_name(one, path(run)) for one, run in zip(records, runs, strict=True)]
+    apart = distinct(names, [path(run) for run in runs])
+    groups: dict[str, list[int]] = {}
+    for place, one in enumerate(records):
+        groups.setdefault(recipe_key(one, apart[place]), []).append(place)
+    recipes = dict(named or {})
+    for places in groups.values():
+        name = names[places[0]]
+        if named and name in named:
+            raise InputError(f"--group {name} has the name of a run that is not in it: call it otherwise")
+        if name in recipes:
+            name = apart[places[0]]
+        if name in recipes:
+            raise InputError(f"{name}: two recipes have this name; name them apart with --group NAME=RUN,RUN")
+        recipes[name] = [runs[place] for place in places]
+    return recipes
+
+
+def recipe_key(record: RunRecord | None, alone: str) -> str:
+    """What runs of one recipe have in common, by their config.json; `alone` where that does not say."""
+    recipe = record.config.get("recipe") if record else None
+    if not isinstance(recipe, dict):
+        return alone
+    trained = {key: value for key, value in recipe.items() if key not in ("seed", "name", *UNTRAINED)}
+    return json.dumps(trained, sort_keys=True)
+
+
+def run_name(record: RunRecord | None, path: str) -> str:
+    """What a run is called; a table, which has no record, is called after its file."""
+    return record.name if record is not None else name_of_path(path)
+
+
+def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
+    """The names, with as much of the path beside one as tells it from others of the same name."""
+    found = list(names)
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [place for place, other in enumerate(names) if other == name]
+        parts = [Path(paths[place]).parts for place in places]
+        # One log may hold two runs of one name: then their numbers tell them apart.
+        for depth in range(1, max(map(len, parts)) + 1):
+            ends = [printable("/".join(part[-depth:])) for part in parts]
+            if len(set(ends)) == len(ends):
+                break
+        else:
+            ends = [f"{number}" for number in range(1, len(places) + 1)]
+        for place, end in zip(places, ends, strict=True):
+            found[place] = f"{name} ({end})"
+    if len(set(found)) < len(found):  # one of them is called as another is now
+        return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return found

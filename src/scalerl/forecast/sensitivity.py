@@ -1,0 +1,194 @@
+"""Does the answer hang on how much of the start is left out? The same fit over several cuts.
+
+The paper leaves out the first 1,500 GPU-hours, about one epoch, and shows how B and A move when it does not
+(arXiv 2510.13786, appendix): the start may follow another curve, from warm-up or from prompts not yet seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from scalerl.curve.fit import fit
+from scalerl.curve.points import Points
+from scalerl.curve.quantiles import Interval
+from scalerl.curve.result import Forecast, span
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.record.reader import RunRecord
+
+SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
+"""Of the largest compute, that are left out by default."""
+_SAME = 1e-9  # relative: a cut at an evaluation keeps it
+
+
+@dataclass(frozen=True)
+class Row:
+    """The fit without the positive compute below `min_compute`; where there is none, `why` says so.
+
+    Medians and intervals as in `Fit`: A averages the families, B and C_mid are the log-logistic's. `why` of
+    a fit says whether the ceiling is identified.
+    """
+
+    min_compute: float
+    points: int
+    why: str
+    A: float | None = None
+    """None too where no family describes the run, so that its ceiling is withheld; `why` then says so."""
+    A_interval: Interval | None = None
+    B: float | None = None
+    C_mid: float | None = None
+    forecast: Forecast | None = None
+    identified: bool = False
+
+
+@dataclass(frozen=True)
+class Move:
+    """The largest difference between the cuts, and the width of the narrowest of their intervals."""
+
+    by: float
+    width: float
+
+    def __str__(self) -> str:
+        return f"by {self.by:.3f} (its narrowest interval is {self.width:.3f} wide)"
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One row for each cut, by the compute left out. Made by `sensitivity`."""
+
+    axis: str
+    level: float
+    at: float
+    """The compute that is forecast."""
+    rows: tuple[Row, ...]
+
+    @property
+    def A_moves(self) -> Move | None:
+        """How A moves over the cuts; None with fewer than two fits."""
+        return _move([(row.A, row.A_interval) for row in self.rows if row.A is not None and row.A_interval])
+
+    @property
+    def forecast_moves(self) -> Move | None:
+        """How the mean forecast at `at` moves over the cuts; None with fewer than two fits."""
+        forecasts = [row.forecast for row in self.rows if row.forecast]
+        return _move([(forecast.mean, forecast.interval) for forecast in forecasts])
+
+    @property
+    def said(self) -> str:
+        """One sentence: by how much the answer moves, against what its intervals allow."""
+        A, forecast = self.A_moves, self.forecast_moves
+        if forecast is None:
+            return "fewer than two cuts can be fitted: nothing can be said of what the start changes"
+        ceiling = "A is withheld" if A is None else f"A {A}"
+        return f"over the cuts the forecast at {self.at:g} moves {forecast}, and {ceiling}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All rows, and what moves."""
+        rows = [
+            {**asdict(row), "forecast": None if row.forecast is None else row.forecast.to_json()}
+            for row in self.rows
+        ]
+        moves = {
+            name: None if move is None else asdict(move)
+            for name, move in (("A", self.A_moves), ("forecast", self.forecast_moves))
+        }
+        return {
+            "axis": self.axis,
+            "level": self.level,
+            "at": self.at,
+            "rows": rows,
+            "moves": moves,
+            "said": self.said,
+        }
+
+    def __str__(self) -> str:
+        head = f"{'from ' + self.axis:>16} {'points':>6}  {'A':<22} {'B':>5} {'C_mid':>10}  at {self.at:g}"
+        return "\n".join([head, *map(_line, self.rows), self.said])
+
+
+def sensitivity(
+    data: RunRecord | Points,
+    *,
+    cuts: Sequence[float] | None = None,
+    at: float | None = None,
+    x: str | None = None,
+    price: float | None = None,
+    r0: float | Literal["free"] | None = None,
+    max_compute: float = math.inf,
+    level: float = 0.95,
+) -> Sensitivity:
+    """Fit with more and more of the start left out.
+
+    Args:
+        data: as for `fit`.
+        cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
+            of the largest compute; a cut that leaves out no more than another is not fitted again.
+        at: compute to forecast, by default twice the largest.
+        x: as for `fit`, as are `price`, `r0`, `max_compute` and `level`.
+
+    Raises:
+        InputError: a cut is negative or not finite, or an argument or the data are not valid. What cannot be
+            fitted is no error: its row says why.
+    """
+    points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
+    points = points.select(points.compute_N <= max_compute)
+    top = float(points.compute_N.max(initial=0.0))
+    wanted = [share * top for share in SHARES] if cuts is None else [float(cut) for cut in cuts]
+    if not wanted or not all(math.isfinite(cut) and cut >= 0 for cut in wanted):
+        raise InputError(f"a cut of the start is a compute of 0 or more, found {wanted}")
+    compute = 2 * top if at is None else float(at)
+    if not (math.isfinite(compute) and compute >= 0):
+        raise InputError(f"a compute to forecast at is a number of 0 or more, found {compute:g}")
+    rows, counts = [], set()
+    for cut in sorted(wanted):
+        count = int(np.count_nonzero(points.kept_from(cut * (1 - _SAME))))
+        if count in counts:
+            continue
+        counts.add(count)
+        rows.append(_row(points, cut, count, compute, r0, level))
+    return Sensitivity(points.axis, level, compute, tuple(rows))
+
+
+def _row(
+    points: Points, cut: float, count: int, at: float, r0: float | Literal["free"] | None, level: float
+) -> Row:
+    try:
+        found = fit(points, min_compute=cut * (1 - _SAME), r0=r0, level=level)
+    except CannotAnswerError as error:
+        return Row(cut, count, str(error).removeprefix(f"{points.source}: "))
+    return Row(
+        cut,
+        found.n_points,
+        found.why,
+        found.ceiling,
+        None if found.misfit else found.intervals.A,
+        found.median.B,
+        found.median.C_mid,
+        found.forecast(at),
+        found.identified,
+    )
+
+
+def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
+    if len(values) < 2:
+        return None
+    points = [point for point, _ in values]
+    return Move(max(points) - min(points), min(high - low for _, (low, high) in values))
+
+
+def _line(row: Row) -> str:
+    start = f"{row.min_compute:>16.6g} {row.points:>6}  "
+    forecast, A = row.forecast, "withheld"
+    if forecast is None:
+        return start + row.why
+    if row.A_interval is not None:
+        A = f"{row.A:.3f} {span(row.A_interval)}"
+    return (
+        f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  "
+        f"{forecast.mean:.3f} {span(forecast.interval)}"
+        f"{'' if row.identified else '  not identified'}"
+    )

@@ -1,0 +1,113 @@
+"""What a reader of one kind of file provides; every such file of this folder has one as `FORMAT`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.errors import InputError
+from scalerl.files import check_input
+
+if TYPE_CHECKING:
+    from scalerl.ingest.log import Log
+
+Wanted = Callable[[str], bool]
+"""Whether a metric of this name is to be kept."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A run of several that cannot be read, and costs only itself."""
+
+    path: str
+    """The file or folder that was asked for."""
+    run: str
+    """Its name in there; empty where the path is the run."""
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}, run {self.run!r}" if self.run else self.path
+        return f"left out: {where}: {self.reason.removeprefix(f'{self.path}: ')}"
+
+    def to_json(self) -> dict[str, str | None]:
+        """A member of "unread" in JSON."""
+        return {"path": self.path, "run": self.run or None, "reason": self.reason}
+
+
+def each_run(
+    path: Path, places: Iterable[tuple[Path, str]], read: Callable[[Path, str], Iterable[Log]]
+) -> list[Log | Unread]:
+    """The runs at some places in a folder, each with its name; one that cannot be read is named instead.
+
+    Raises:
+        InputError: none of them can be read; it is that of the first.
+    """
+    found: list[Log | Unread] = []
+    errors: list[InputError] = []
+    for place, name in places:
+        try:
+            found += read(place, name)
+        except (InputError, OSError) as error:
+            errors.append(error if isinstance(error, InputError) else _unopened(error, place))
+            found.append(Unread(str(path), name, str(errors[-1])))
+    if errors and len(errors) == len(found):
+        raise errors[0]
+    return found
+
+
+def _unopened(error: OSError, place: Path) -> InputError:
+    return InputError(f"{error.filename or place}: {error.strerror or error}")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One kind of file or folder that trainers or trackers write."""
+
+    name: str
+    """As `--format` takes it."""
+    what: str
+    """In a few words, for help and messages."""
+    recognises: Callable[[Path], bool]
+    """Whether a path is one of these, by its names and first bytes. It raises OSError and nothing else."""
+    read: Callable[[Path, Wanted], Sequence[Log | Unread]]
+    """All runs in it, the metrics that are wanted of each, and those that cannot be read. Where none can, it
+    raises InputError, which names what is wrong, or OSError; and it holds no more in memory than what is
+    wanted, however large the file is."""
+
+
+_MODULES = (
+    *("wandb_offline", "wandb_csv", "tensorboard", "trainer_state", "mlflow", "trackio_db"),
+    *("verl_log", "parquet", "metrics_jsonl"),
+)
+"""Of the formats, those first that are told by the name or the first bytes of a file."""
+
+
+def formats() -> Iterator[Format]:
+    """All formats, each loaded when it is its turn."""
+    for name in _MODULES:
+        yield importlib.import_module(f"{__package__}.{name}").FORMAT
+
+
+def recognise(path: Path, named: str | None = None) -> Format | None:
+    """The format of a file or folder; None where it is none of these.
+
+    Raises:
+        InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format
+            of the name given.
+    """
+    try:
+        check_input(path)  # a pipe could be read only once
+    except (OSError, ValueError) as error:  # the latter for a NUL in the name
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if named is not None:
+        for one in formats():
+            if one.name == named:
+                return one
+        raise InputError(f"no format {named!r}; there are {', '.join(one.name for one in formats())}")
+    try:
+        return next((one for one in formats() if one.recognises(path)), None)
+    except OSError as error:
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error

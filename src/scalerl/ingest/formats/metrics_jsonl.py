@@ -1,0 +1,126 @@
+"""JSONL of metrics, a row a step: prime-rl's metrics.jsonl, and what many others write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
+from scalerl.ingest.formats.lines import files_in, head_rows, json_rows, name_of, subfolders
+from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
+from scalerl.ingest.log import Log, finite, listed
+from scalerl.jsonl import flat
+from scalerl.record.reader import AXES
+
+_FILE = "metrics.jsonl"
+_TRAINER, _ORCHESTRATOR = "trainer", "orchestrator"
+"""The two processes of prime-rl that log: into a file each, or both into one."""
+_OF_ORCHESTRATOR = frozenset(
+    ("time/pack", "time/wait_for_policy", "time/generate_completions", "time/wait_for_ckpt")
+)
+"""What its rows alone have, where both log into one file."""
+_COMPUTE = frozenset((*AXES, "device_seconds"))
+"""Columns that make a row with a pass rate one of a table of our own."""
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is JSONL whose rows have a step, or a folder with `metrics.jsonl`; not our own tables."""
+    if path.is_dir():
+        return any(_recognises_file(file) for run in _runs(path) for _, file in _files(run))
+    return _recognises_file(path)
+
+
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
+    """A file is a run, or several by a column that names them; in a folder those of one run go together."""
+    if not path.is_dir():
+        return [*_read_run([("", path)], path, name_of(path), wanted)]
+    runs = {run: files for run in _runs(path) if (files := _files(run))}
+    if not runs:
+        raise InputError(f"{path}: no {_FILE} in it (symbolic links are left out)")
+    names = ((run, name_of(run) if run == path else run.relative_to(path).as_posix()) for run in runs)
+    return each_run(path, names, lambda run, name: _read_run(runs[run], run, name, wanted))
+
+
+FORMAT = Format("jsonl", "JSONL of metrics with a step, as prime-rl's metrics.jsonl", recognises, read)
+
+
+def _recognises_file(path: Path) -> bool:
+    try:
+        rows = [flat(row, separator="/") for row in head_rows(path)]
+    except InputError:  # rows beyond a limit, which who reads them says
+        rows = head_rows(path)
+    if any(map(_is_own, rows)) or any(
+        {"step", "data"} == set(_tops(row)) for row in rows
+    ):  # the latter: verl's
+        return False
+    return any(not math.isnan(finite(row.get(name))) for row in rows for name in STEPS)
+
+
+def _is_own(row: Mapping[str, Any]) -> bool:
+    """Whether a row is one of a table that is read as it is, by its steps where it has nothing else."""
+    if "pass_rate" not in row:
+        return False
+    return not _COMPUTE.isdisjoint(_tops(row)) or not any(name in row for name in TIMES)
+
+
+def _tops(row: Mapping[str, Any]) -> Iterator[str]:
+    return (name.partition("/")[0] for name in row)
+
+
+def _runs(path: Path) -> list[Path]:
+    """The folder, if it is a run's; else those in it."""
+    return [path] if _files(path) else subfolders(path)
+
+
+def _files(run: Path) -> list[tuple[str, Path]]:
+    """The files of a run and whose they are: its own, and those of its processes."""
+    try:
+        places = [("", run), *((one.name, one) for one in subfolders(run))]
+        return [
+            (name, file)
+            for name, folder in places
+            if name in ("", _TRAINER, _ORCHESTRATOR)
+            for file in files_in(folder)
+            if file.name == _FILE
+        ]
+    except PermissionError:
+        return []
+
+
+def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted: Wanted) -> list[Log]:
+    """The rows of all files; what two processes log under one name is kept apart by the process's."""
+    prefix = f"{_ORCHESTRATOR}/"
+    reader = RowReader(str(source), "jsonl", name, lambda metric: wanted(metric.removeprefix(prefix)))
+    for process, file in files:
+        reader.begin_file()
+        for line, row in json_rows(file, reader.notes):
+            if process == _ORCHESTRATOR or not _OF_ORCHESTRATOR.isdisjoint(row):
+                cells = flat(row, separator="/", where=str(file))
+                row = {_renamed(key): value for key, value in cells.items()}
+            reader.add(row, line)
+    if not reader.has_steps:
+        names = ", ".join(STEPS)
+        raise InputError(f"{files[0][1]}: no row has a step, a number by one of the names {names}")
+    return [_joined(log, prefix) for log in reader.build()]
+
+
+def _renamed(name: str) -> str:
+    return name if name in (*STEPS, *TIMES, *RUNS) else f"{_ORCHESTRATOR}/{name}"
+
+
+def _joined(log: Log, prefix: str) -> Log:
+    """The log with the orchestrator's metrics under their own names, but for those that both have."""
+    known = set(log.names)
+    both = [name for name in log.names if name.startswith(prefix) and name.removeprefix(prefix) in known]
+    notes = log.notes
+    if both:
+        shared = listed([name.removeprefix(prefix) for name in both])
+        notes += (f"trainer and orchestrator both log {shared}: the orchestrator's are {prefix}*",)
+    kept = set(both)
+    names = {name: name if name in kept else name.removeprefix(prefix) for name in log.names}
+    metrics = {names[name]: series for name, series in log.metrics.items()}
+    return replace(log, metrics=metrics, names=tuple(names.values()), notes=notes)

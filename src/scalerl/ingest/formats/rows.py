@@ -1,0 +1,112 @@
+"""Rows of metrics: which of their cells is the step, which the time, and which run they are of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from scalerl import limits
+from scalerl.errors import counted
+from scalerl.ingest.formats.format import Wanted
+from scalerl.ingest.log import Log, LogBuilder, Room, finite, listed
+from scalerl.jsonl import flat
+
+_OF_PARTS = ("train/global_step", "eval/global_step")
+"""One count under two names, as OpenRLHF logs it (openrlhf/utils/logging_utils.py)."""
+STEPS = ("step", "global_step", *_OF_PARTS, "training_step", "iteration", "_step")
+"""Names of the step, the most telling first: a tracker's own counter, of calls, is the last."""
+TIMES = ("time", "_timestamp", "timestamp", "wall_time")
+RUNS = ("run_id", "run_name")
+"""Names of the run, in tables that hold several."""
+_MOST_LINES = 1000
+"""Rows passed over whose lines are kept."""
+_LONGEST_TIME = 64
+"""Characters of a time as ISO 8601 has it; to find that a text of 500 kB is none takes a ms for every row."""
+
+
+class RowReader:
+    """Takes rows to the logs of their runs."""
+
+    def __init__(self, source: str, format: str, name: str, wanted: Wanted) -> None:
+        self._source, room = source, Room(source)
+        self._make = lambda run: LogBuilder(source, format, run or name, wanted, room)
+        self._builders: dict[str, LogBuilder] = {}
+        self._step: str | None = None
+        self._passed, self._lines = 0, list[str]()
+        self.notes: list[str] = []
+        self.config: dict[str, Any] = {}
+
+    def begin_file(self) -> None:
+        """What follows is of another file, which may have been written at the same time."""
+        for builder in self._builders.values():
+            builder.begin_file()
+
+    def add(self, row: Mapping[str, Any], line: int = 0) -> None:
+        """One row, nested or flat, and its number in the file; one without a step is passed over."""
+        row = flat(row, separator="/", where=self._source)
+        if self._step is None:  # of the first row that has one: two counters in one log do not go together
+            self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
+        names = _OF_PARTS if self._step in _OF_PARTS else (self._step,)
+        found = [finite(row.pop(name, None)) for name in names if name is not None]
+        step = next((step for step in found if not math.isnan(step)), math.nan)
+        if math.isnan(step):
+            self._pass_over(line)
+            return
+        time = math.nan
+        for name in TIMES:
+            time = unix_seconds(row.get(name))
+            if not math.isnan(time):
+                del row[name]
+                break
+        run = next((row[name] for name in RUNS if isinstance(row.get(name), str)), "")
+        builder = self._builders.get(run)
+        if builder is None:
+            limits.RUNS.check(len(self._builders) + 1, self._source)
+            title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
+            builder = self._builders[run] = self._make(title)
+        builder.add(step, time, row, line)
+
+    def _pass_over(self, line: int) -> None:
+        self._passed += 1
+        if line and len(self._lines) < self._passed <= _MOST_LINES:
+            self._lines.append(f"{line}")
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether any row had a step."""
+        return self._step is not None
+
+    def build(self) -> Sequence[Log]:
+        """The logs of all runs, in the order in which they come."""
+        for builder in self._builders.values():
+            builder.notes += self.notes
+            builder.config.update(self.config)
+            if self._passed:
+                which = f" (lines {listed(self._lines)})" if self._lines else ""
+                what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'"
+                builder.notes.append(f"{what}{which}")
+        return [builder.build() for builder in self._builders.values()]
+
+
+def unix_seconds(value: Any) -> float:
+    """A time as trackers write it: Unix seconds, also in thousandths or smaller parts, or ISO 8601.
+
+    NaN where it is none of these; a small number too, which is a duration or the time since a start.
+    """
+    if isinstance(value, str):
+        if len(value) > _LONGEST_TIME:
+            return math.nan
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return math.nan
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    number = finite(value)
+    if not 1e9 <= number < 1e20:  # from 2001 on
+        return math.nan
+    while number >= 1e11:
+        number /= 1e3
+    return number

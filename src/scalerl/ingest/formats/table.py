@@ -1,0 +1,336 @@
+"""Tables with named columns, CSV or JSONL: any trainer's log of compute against pass rate."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import difflib
+import io
+import math
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl import limits
+from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
+from scalerl.errors import InputError, brief, counted
+from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells
+from scalerl.ingest.log import as_number
+from scalerl.ingest.order import superseded_rows
+from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
+from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, VALUELESS, LeftOut, Omitted, ending_of
+from scalerl.record.reader import AXES, RunRecord, in_dollars
+
+_COUNTERS = ("device_seconds", "flops", "tokens")
+_STEP = "step"
+_LOOK = 2**20
+"""Bytes from which the kind of a table is recognised."""
+_HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
+_EXPECTED = "expected a CSV or JSONL with named columns"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows with a pass rate: the cells of the columns that are wanted, by name, and their lines."""
+
+    source: str
+    columns: tuple[str, ...]
+    """All names, of the columns that are not wanted too, in the order of the file."""
+    cells: Mapping[str, Sequence[Any]]
+    lines: Sequence[int]
+    step_R: np.ndarray
+    """Of all rows of the file, NaN where there is none; of those without a pass rate, as most steps of a
+    trainer are, nothing else is held."""
+    line_R: np.ndarray
+    """Of all rows."""
+    warnings: tuple[str, ...] = ()
+
+    def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
+        """The numbers of a column in the rows given.
+
+        Raises:
+            InputError: there is no such column, or two; or a cell is no number, and it names the line.
+        """
+        self.require(column)
+        cells = [self.cells[column][row] for row in rows]
+        if bool not in set(map(type, cells)):  # which float() takes for 0 or 1
+            try:
+                numbers = np.array(list(map(_float, cells)), dtype=float)
+            except (TypeError, ValueError, OverflowError):
+                numbers = np.array([math.nan])
+            if np.isfinite(numbers).all():
+                return numbers
+        return np.array([self._number(column, row) for row in rows], dtype=float)
+
+    def require(self, column: str) -> None:
+        """Raise an InputError that names the columns there are, unless `column` is exactly one of them."""
+        count = self.columns.count(column)
+        if count == 1:
+            return
+        if count > 1:
+            raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
+        near = difflib.get_close_matches(column, self.columns, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        if self.columns and all(map(_is_number, self.columns)):
+            hint = "the first line holds the names of the columns, and here it holds numbers; "
+        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {_listed(self.columns)}")
+
+    def has_counters(self, column: str) -> bool:
+        """Whether the cells of a column are objects of counters, as in evals.jsonl."""
+        return any(isinstance(cell, dict) for cell in self.cells.get(column, ()))
+
+    def has_numbers(self, column: str) -> bool:
+        """Whether there is such a column, of plain cells."""
+        return column in self.columns and not self.has_counters(column)
+
+    def _number(self, column: str, row: int) -> float:
+        """One number, or the error that says what would be right."""
+        cell = self.cells[column][row]
+        where = f"{self.source}, line {self.lines[row]}, column '{column}'"
+        if _is_empty(cell):
+            raise InputError(f"{where}: empty, expected a number")
+        try:
+            number = math.nan if isinstance(cell, bool) else _float(cell)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}")
+        return number
+
+
+def read_table(
+    path: str | Path, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+) -> Points:
+    """Points from a CSV or JSONL file with a header; columns `x` (compute) and `y` (pass rate).
+
+    Rows without a value of `y` (most steps of a trainer) are passed over. The columns `step`, and
+    `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an evaluation) are used where they are. A JSONL
+    file in the form of a run's evals.jsonl has its axes made from the counters.
+
+    Args:
+        path: the file, or a pipe.
+        x: name of the compute column; for `dollars` with a `price`, made from `gpu_hours`.
+        y: name of the column of pass rates, shares in [0, 1].
+        price: dollars per GPU-hour.
+
+    Raises:
+        InputError: the file, a column or a cell is missing or wrong; it names the line.
+    """
+    return parse_table(read_bytes(Path(path)), str(path), x, y, price)
+
+
+def parse_table(
+    data: bytes, source: str, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
+) -> Points:
+    """`read_table` of the bytes of a file; `source` names it in errors."""
+    if x == y:
+        raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
+    table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
+    if (
+        y == "pass_rate"
+        and x in AXES
+        and not table.has_numbers(x)
+        and any(map(table.has_counters, _COUNTERS))
+    ):
+        return Points.from_record(RunRecord.parse_evals(data, source), x, price)
+    table.require(y)
+    rows, left_out = _counting(table, x, y, price)
+    noise_sd_N, samples_N, warnings = _noise(table, rows)
+    if without := len(table.step_R) - len(table.lines):
+        warnings = (f"{source}: {counted(without, 'row')} left out, without a '{y}'", *warnings)
+    points = Points(
+        _compute(table, x, price, rows),
+        table.numbers(y, rows),
+        noise_sd_N,
+        samples_N,
+        _optional(table, _STEP, rows),
+        source,
+        x,
+        np.array([table.lines[row] for row in rows], dtype=int),
+        (*left_out.sentences(), *table.warnings, *warnings),
+        left_out,
+    )
+    return warn_of_repeats(points)
+
+
+def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
+    """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
+    filled = range(len(table.lines))
+    numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
+    reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
+    place_N = np.searchsorted(table.line_R, table.lines)
+    steps = table.step_R[place_N]
+    if len(filled) < len(table.line_R):  # it has rows of training, too
+        over_R = superseded_rows(table.step_R, table.line_R)
+        reasons |= {row: SUPERSEDED for row in filled if over_R[place_N[row]]}
+    kept = [row for row in filled if row not in reasons]
+    if not reasons or not kept:
+        return list(filled), NONE  # of which the first is refused, with its line
+    found = {row: Omitted(reason, _step_of(steps, row), table.lines[row]) for row, reason in reasons.items()}
+    without = [row for row in found if found[row].reason in VALUELESS]
+    compute_W, last = _compute(table, x, price, without), _compute(table, x, price, kept).max()
+    newest = [found[without[n]] for n in np.argsort(compute_W, kind="stable") if compute_W[n] > last]
+    ending = ending_of([o.reason for o in newest], [o.step for o in newest], len(kept) + len(without), y)
+    return kept, LeftOut.of([found[row] for row in sorted(found)], y, ending)
+
+
+def _step_of(step_N: np.ndarray, row: int) -> int | None:
+    return int(step_N[row]) if math.isfinite(step_N[row]) else None
+
+
+def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
+    if x == "dollars" and x not in table.columns and "gpu_hours" in table.columns:
+        return in_dollars(table.numbers("gpu_hours", rows), price)
+    if x == "steps" and x not in table.columns and _STEP in table.columns:
+        x = _STEP
+    return table.numbers(x, rows)
+
+
+def _optional(table: Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
+    """A helpful column, if it is there and complete."""
+    if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
+        return None
+    return table.numbers(column, rows)
+
+
+def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
+    spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
+    single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
+    return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
+
+
+def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
+    check_not_utf16(data, source)
+    start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
+    if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
+    try:
+        if b"\0" in data:
+            data.decode()  # of what is both, it is said that it is no text
+            raise InputError(f"{source}: a binary file; {_EXPECTED}")
+        if re.match(rb"\s*\[\s*[{\[\]]", start):
+            raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
+        if start.lstrip().startswith(b"{"):
+            return _read_json(data, source, y, wanted)
+        return _read_csv(data, source, y, wanted)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
+
+
+class _Rows:
+    """Gathers the rows of a table."""
+
+    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
+        self._source, self._y = source, y
+        self._cells: dict[str, list[Any]] = {name: [] for name in wanted}
+        self._lines: list[int] = []
+        self._all_steps, self._all_lines = array("d"), array("q")
+
+    def add(self, line: int, row: Mapping[str, Any]) -> None:
+        """One row; only its step and its line if it has no pass rate."""
+        step = row.get(_STEP)
+        has_step = not _is_empty(step) and _is_number(str(step))
+        self._all_steps.append(_float(step) if has_step else math.nan)
+        self._all_lines.append(line)
+        if _is_empty(row.get(self._y)):
+            return
+        self._lines.append(line)
+        limits.EVALUATIONS.check(len(self._lines), self._source)
+        for name, cells in self._cells.items():
+            cells.append(row.get(name))
+
+    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> Table:
+        """The table of all rows."""
+        columns = tuple(columns)
+        cells = {name: found for name, found in self._cells.items() if name in columns}
+        step_R = np.frombuffer(self._all_steps)
+        if columns.count(_STEP) != 1:
+            step_R = np.full(len(step_R), math.nan)
+        line_R = np.frombuffer(self._all_lines, dtype=np.int64)
+        return Table(self._source, columns, cells, self._lines, step_R, line_R, tuple(warnings))
+
+
+def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    rows, warnings = _Rows(source, y, wanted), []
+    columns: dict[str, None] = {}
+    for line, row in iter_jsonl(data, source, warnings):
+        columns |= dict.fromkeys(row)
+        limits.TABLE_COLUMNS.check(len(columns), f"{source}, line {line}")
+        rows.add(line, row)
+    return rows.build(columns, warnings)
+
+
+def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+    header = next((line for line in BoundedLines(io.BytesIO(data), source) if line.strip()), None)
+    if header is None:  # but for what is white in Unicode alone
+        raise InputError(f"{source}: the file is empty; {_EXPECTED}")
+    lines = BoundedLines(io.BytesIO(data), source)
+    reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
+    allow_long_cells()
+    rows = _Rows(source, y, wanted)
+    try:
+        filled = (cells for cells in reader if "".join(cells).strip())
+        columns = tuple(name.strip() for name in next(filled, []))
+        limits.TABLE_COLUMNS.check(len(columns), source)
+        places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
+        for cells in filled:
+            lines.row_ended()
+            if len(cells) > len(columns):
+                raise InputError(_too_many(source, reader.line_num, cells, columns))
+            # A line may be shorter than the first.
+            row = {name: cells[place] if place < len(cells) else "" for name, place in places.items()}
+            rows.add(reader.line_num, row)
+    except csv.Error as error:
+        raise InputError(f"{source}, line {reader.line_num}: {error}") from error
+    return rows.build(columns)
+
+
+def _too_many(source: str, line: int, cells: Sequence[str], columns: Sequence[str]) -> str:
+    return f"{source}, line {line}: {len(cells)} cells for {len(columns)} columns"
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def _float(cell: Any) -> float:
+    """A number as files have it: Python's own 1_000 is none."""
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError("an underscore")
+    return float(cell)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        _float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _instead(cell: Any) -> str:
+    """What to write instead, for numbers as people and spreadsheets format them."""
+    if not isinstance(cell, str):
+        return ""
+    text = cell.strip()
+    if re.fullmatch(r"[-+]?\d+(_\d+)+(\.\d*)?", text):
+        return f" without separators, {text.replace('_', '')}"
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text):
+        return f" without separators, {text.replace(',', '')}"
+    if text.endswith("%") and _is_number(text[:-1]):
+        return f", a share and not percent, {float(text[:-1]) / 100:g}"
+    if re.fullmatch(r"[-+]?\d*,\d+", text):
+        return f" with a decimal point, {text.replace(',', '.')}"
+    return ""
+
+
+def _listed(names: Sequence[str], most: int = 20) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(name[:60] for name in names[:most]) + more

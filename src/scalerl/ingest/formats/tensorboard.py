@@ -1,0 +1,292 @@
+"""Event files of TensorBoard, as trainers write them through any library; read without one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl import limits
+from scalerl.errors import InputError
+from scalerl.ingest.formats import protobuf
+from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
+from scalerl.ingest.formats.lines import folders_below, name_of
+from scalerl.ingest.log import Log, LogBuilder, Room
+from scalerl.jsonl import flat, parse_json
+
+_MAGIC = b"brain.Event:"
+"""What the first record of every file says, with a version."""
+_CONFIGS = {"args/text_summary": "", "model_config/text_summary": "model_config."}
+"""Texts that the Hugging Face trainers log, both JSON, and what goes before their keys."""
+_STRING, _BFLOAT16 = 7, 14
+_NUMBERS = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 19: "<e", 22: "<I", 23: "<Q"}
+"""How one number of a TensorProto is laid out, by its dtype; of bfloat16 below."""
+_VALUES = {5: "<f", 6: "<d", 7: "", 10: "", 16: "", 17: ""}
+"""The fields of a TensorProto that hold numbers: of fixed width, or varints."""
+_LENGTH = struct.Struct("<Q")
+_CHECK = struct.Struct("<I")
+
+
+def recognises(path: Path) -> bool:
+    """Whether this is an event file, or a folder with some."""
+    if path.is_dir():
+        return any(_is_event_file(file) for _, files in folders_below(path) for file in files)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(64)
+    return _is_event_file(path) or (_MAGIC in start and _masked_crc(start[:8]) == _check(start[8:12]))
+
+
+def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
+    """Every folder with event files is a run; several files in one, as after restarts, go on from another."""
+    if not path.is_dir():
+        return [_read_run([path], str(path), name_of(path.absolute().parent), wanted, Room(str(path)))]
+    found = {
+        folder: events
+        for folder, files in folders_below(path)
+        if (events := [file for file in files if _is_event_file(file)])
+    }
+    limits.RUNS.check(len(found), path)
+    room = Room(str(path))
+    if not found:
+        raise InputError(f"{path}: no event files in it (events.out.tfevents.*; symbolic links are left out)")
+
+    def read_one(folder: Path, name: str) -> list[Log]:
+        log = _read_run(found[folder], str(folder), name, wanted, room)
+        # A writer puts its hyperparameters into a folder below its run's, which is none for that.
+        is_run = bool(log.metrics) or found.keys().isdisjoint(folder.parents)
+        return [log] if is_run else []
+
+    names = ((one, one.relative_to(path).as_posix() if one != path else name_of(path)) for one in found)
+    return each_run(path, names, read_one)
+
+
+FORMAT = Format("tensorboard", "TensorBoard event files, or a folder of them", recognises, read)
+
+
+def _is_event_file(path: Path) -> bool:
+    return "tfevents" in path.name
+
+
+def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted, room: Room) -> Log:
+    known = functools.lru_cache(2**16)(wanted)
+    builder = LogBuilder(source, "tensorboard", name, known, room)
+    reader = _Reader(builder, lambda tag: len(tag) <= limits.NAME.most and known(tag), source)
+    damaged = [file for file in sorted(files, key=_start) if not reader.read(file)]
+    if len(damaged) == len(files):
+        raise InputError(f"{damaged[0]}: not an event file, or damaged from its first record on")
+    builder.notes += [f"{file}: damaged from its first record on; left out" for file in damaged]
+    return builder.build()
+
+
+def _start(path: Path) -> tuple[float, str]:
+    """The time of the first event, by which files are in order; the name has whole seconds alone."""
+    for data, _ in _records(path, []):
+        try:
+            return _event(data)[1], path.name
+        except ValueError:
+            break
+    return math.inf, path.name
+
+
+class _Reader:
+    """Takes the scalars of a run's files to its log."""
+
+    def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
+        self._builder, self._keeps, self._source = builder, keeps, source
+        self._plugins: dict[str, str] = {}  # which is told only where a tag comes first
+
+    def read(self, path: Path) -> bool:
+        """Whether the file has any record, or is empty as a run that has just begun leaves it."""
+        records = bad = 0
+        notes: list[str] = []
+        self._builder.begin_file()
+        for data, check in _records(path, notes):
+            records += 1
+            try:
+                step, time, values = _event(data)
+                scalars = {}
+                limits.KEYS.check(len(values), path)
+                for value in values:
+                    tag, number = self._value(value)
+                    if number is not None:
+                        scalars[tag] = number
+                # In plain Python the checksum costs 0.15 us a byte, 5 of the 25 us that a scalar takes. Of
+                # what is not kept it is left out: images and histograms are most of a file's bytes.
+                if any(map(self._keeps, scalars)) and _masked_crc(data) != check:
+                    raise ValueError("the checksum is another")
+            except ValueError:
+                bad += 1
+                continue
+            self._builder.add(step, time, scalars, line=records)
+        if not records:
+            return path.stat().st_size == 0
+        self._builder.notes += notes
+        if bad:
+            self._builder.notes.append(f"{path}: {bad} of {records} records are damaged; left out")
+        return True
+
+    def _value(self, data: memoryview) -> tuple[str, float | None]:
+        """The tag of a Summary.Value and its number, None where it has none; a text may be the config."""
+        tag, number, tensor = "", None, None
+        plugin = None
+        for field, kind, value in protobuf.fields(data):
+            if field == 1 and isinstance(value, memoryview):
+                tag = bytes(value).decode()
+            elif field == 2 and kind == protobuf.FIXED32 and isinstance(value, memoryview):
+                (number,) = struct.unpack("<f", value)
+            elif field == 8 and isinstance(value, memoryview):
+                tensor = value
+            elif field == 9 and isinstance(value, memoryview):
+                plugin = _plugin(value)
+        if tensor is None:
+            return tag, number
+        if plugin is not None:
+            limits.COLUMNS.check(len(self._plugins), self._source)
+            self._plugins[tag] = plugin
+        if tag in _CONFIGS:
+            self._add_config(tag, tensor)
+        elif self._plugins.get(tag, "scalars") == "scalars":
+            return tag, _number(tensor)
+        return tag, None
+
+    def _add_config(self, tag: str, tensor: memoryview) -> None:
+        text = next((value for field, _, value in protobuf.fields(tensor) if field == 8), None)
+        try:
+            found = parse_json(bytes(text), self._source) if isinstance(text, memoryview) else None
+            if isinstance(found, dict):
+                self._builder.config.update(flat(found, _CONFIGS[tag], where=self._source))
+        except ValueError:  # somebody else's text of that name
+            return
+        except InputError as error:
+            self._builder.notes.append(f"the config '{tag}' is left out: {error}")
+
+
+def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
+    """The data of a file's records and their checksums, up to where it is torn or damaged, which is noted.
+
+    A record is its length as a uint64, the checksum of that, the data, and the checksum of those.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        at = 0
+        while at < size:
+            start = file.read(12)
+            if len(start) == 12 and _masked_crc(start[:8]) != _check(start[8:]):
+                notes.append(f"{path}: damaged from byte {at} on, of {size}; the rest is left out")
+                return
+            length = _LENGTH.unpack(start[:8])[0] if len(start) == 12 else size
+            if at + 16 + length > size:
+                notes.append(f"{path}: the last record is unfinished (a crash while writing); left out")
+                return
+            at += 16 + length
+            if length > limits.ROW.most:  # larger ones hold images or graphs
+                file.seek(at)
+                continue
+            data, end = file.read(length), file.read(4)
+            if len(data) < length or len(end) < 4:  # somebody has cut the file meanwhile
+                return
+            yield data, _check(end)
+
+
+def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
+    """The step of an Event, its Unix seconds (NaN without), and the values of its summary."""
+    step, time = 0, math.nan
+    values: list[memoryview] = []
+    for field, kind, value in protobuf.fields(data):
+        if field == 1 and kind == protobuf.FIXED64 and isinstance(value, memoryview):
+            (time,) = struct.unpack("<d", value)
+        elif field == 2 and isinstance(value, int):
+            step = protobuf.signed(value)
+        elif field == 5 and isinstance(value, memoryview):
+            values += itertools.islice(
+                (one for at, _, one in protobuf.fields(value) if at == 1 and isinstance(one, memoryview)),
+                limits.KEYS.most + 1 - len(values),  # one more is refused, and ten million take 2 GB
+            )
+    return float(step), time if math.isfinite(time) else math.nan, values
+
+
+def _plugin(metadata: memoryview) -> str | None:
+    """The name in SummaryMetadata.plugin_data; None without one."""
+    for field, _, value in protobuf.fields(metadata):
+        if field == 1 and isinstance(value, memoryview):
+            for inner, _, name in protobuf.fields(value):
+                if inner == 1 and isinstance(name, memoryview):
+                    return bytes(name).decode()
+    return None
+
+
+def _number(tensor: memoryview) -> float | None:
+    """The only number of a TensorProto; None where it has none or several, or is a text."""
+    dtype = 0
+    content = None
+    found: list[Any] = []
+    for field, _, value in protobuf.fields(tensor):
+        if field == 1 and isinstance(value, int):
+            dtype = value
+        elif field == 2 and isinstance(value, memoryview):
+            if not _is_one(value):
+                return None
+        elif field == 4 and isinstance(value, memoryview):
+            content = value
+        elif field in _VALUES and len(found) < 2:  # the second one tells that there are several
+            found += _values(value, _VALUES[field])
+    if content is not None and len(content):
+        if dtype == _BFLOAT16 and len(content) == 2:  # the upper half of a float32
+            return struct.unpack("<f", b"\0\0" + content)[0]
+        layout = _NUMBERS.get(dtype)
+        if layout is None or struct.calcsize(layout) != len(content):
+            return None
+        return float(struct.unpack(layout, content)[0])
+    return float(found[0]) if len(found) == 1 and dtype in _NUMBERS else None
+
+
+def _values(value: int | memoryview, layout: str) -> list[Any]:
+    """The first two numbers of a field: varints without a layout, each for itself or all of them packed."""
+    if isinstance(value, int):
+        return [] if layout else [protobuf.signed(value)]
+    if not layout:
+        return [protobuf.signed(number) for number in itertools.islice(protobuf.varints(value), 2)]
+    if len(value) % struct.calcsize(layout):
+        raise ValueError("a packed array ends within a number")
+    return [number for (number,) in struct.iter_unpack(layout, value[: 2 * struct.calcsize(layout)])]
+
+
+def _is_one(shape: memoryview) -> bool:
+    """Whether a tensor of this TensorShapeProto has one number."""
+    dims = (
+        value for field, _, value in protobuf.fields(shape) if field == 2 and isinstance(value, memoryview)
+    )
+    return all(next((one for at, _, one in protobuf.fields(dim) if at == 1), None) == 1 for dim in dims)
+
+
+def _check(data: bytes) -> int:
+    return _CHECK.unpack(data)[0] if len(data) == 4 else -1
+
+
+def _masked_crc(data: bytes) -> int:
+    """CRC-32C of some bytes, turned and moved as TFRecord has it."""
+    table = _table()
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@functools.cache
+def _table() -> list[int]:
+    """What each byte does to a CRC-32C: the polynomial of Castagnoli, its bits turned round."""
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table

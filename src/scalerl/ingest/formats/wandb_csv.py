@@ -1,0 +1,222 @@
+"""The CSV that W&B's web page exports of a chart: one column of steps, and of every run its metrics.
+
+"Step","RUN - METRIC","RUN - METRIC__MIN","RUN - METRIC__MAX", ...
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl import limits
+from scalerl.errors import InputError, brief
+from scalerl.ingest.formats.format import Format, Wanted
+from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells, head
+from scalerl.ingest.formats.rows import unix_seconds
+from scalerl.ingest.log import Log, LogBuilder, Room, as_number, finite
+from scalerl.jsonl import check_not_utf16
+
+_NAME = "wandb-csv"
+_MIN, _MAX = "__MIN", "__MAX"
+_BETWEEN = " - "
+_MOST_SPLITS = 8  # of a name into run and metric, that are tried
+_SPECIAL = ("_step", "_timestamp")
+_STEPS = re.compile(
+    r"(?!.*(?:env|environment|agent|time)[/_ ]?step)(?:.*[/_ ])?(?:step|iter|iteration|update)s?", re.I
+)
+_TIMES = re.compile(r"relative time.*|wall time|_timestamp|_runtime|created.*", re.I)
+_EXPECTED = (
+    "expected a chart exported with 'Step', or a trainer's step such as train/global_step, as its x axis"
+)
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file's first line has the columns of such an export."""
+    text = head(path).partition(b"\n")[0]
+    try:
+        names = next(csv.reader([text.decode().rstrip("\r")]), [])
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    if len(names) < 2 or _BETWEEN in names[0] or not all(_BETWEEN in name for name in names[1:]):
+        return False
+    known = set(names)
+    ranges = any(name + _MIN in known and name + _MAX in known for name in names)
+    return ranges or any(pattern.fullmatch(names[0]) for pattern in (_STEPS, _TIMES))
+
+
+def read(path: Path, wanted: Wanted) -> Sequence[Log]:
+    """Every run of the chart.
+
+    Raises:
+        InputError: it is no such file, its x axis is none of steps, or a line is wrong; it names the line.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        check_not_utf16(file.read(2), str(path))
+        file.seek(0)
+        allow_long_cells()
+        lines = BoundedLines(file, str(path))
+        reader = csv.reader(lines)
+        try:
+            return _read(reader, lines, path, wanted)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a text in UTF-8; {_EXPECTED}") from error
+        except csv.Error as error:
+            raise InputError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognises, read)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One metric of one run."""
+
+    place: int
+    metric: str
+    ranges: tuple[int, ...]
+    """Where its least and its largest value are, if it has them."""
+
+
+class _Run:
+    """The columns of one run, and what they had so far."""
+
+    def __init__(self, path: Path, name: str, wanted: Wanted, room: Room) -> None:
+        self.name = name
+        self.builder = LogBuilder(str(path), _NAME, name, wanted, room)
+        self.columns: dict[str, _Column] = {}
+        self.special: dict[str, int] = {}
+        """Where its step and its time are, if it has them, which W&B logs as metrics."""
+        self.values: dict[str, float | str] = {}
+        """Of the row that is being read."""
+        self.averaged = self.rounded = self.no_numbers = 0
+
+    def has(self, metric: str) -> bool:
+        """Whether it has a column of this metric already."""
+        return metric in self.special or metric in self.columns
+
+    def take(self, column: _Column, text: str, cells: Sequence[str]) -> None:
+        """One cell of a row, whose others are `cells`."""
+        value = _number(text)
+        self.values[column.metric] = text if math.isnan(value) else value
+        self.no_numbers += as_number(self.values[column.metric]) is None
+        for place in column.ranges:
+            if place < len(cells) and cells[place] and cells[place] != text:
+                self.averaged += 1
+                break
+
+    def end_row(self, cells: Sequence[str], step: float, line: int) -> None:
+        """Add what was taken of a row; the step is NaN where it is not that of the x axis."""
+        values, self.values = self.values, {}
+        if math.isnan(step):
+            step = self._cell(cells, "_step")
+        if not math.isnan(step):
+            self.rounded += step != round(step)
+            time = unix_seconds(self._cell(cells, "_timestamp"))
+            self.builder.add(round(step), time, values, line)
+
+    def _cell(self, cells: Sequence[str], name: str) -> float:
+        """Of a special column; without it that of the x axis."""
+        place = self.special.get(name, 0)
+        return _number(cells[place]) if place < len(cells) else math.nan
+
+    def build(self, step: str) -> Log:
+        """Its log; `step` says which column that was."""
+        notes = {
+            f"the step is {step}": step != "Step",
+            f"{self.averaged} values are means of several that differ, as charts have them": self.averaged,
+            f"{self.rounded} steps are no whole numbers and were rounded": self.rounded,
+            f"{self.no_numbers} cells that are no numbers were passed over": self.no_numbers,
+        }
+        self.builder.notes += [note for note, applies in notes.items() if applies]
+        return self.builder.build()
+
+
+def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[Log]:
+    names = [name.strip() for name in next((cells for cells in reader if any(cells)), [])]
+    if not names:
+        raise InputError(f"{path}: the file is empty; {_EXPECTED}")
+    limits.TABLE_COLUMNS.check(len(names), path)
+    limits.NAME.check(max(map(len, names)), path)
+    runs = _runs(names, path, wanted)
+    if not runs:
+        raise InputError(f"{path}: no column is called 'RUN - METRIC'; {_EXPECTED}")
+    is_step = _STEPS.fullmatch(names[0]) is not None
+    runs = [run for run in runs if is_step or "_step" in run.special]
+    if not runs:
+        what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
+        raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
+    columns = sorted(
+        ((column.place, run, column) for run in runs for column in run.columns.values()),
+        key=lambda found: found[0],
+    )
+    for cells in reader:
+        lines.row_ended()
+        if not any(cells):
+            continue
+        where = f"{path}, line {reader.line_num}"
+        if len(cells) > len(names):
+            raise InputError(f"{where}: {len(cells)} cells for {len(names)} columns")
+        step = _number(cells[0]) if is_step else math.nan
+        if is_step and not 0 <= step <= 2**53:
+            raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
+        touched: dict[str, _Run] = {}
+        for place, run, column in columns:
+            if place >= len(cells):  # a line may be shorter than the first
+                break
+            if text := cells[place]:
+                if not run.values:
+                    touched[run.name] = run
+                run.take(column, text, cells)
+        for run in touched.values():
+            run.end_row(cells, step, reader.line_num)
+    return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
+
+
+def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_Run]:
+    """The runs with their columns; of two runs of one name, which has its metrics twice, both."""
+    runs: dict[str, _Run] = {}
+    numbers: dict[tuple[str, str], int] = {}
+    room, known = Room(str(path)), set(names)
+    for place, name in enumerate(names):
+        base = name.removesuffix(_MIN) if name.endswith(_MIN) else name.removesuffix(_MAX)
+        if place == 0 or _BETWEEN not in name or (base != name and base in known):
+            continue
+        title, metric = _split(name, wanted)
+        number = numbers.get((title, metric), 1)  # where the last one of these names was
+        key = title if number == 1 else f"{title} ({number})"
+        while key in runs and runs[key].has(metric):
+            number += 1
+            key = f"{title} ({number})"
+        numbers[title, metric] = number
+        if key not in runs:
+            limits.RUNS.check(len(runs) + 1, path)
+            runs[key] = _Run(path, key, wanted, room)
+        run = runs[key]
+        if metric in _SPECIAL:
+            run.special[metric] = place
+        else:
+            has_range = tuple(names[place + 1 : place + 3]) == (name + _MIN, name + _MAX)
+            run.columns[metric] = _Column(place, metric, (place + 1, place + 2) if has_range else ())
+    return [run for run in runs.values() if run.columns]
+
+
+def _split(name: str, wanted: Wanted) -> tuple[str, str]:
+    """Run and metric, which may have the separator too: the last one counts, unless another is wanted."""
+    splits, end = [], len(name)
+    while len(splits) < _MOST_SPLITS and (end := name.rfind(_BETWEEN, 0, end)) >= 0:
+        splits.append((name[:end], name[end + len(_BETWEEN) :]))
+    return next((split for split in splits if wanted(split[1])), splits[0])
+
+
+def _number(text: str) -> float:
+    """A finite number; NaN for everything else."""
+    try:
+        return finite(float(text))
+    except ValueError:
+        return math.nan

@@ -1,0 +1,162 @@
+"""Cutting a record back to where a checkpoint was made: what is cut is kept in lost.jsonl.
+
+    .cut.part       the lengths to cut to, and every line that is beyond; written aside, synced, renamed
+    the record      cut, file by file
+    lost.jsonl      what .cut.part holds, at its end; written aside, synced, renamed
+    .cut.part       removed
+
+A kill at any moment leaves a record that the next resume can cut, and brings no line into lost.jsonl twice:
+where `.cut.part` is, that cut is done first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError
+from scalerl.files import sync, write_atomically
+from scalerl.jsonl import dumps
+from scalerl.record.folder import CUT, RECORDS
+
+LOST = "lost.jsonl"
+_LONGEST_ROW = 2**20
+
+
+def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
+    """Cut the files of a record to `lengths` in bytes; a file that has none is removed.
+
+    Raises:
+        InputError: a cut that was killed cannot be read any more.
+        OSError: the disk does not take it.
+    """
+    end_cut(folder)
+    there = [name for name in RECORDS if os.path.lexists(folder / name)]
+    tails = {name: tail for name in there if (tail := _lines_from(folder / name, lengths.get(name, 0)))}
+    if not tails:
+        return
+    cost = _cost(
+        _last_step(folder / "steps.jsonl", lengths.get("steps.jsonl", 0)), tails.get("steps.jsonl", [])
+    )
+    head = {"resumed": time.time(), "lost": cost, "cut": {name: lengths.get(name, 0) for name in tails}}
+    lines = ({"file": name, "line": line} for name, tail in tails.items() for line in tail)
+    write_atomically(folder / CUT, (dumps(row) + "\n" for row in (head, *lines)))
+    sync(folder)
+    end_cut(folder)
+
+
+def end_cut(folder: Path) -> None:
+    """Do the cut that `cut_record` has prepared, if there is one.
+
+    Raises:
+        InputError: it cannot be read.
+        OSError: the disk does not take it.
+    """
+    prepared = folder / CUT
+    if not prepared.is_file():
+        return
+    text = prepared.read_text(encoding="utf-8", errors="surrogateescape")
+    for name, length in _lengths_of(text, prepared).items():
+        path = folder / name
+        if not length:
+            path.unlink(missing_ok=True)
+        elif path.exists() and path.stat().st_size > length:
+            os.truncate(path, length)
+            sync(path)
+    lost = _text_from(folder / LOST, 0)
+    if not lost.endswith(text):  # else the kill came after this
+        write_atomically(folder / LOST, _whole_lines(lost) + text, errors="surrogateescape")
+        sync(folder)
+    prepared.unlink()
+    sync(folder)
+
+
+def _lengths_of(text: str, path: Path) -> dict[str, int]:
+    cut = _object(text.partition("\n")[0]).get("cut")
+    if not isinstance(cut, dict) or not all(
+        name in RECORDS and isinstance(length, int) and length >= 0 for name, length in cut.items()
+    ):
+        raise InputError(
+            f"{path}: damaged; it holds lines of the record that were being cut: keep it elsewhere"
+        )
+    return cut
+
+
+def ends_at(path: Path, length: int) -> bool:
+    """Whether a line of the file ends after `length` bytes: whether it can be cut there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(length - 1, 0))
+            return length == 0 or file.read(1) == b"\n"
+    except OSError:
+        return False
+
+
+def _whole_lines(text: str) -> str:
+    """The lines of a text, the last one only if it is whole."""
+    end = text.rfind("\n") + 1
+    return text + "\n" if _object(text[end:]) else text[:end]
+
+
+def _text_from(path: Path, start: int) -> str:
+    """A file from a byte on; bytes that are not UTF-8 stay what they are."""
+    if not os.path.lexists(path):
+        return ""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="surrogateescape")
+
+
+def _lines_from(path: Path, start: int) -> list[str]:
+    """Its lines from a byte on, the last one whole or not."""
+    text = _text_from(path, start)
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
+    """The counters at the last of the lost steps, less those at the last that is kept.
+
+    Lines that are no steps of ours (somebody else's, or cut off by a kill) count for nothing.
+    """
+    after = next((row for line in reversed(lost) if _is_step(row := _object(line))), None)
+    if after is None:
+        return {"steps": 0}
+    cost: dict[str, Any] = {"steps": after["step"] - before.get("step", 0)}
+    for name in ("device_seconds", "flops", "tokens"):
+        start = before.get(name, {})
+        cost[name] = {key: value - start.get(key, 0) for key, value in after[name].items()}
+    return cost
+
+
+def _last_step(path: Path, length: int) -> dict[str, Any]:
+    """The last step within the first `length` bytes; empty where there is none."""
+    if not length:
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(length - _LONGEST_ROW, 0))
+        lines = file.read(min(length, _LONGEST_ROW)).decode(errors="replace").split("\n")
+    return next((row for line in reversed(lines) if _is_step(row := _object(line))), {})
+
+
+def _object(line: str) -> dict[str, Any]:
+    """The JSON object of a line; empty where it is none."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _is_step(row: Mapping[str, Any]) -> bool:
+    """Whether it is a line of steps.jsonl with its counters."""
+    counters = [row.get(name) for name in ("device_seconds", "flops", "tokens")]
+    values = [row.get("step")]
+    for one in counters:
+        if not isinstance(one, dict):
+            return False
+        values += one.values()
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

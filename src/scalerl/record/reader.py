@@ -1,0 +1,434 @@
+"""The seam between training and curve science: a run is a folder of JSON files.
+
+    NAME/
+      config.json         schema version, resolved recipe, seed, versions, devices; written once
+      evals.jsonl         one line per evaluation (`EvalPoint`)
+      eval_prompts.jsonl  the successes of every held-out prompt at every evaluation
+      steps.jsonl         one line per trainer step
+      groups.jsonl        what became of every group of every step
+      forecasts.jsonl     every forecast made during the run, frozen when written
+      alarms.jsonl        what was wrong with the run's health, from when and until when
+      lost.jsonl          what a run that was cut had cost in vain, once it has been resumed
+      checkpoints/        what a resume needs, or the final weights
+      report.html         made from the files above, never read back
+
+A trainer writes it through `RunWriter`; everything that fits, compares or reports reads it through
+`RunRecord`. Raw counters are stored, and the compute axis is chosen when reading (`RunRecord.compute`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl._views import view
+from scalerl.errors import InputError, brief, counted, number_of, printable
+from scalerl.frames import data_frame, whole_numbers
+from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
+from scalerl.record.alarms import Alarm, read_alarms
+
+SCHEMA = 1
+
+AXES = ("gpu_hours", "flops", "tokens", "samples", "steps", "dollars")
+"""The compute axes: device-hours of generating, training and idling; floating-point operations; tokens
+generated and trained; completions; trainer steps; and GPU-hours times a price."""
+UNTRAINED = ("checkpoint", "cluster", "health", "timeouts", "tracking")
+"""The parts of a recipe on which nothing that is trained depends."""
+_LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
+"""The fields of an evaluation that are whole numbers, and from what on."""
+_UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
+"""Of these, what stands for one that is not known."""
+
+
+@dataclass(frozen=True)
+class DeviceSeconds:
+    """Cumulative device-seconds by role. `evaluate` and `startup` are recorded, and no part of training
+    compute."""
+
+    generate: float = math.nan
+    train: float = math.nan
+    evaluate: float = math.nan
+    idle: float = math.nan
+    startup: float = math.nan
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Cumulative floating-point operations by role."""
+
+    generate: float = math.nan
+    train: float = math.nan
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Cumulative tokens by role: sampled by the generators, and trained on."""
+
+    generated: float = math.nan
+    trained: float = math.nan
+
+
+@dataclass(frozen=True)
+class EvalPoint:
+    """One evaluation on the held-out prompts, with the cumulative counters at which it was made.
+
+    A counter or a health figure that the trainer did not log is NaN. Shares are in [0, 1], lengths in
+    tokens, entropy in nats per token.
+    """
+
+    step: int
+    pass_rate: float
+    """Mean over the held-out prompts of the share of their completions that are correct (mean@k)."""
+    time: float = math.nan
+    """Unix seconds."""
+    device_seconds: DeviceSeconds = field(default_factory=DeviceSeconds)
+    flops: Flops = field(default_factory=Flops)
+    tokens: Tokens = field(default_factory=Tokens)
+    samples: float = math.nan
+    """Completions consumed by the trainer."""
+    prompts: float = math.nan
+    """Groups consumed by the trainer."""
+    version: int = -1
+    """Version of the weights that sampled every completion of this evaluation; -1 when not known."""
+    n_prompts: int = 0
+    n_samples: int = 0
+    """Completions per held-out prompt."""
+    mean_p_1mp: float = math.nan
+    """Unbiased estimate of the mean over prompts of p (1 - p); NaN at one sample per prompt."""
+    failed: float = math.nan
+    """Completions whose verification failed, as a share; they count as not correct."""
+    truncated: float = math.nan
+    interrupted: float = math.nan
+    mean_length: float = math.nan
+    entropy: float = math.nan
+
+    @property
+    def total_samples(self) -> float:
+        """Completions behind `pass_rate`, all prompts together; NaN when not known."""
+        return float(self.n_prompts * self.n_samples) or math.nan
+
+    @property
+    def noise_sd(self) -> float:
+        """Sampling noise of `pass_rate` on fixed prompts, sqrt(mean p(1-p) / (n k)); NaN when not known."""
+        return math.sqrt(max(self.mean_p_1mp, 0.0) / self.total_samples)
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> EvalPoint:
+        """Build a point from one parsed line of evals.jsonl; null is not known, other keys are passed over.
+
+        Raises:
+            InputError: a field has another type, is not finite, or `step` or `pass_rate` is missing.
+        """
+        values: dict[str, Any] = {}
+        for name in (f.name for f in fields(cls)):
+            value = row.get(name)
+            if name in ("step", "pass_rate") and value is None:
+                raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
+            if value is None:
+                continue
+            if name in _COUNTERS:
+                values[name] = _counters(_COUNTERS[name], value, name)
+            elif name in _LEAST:
+                values[name] = whole(value, name, _LEAST[name])
+            else:
+                values[name] = number(value, name)
+        return cls(**values)
+
+
+_FIRST = ("step", "pass_rate", "noise_sd")
+"""The first columns of a data frame."""
+_COUNTERS = {"device_seconds": DeviceSeconds, "flops": Flops, "tokens": Tokens}
+
+
+def _counters(kind: type, value: Any, name: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise InputError(f"'{name}' is an object of counters, found {brief(value)}")
+    known = [f.name for f in fields(kind) if value.get(f.name) is not None]
+    return kind(**{key: number(value[key], f"{name}.{key}") for key in known})
+
+
+def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
+    """Unbiased estimate of the mean over prompts of p (1 - p), `correct_P` successes of `n_samples` each.
+
+    For x successes of k, x (k - x) / (k (k - 1)) has expectation p (1 - p). NaN at k = 1, where one sample
+    says nothing of the spread.
+    """
+    if n_samples < 2:
+        return math.nan
+    return float(np.mean(correct_P * (n_samples - correct_P)) / (n_samples * (n_samples - 1)))
+
+
+@dataclass(frozen=True, repr=False)
+class RunRecord:
+    """A run folder, read. `warnings` says what was passed over (an unfinished last line after a crash)."""
+
+    path: Path
+    config: dict[str, Any]
+    evals: tuple[EvalPoint, ...]
+    forecasts: tuple[dict[str, Any], ...] = ()
+    warnings: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+    """Line of every evaluation in its file, for errors; empty where they came from no file."""
+    alarms: tuple[Alarm, ...] = ()
+    """What was wrong with the run's health: alarms, and what was but a warning."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> RunRecord:
+        """Read the run folder `path`.
+
+        Raises:
+            InputError: there is no such folder, it holds no evaluations, or a line cannot be read.
+        """
+        path = Path(path)
+        try:
+            if not (path / "evals.jsonl").is_file():
+                raise InputError(f"{path}: {_why_no_run(path)}")
+        except OSError as error:  # a folder that may not be entered, a name too long
+            raise InputError(f"{path}: {error.strerror or error}") from error
+        record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
+        warnings = list(record.warnings)
+        forecasts = tuple(read_rows(path / "forecasts.jsonl", warnings))
+        alarms = read_alarms(path / "alarms.jsonl", warnings)
+        return cls(path, _read_config(path), record.evals, forecasts, tuple(warnings), record.lines, alarms)
+
+    @classmethod
+    def parse_evals(cls, data: bytes, source: str) -> RunRecord:
+        """Parse a text in the form of evals.jsonl that stands alone; `source` names it in errors.
+
+        Raises:
+            InputError: a line cannot be read.
+        """
+        warnings: list[str] = []
+        evals, lines = [], []
+        for line, row in parse_jsonl(data, source, warnings):
+            try:
+                evals.append(EvalPoint.from_json(row))
+            except InputError as error:
+                raise InputError(f"{source}, line {line}: {error}") from error
+            lines.append(line)
+        return cls(Path(source), {}, tuple(evals), warnings=tuple(warnings), lines=tuple(lines))
+
+    @property
+    def trainers(self) -> int:
+        """Processes that train, as config.json has them; 1 where it does not say."""
+        devices, recipe = (_table(self.config, name) for name in ("devices", "recipe"))
+        found = devices.get("trainers", _table(recipe, "cluster").get("trainers"))
+        return max(found, 1) if isinstance(found, int) else 1
+
+    @property
+    def evals_file(self) -> Path:
+        """The file that the evaluations came from."""
+        return self.path / "evals.jsonl" if self.path.is_dir() else self.path
+
+    @property
+    def name(self) -> str:
+        """What the run is called: by its config.json, else as its folder or file; printable."""
+        named = self.config.get("name")
+        return printable(str(named)) if named else name_of_path(self.path)
+
+    @property
+    def default_axis(self) -> str:
+        """The axis of the run's budget, if config.json names one that was logged; else the first logged."""
+        budget = self.config.get("budget")
+        named = budget.get("kind") if isinstance(budget, Mapping) else None
+        logged = self.logged_axes()
+        return named if named in logged else logged[0]
+
+    @property
+    def health_is_watched(self) -> bool:
+        """Whether its trainer looks for alarms: ours does, by the thresholds of a recipe.
+
+        Of other runs, those that were read from logs above all, nobody knows whether there was one.
+        """
+        recipe = self.config.get("recipe")
+        has_thresholds = isinstance(recipe, Mapping) and isinstance(recipe.get("health"), Mapping)
+        return has_thresholds or bool(self.alarms)
+
+    def logged_axes(self) -> tuple[str, ...]:
+        """The compute axes whose counters every evaluation has, but for `dollars`, which needs a price."""
+        return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The lines of steps.jsonl, read on demand (a long run has many)."""
+        return read_rows(self.path / "steps.jsonl", [])
+
+    def lost(self) -> list[dict[str, Any]]:
+        """What was run in vain before each resume: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
+        return [row for row in read_rows(self.path / "lost.jsonl", []) if "lost" in row]
+
+    def eval_prompts(self) -> list[dict[str, Any]]:
+        """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
+        return read_rows(self.path / "eval_prompts.jsonl", [])
+
+    def compute(self, axis: str = "gpu_hours", price: float | None = None) -> np.ndarray:
+        """Cumulative training compute of every evaluation, shape (n,), in units of `axis`.
+
+        gpu_hours = (generate + train + idle device-seconds) / 3600; evaluation is left out. `price` is in
+        dollars per GPU-hour, and belongs to the axis `dollars`.
+
+        Raises:
+            InputError: the axis is unknown, its counters were not logged, or `price` is missing or not
+                above 0.
+        """
+        if axis not in AXES:
+            raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
+        compute = self._axis(axis)
+        if np.isnan(compute).any():
+            logged = ", ".join(self.logged_axes())
+            raise InputError(
+                f"{self.evals_file}: the counters behind the axis '{axis}' are missing; logged are {logged}"
+            )
+        return in_dollars(compute, price) if axis == "dollars" else compute
+
+    def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
+        """`compute` as it is fitted: 0 at step 0, as what devices idled while starting up trained nothing.
+
+        Raises:
+            InputError: as `compute`.
+        """
+        step_N = np.array([point.step for point in self.evals])
+        return np.where(step_N == 0, 0.0, self.compute(axis, price))
+
+    def to_frame(self) -> Any:
+        """The evaluations as a `pandas.DataFrame`, a row each; NaN or NA where something was not logged.
+
+        Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
+        are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
+        unknown_N, logged = np.full(len(self.evals), np.nan), self.logged_axes()
+        axes = {
+            axis: self.training_compute(axis) if axis in logged else unknown_N
+            for axis in ("gpu_hours", "flops", "tokens", "samples")
+        }
+        names = [f.name for f in fields(EvalPoint) if f.name not in (*_COUNTERS, *_FIRST, *axes)]
+        columns: dict[str, Any] = {
+            name: [getattr(point, name) for point in self.evals] for name in (*_FIRST, *names)
+        }
+        for name, unknown in _UNKNOWN.items():
+            columns[name] = whole_numbers([None if n == unknown else n for n in columns[name]])
+        return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
+
+    def __repr__(self) -> str:
+        """One line: all of a record are thousands of numbers."""
+        parts = [f"RunRecord {brief(self.name)}", counted(len(self.evals), "evaluation")]
+        if self.evals:
+            first, last = self.evals[0], self.evals[-1]
+            parts.append(
+                f"steps {first.step} to {last.step}, pass rate {first.pass_rate:.3f} to {last.pass_rate:.3f}"
+            )
+            ends = ((axis, float(self.training_compute(axis).max())) for axis in self.logged_axes())
+            parts.append(", ".join(f"{axis} to {end:.4g}" for axis, end in ends if axis != "steps"))
+        return f"<{'; '.join(filter(None, [*parts, str(self.path)]))}>"
+
+    def _repr_html_(self) -> str:
+        return view("run_html", self)
+
+    def _axis(self, axis: str) -> np.ndarray:
+        return np.array([compute_of(point, axis) for point in self.evals], dtype=float)
+
+
+def unit_of(axis: str) -> str:
+    """The unit of an axis, as it stands after an amount; that of a column is its name."""
+    return {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}.get(axis, axis)
+
+
+def name_of_path(path: str | Path) -> str:
+    """What is called after a folder or a file, the ending of a file left out; printable."""
+    path = Path(path)
+    if not path.name:  # as that of `.`
+        path = path.resolve()
+    return printable((path.name if path.is_dir() else path.stem) or str(path))
+
+
+def final_folder(run: Path) -> Path:
+    """Where the final weights of the run folder `run` are, once it has reached its end."""
+    return run / "checkpoints" / "final"
+
+
+def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
+    """GPU-hours at `price` dollars each.
+
+    Raises:
+        InputError: `price` is missing, or not a number above 0.
+    """
+    if price is None:
+        raise InputError("the axis 'dollars' needs a price per GPU-hour")
+    if not (math.isfinite(number_of(price, "the price of a GPU-hour")) and price > 0):
+        raise InputError(f"the price of a GPU-hour is a number of dollars above 0, found {price:g}")
+    with np.errstate(over="ignore"):  # infinite compute is refused where it is used, with its line
+        return gpu_hours_N * price
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run of ours is there; it may have no evaluation yet.
+
+    Raises:
+        OSError: what is there may not be entered.
+    """
+    return (path / "evals.jsonl").is_file() or _has_begun(path)
+
+
+def runs_below(path: Path) -> list[str]:
+    """The names of the run folders in a folder.
+
+    Raises:
+        OSError: what is there may not be entered.
+    """
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
+
+
+def _has_begun(path: Path) -> bool:
+    """By its config.json, which models have, too."""
+    file = path / "config.json"
+    try:
+        return file.is_file() and "schema" in read_object(file)
+    except InputError:
+        return False
+
+
+def _why_no_run(path: Path) -> str:
+    if not path.is_dir():
+        return "a file, not a run folder" if path.exists() else "no such run folder"
+    if _has_begun(path):
+        return "the run has no evaluation yet"
+    if names := runs_below(path):
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        return f"a folder of runs; name one of them ({shown}), or see all with scalerl serve"
+    return "holds no evals.jsonl, so it is no run folder; nor is it the log of a trainer that is known"
+
+
+def compute_of(point: EvalPoint, axis: str) -> float:
+    """Cumulative training compute of one evaluation, in units of one of `AXES`; NaN where not known."""
+    if axis in ("gpu_hours", "dollars"):
+        seconds = point.device_seconds
+        return (seconds.generate + seconds.train + seconds.idle) / 3600
+    if axis == "flops":
+        return point.flops.generate + point.flops.train
+    if axis == "tokens":
+        return point.tokens.generated + point.tokens.trained
+    return float(point.samples if axis == "samples" else point.step)
+
+
+def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.is_file():
+        return {}
+    config = read_object(file)
+    if not isinstance(config.get("schema", SCHEMA), int):
+        raise InputError(f"{file}: 'schema' is a whole number, found {config['schema']!r}")
+    if config.get("schema", SCHEMA) > SCHEMA:
+        raise InputError(f"{file}: schema {config['schema']} is newer than this scalerl reads ({SCHEMA})")
+    return config

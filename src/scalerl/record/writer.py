@@ -1,0 +1,238 @@
+"""Writing a run folder: the one code that does.
+
+Evaluations, forecasts and alarms are synced to the disk as they are written, steps are flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.errors import WriteError
+from scalerl.files import write_atomically
+from scalerl.jsonl import dumps, read_object
+from scalerl.record.cut import cut_record
+from scalerl.record.folder import RECORDS, RunFolder
+from scalerl.record.reader import SCHEMA, EvalPoint
+
+_CHECKPOINTED = "checkpointed"
+"""Of config.json: that there has been a checkpoint."""
+
+
+class RunWriter:
+    """Writes a run folder, one whole line at a time; no other code writes there, and no other process.
+
+    Lines go to the folder that was opened, wherever that is moved; `folder` says where it is.
+    """
+
+    def __init__(self, path: str | Path | RunFolder, config: Mapping[str, Any]) -> None:
+        """Create the folder `path` and write config.json.
+
+        A `RunFolder` was claimed already, and stays so when this is closed.
+
+        Raises:
+            InputError: the folder exists already and is not empty, or another process writes there.
+            WriteError: the disk does not take it.
+        """
+        self._open(path, new=True)
+        self.config = json.loads(dumps({"schema": SCHEMA, **config}))
+        self._write_config()
+
+    @classmethod
+    def resume(cls, path: str | Path | RunFolder, lengths: Mapping[str, int]) -> RunWriter:
+        """Go on writing the run folder `path` from where its files had these lengths, in bytes.
+
+        What comes after is moved to lost.jsonl, under a line that says what it had cost.
+
+        Raises:
+            InputError: another process writes there, or config.json cannot be read.
+            WriteError: the disk does not take it.
+        """
+        writer = cls.__new__(cls)
+        writer._open(path)
+        here = writer.folder.here()
+        try:
+            cut_record(here, lengths)
+        except OSError as error:
+            raise _write_error(writer.path, error) from error
+        writer._ends |= lengths
+        writer.config = read_object(here / "config.json")
+        return writer
+
+    def _open(self, path: str | Path | RunFolder, new: bool = False) -> None:
+        self.folder = path if isinstance(path, RunFolder) else RunFolder.claim(path, new)
+        self.path = self.folder.path
+        self._is_own = not isinstance(path, RunFolder)
+        self._ends = dict.fromkeys(RECORDS, 0)
+        """Where the files ended after they were written to last."""
+
+    def close(self) -> None:
+        """Let another process write there; nothing can be written after this."""
+        if self._is_own:
+            self.folder.close()
+
+    def change(self, **changes: Any) -> None:
+        """Put parts of its tables (the recipe, say) into config.json, or values, where others are there.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        now = json.loads(dumps({**self.config, **changes}))
+        for name, before in self.config.items():
+            if isinstance(before, dict) and isinstance(now[name], dict):
+                now[name] = {**before, **now[name]}
+        if now != self.config:
+            self.config = now
+            self._write_config()
+
+    def checkpointed(self) -> None:
+        """Put on record that the run has had a checkpoint.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        self.change(**{_CHECKPOINTED: True})
+
+    def _write_config(self) -> None:
+        try:
+            write_atomically(self.folder.here() / "config.json", dumps(self.config, indent=2) + "\n")
+        except OSError as error:
+            raise _write_error(self.path, error) from error
+
+    def lengths(self) -> dict[str, int]:
+        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk.
+
+        Raises:
+            WriteError: the disk does not take it, or somebody else has written to a file.
+        """
+        lengths = {}
+        for name in RECORDS:
+            try:
+                handle = self.folder.open(name, os.O_RDONLY)
+            except FileNotFoundError:
+                self._check_end(name, 0)
+                continue
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+            try:
+                os.fsync(handle)
+                lengths[name] = os.fstat(handle).st_size
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+            finally:
+                os.close(handle)
+            self._check_end(name, lengths[name])
+        return lengths
+
+    def evaluation(
+        self, point: EvalPoint, prompt_set: str, prompt_ids: Sequence[str], correct_P: np.ndarray
+    ) -> None:
+        """Append one evaluation, and the successes `correct_P` of each of its prompts."""
+        successes = {
+            "step": point.step,
+            "prompt_set": prompt_set,
+            "n": point.n_samples,
+            "id": list(prompt_ids),
+            "correct": [int(c) for c in correct_P],
+        }
+        # The prompts first: an evaluation that is on record has its successes on record.
+        self._append("eval_prompts.jsonl", successes)
+        self._append("evals.jsonl", asdict(point), sync=True)
+
+    def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
+        """Write all evaluations and steps of a run that has them already, at once.
+
+        Raises:
+            WriteError: the disk does not take it.
+        """
+        # What makes it a run comes last.
+        lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
+        for name, rows in lines.items():
+            try:
+                write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))
+            except OSError as error:
+                raise _write_error(self.path / name, error) from error
+
+    def step(self, row: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
+        """Append one trainer step, and what became of each of its groups."""
+        if groups is not None:
+            self._append("groups.jsonl", groups)
+        self._append("steps.jsonl", row)
+
+    def timeline(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append who did what when."""
+        for row in rows:
+            self._append("timeline.jsonl", row)
+
+    def alarm(self, row: Mapping[str, Any]) -> None:
+        """Append what is wrong with the run's health, or is no longer."""
+        self._append("alarms.jsonl", row, sync=True)
+
+    def forecast(self, row: Mapping[str, Any]) -> None:
+        """Append one forecast; it is on the disk when this returns, and is never changed."""
+        self._append("forecasts.jsonl", row, sync=True)
+
+    def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
+        self.folder.here()  # raises where the folder was removed
+        data = (dumps(row) + "\n").encode()
+        try:
+            handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
+            try:
+                before = os.lseek(handle, 0, os.SEEK_END)
+                self._check_end(name, before)
+                _append(handle, data, sync)
+            finally:
+                os.close(handle)
+        except FileNotFoundError:
+            self._check_end(name, 0)
+        except OSError as error:
+            raise _write_error(self.path / name, error) from error
+        else:
+            self._ends[name] = before + len(data)
+
+    def _check_end(self, name: str, end: int) -> None:
+        """A record that others write to, too, would be spoilt from here on, and a checkpoint with it."""
+        if self._ends[name] != end:
+            raise WriteError(
+                f"{self.path / name}: {end} bytes long, and {self._ends[name]} were written: another program "
+                "has removed or changed it; the run ends; "
+                f"--resume goes on from the newest checkpoint that the record holds"
+            )
+
+
+_APPENDING = os.O_WRONLY | os.O_APPEND
+
+
+def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
+    """Append one line of JSON, whole or not at all.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
+    except OSError as error:
+        raise _write_error(path, error) from error
+
+
+def _append(handle: int, data: bytes, synced: bool) -> None:
+    before = os.lseek(handle, 0, os.SEEK_END)
+    try:
+        if os.write(handle, data) != len(data):
+            raise OSError(28, os.strerror(28))
+        if synced:
+            os.fsync(handle)
+    except OSError:
+        os.ftruncate(handle, before)  # no torn line stays behind a full disk
+        raise
+
+
+def _write_error(path: Path, error: OSError) -> WriteError:
+    return WriteError(f"{path}: {error.strerror or error}; what was written before is kept")

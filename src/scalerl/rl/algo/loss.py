@@ -1,0 +1,207 @@
+"""Policy losses: pure functions of the log-probabilities, before any averaging.
+
+A loss says what one token contributes; how tokens are weighed is `scalerl.rl.algo.averaging`, so that the two vary
+independently: loss = (value * weight).sum(). All bounds are on the importance ratio itself: 1.26, not an
+offset of .26 from one.
+
+    rho_t = pi_train(y_t) / pi_gen(y_t)        sg: no gradient flows through it
+
+Shapes in names: N completions, T tokens (padded; what padding holds is weighed by 0).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class TokenLoss(NamedTuple):
+    """Loss of every token, and where a bound on the ratio acts; both (N, T)."""
+
+    value_NT: Tensor
+    clipped_NT: Tensor
+
+
+class Loss(Protocol):
+    """A policy loss."""
+
+    def __call__(
+        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
+    ) -> TokenLoss:
+        """From the trainer's log-probabilities (with gradient), those at sampling, the advantages, and which
+        tokens were sampled. Both log-probabilities are 0 where nothing was."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cispo:
+    """Truncated importance sampling with a stop-gradient: CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4-5).
+
+    per token = -sg(min(rho, max_ratio)) * A * log pi_train
+
+    `max_ratio` is the cap on the ratio itself (5.0 means rho <= 5), with no lower clip. Every token keeps its
+    gradient, a clipped one as well: the cap limits its weight.
+    """
+
+    max_ratio: float = 5.0
+    kind: Literal["cispo"] = "cispo"
+
+    def __post_init__(self) -> None:
+        _check_bounds(0.0, self.max_ratio)
+
+    def __call__(
+        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
+    ) -> TokenLoss:
+        """See `Loss`; gradient flows through `logp_NT` as a log-probability only."""
+        ratio_NT = (logp_NT.detach() - behaviour_logp_NT).exp()
+        weight_NT = ratio_NT.clamp(max=self.max_ratio)
+        return TokenLoss(-weight_NT * advantage_N[:, None] * logp_NT, ratio_NT > self.max_ratio)
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    """REINFORCE with a truncated importance weight of the whole completion, as the policy gradient has it.
+
+    per token = -sg(min(rho_1 rho_2 ... rho_|y|, max_ratio)) * A * log pi_train
+
+    One completion is one action, so its weight is the product over its tokens (Ionides, 2008; the weight that
+    V-trace, arXiv 1802.01561, truncates token by token: for that take CISPO with max_ratio = 1).
+    """
+
+    max_ratio: float = 5.0
+    kind: Literal["reinforce"] = "reinforce"
+
+    def __post_init__(self) -> None:
+        _check_bounds(0.0, self.max_ratio)
+
+    def __call__(
+        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
+    ) -> TokenLoss:
+        """See `Loss`."""
+        log_ratio_N = ((logp_NT.detach() - behaviour_logp_NT) * sampled_NT).sum(1)
+        weight_N = log_ratio_N.clamp(max=math.log(self.max_ratio)).exp()
+        clipped_N = log_ratio_N > math.log(self.max_ratio)
+        value_NT = -(weight_N * advantage_N)[:, None] * logp_NT
+        return TokenLoss(value_NT, clipped_N[:, None].expand_as(value_NT))
+
+
+@dataclass(frozen=True)
+class _TokenClip:
+    """PPO's clipped surrogate by token (arXiv 1707.06347, eq. 7).
+
+    per token = -min(rho A, clip(rho, min_ratio, max_ratio) A)
+
+    A token beyond the bound that its advantage pushes towards loses its gradient.
+    """
+
+    min_ratio: float = 0.8
+    max_ratio: float = 1.2
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.min_ratio, self.max_ratio)
+
+    def __call__(
+        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
+    ) -> TokenLoss:
+        """See `Loss`; gradient flows through the ratio."""
+        ratio_NT = (logp_NT - behaviour_logp_NT).exp()
+        return _surrogate(ratio_NT, advantage_N[:, None], self.min_ratio, self.max_ratio)
+
+
+@dataclass(frozen=True)
+class Grpo(_TokenClip):
+    """The clipped surrogate as in GRPO (arXiv 2402.03300, eq. 3): -min(rho A, clip(rho, .8, 1.2) A)."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+@dataclass(frozen=True)
+class Dapo(_TokenClip):
+    """GRPO's loss with a higher upper bound (DAPO, arXiv 2503.14476, eq. 8), here that of arXiv 2510.13786.
+
+    DAPO's own is 1.28. Its averaging by token and its sampling are choices of their own here.
+    """
+
+    max_ratio: float = 1.26
+    kind: Literal["dapo"] = "dapo"
+
+
+@dataclass(frozen=True)
+class Gspo:
+    """One ratio for the whole completion: GSPO (arXiv 2507.18071, eq. 5-7).
+
+    s = (rho_1 rho_2 ... rho_|y|)^(1 / |y|)        every token of the completion = -min(s A, clip(s) A)
+
+    With `length_normalised` off, s is the product itself. With averaging by sample the loss is GSPO's own;
+    with another, a completion counts by the sum of its tokens' weights. The bounds are those that did best in
+    arXiv 2510.13786 (offsets of 3e-3 and 5e-3); GSPO's own are .9997 and 1.0004.
+    """
+
+    min_ratio: float = 0.997
+    max_ratio: float = 1.005
+    length_normalised: bool = True
+    kind: Literal["gspo"] = "gspo"
+
+    def __post_init__(self) -> None:
+        _check_bounds(self.min_ratio, self.max_ratio)
+
+    def __call__(
+        self, logp_NT: Tensor, behaviour_logp_NT: Tensor, advantage_N: Tensor, sampled_NT: Tensor
+    ) -> TokenLoss:
+        """See `Loss`; gradient flows through the ratio, and so alike to every token."""
+        log_ratio_N1 = ((logp_NT - behaviour_logp_NT) * sampled_NT).sum(1, keepdim=True)
+        if self.length_normalised:
+            log_ratio_N1 = log_ratio_N1 / sampled_NT.sum(1, keepdim=True).clamp(min=1)
+        value_N1, clipped_N1 = _surrogate(
+            log_ratio_N1.exp(), advantage_N[:, None], self.min_ratio, self.max_ratio
+        )
+        return TokenLoss(value_N1.expand_as(logp_NT), clipped_N1.expand_as(logp_NT))
+
+
+def _surrogate(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLoss:
+    """-min(rho A, clip(rho, low, high) A), and where the clip takes the gradient."""
+    value = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    above, below = (ratio > high) & (advantage > 0), (ratio < low) & (advantage < 0)
+    return TokenLoss(value, above | below)
+
+
+def _check_bounds(low: float, high: float) -> None:
+    if not 0 <= low <= 1:
+        raise ValueError(
+            "min_ratio must be in [0, 1]: it bounds the ratio itself (0.8, not an offset of 0.2)"
+        )
+    if not high > 0 or (low > 0 and high < 1):
+        least = "1 or more" if low > 0 else "positive"
+        raise ValueError(f"max_ratio must be {least}: it is the cap on the ratio itself")
+    if 1e30 < high < math.inf:
+        raise ValueError("max_ratio must be at most 1e30, or inf for no cap")
+
+
+AnyLoss = Cispo | Dapo | Grpo | Gspo | Reinforce
+"""The losses that a recipe can name."""
+
+
+@dataclass(frozen=True)
+class Kl:
+    """A penalty for leaving the base model, per token, before averaging; off unless its coefficient is set.
+
+    `k3`: e^d - d - 1 with d = log pi_base - log pi_train, never negative, as GRPO has it (arXiv 2402.03300,
+    eq. 4; Schulman, 2020). `k2`: d^2 / 2, whose gradient is the divergence's on the policy's own
+    samples.
+    """
+
+    coefficient: float = 0.0
+    estimator: Literal["k2", "k3"] = "k3"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coefficient < math.inf:
+            raise ValueError("coefficient must not be negative, and finite")
+
+    def __call__(self, logp_NT: Tensor, base_logp_NT: Tensor) -> Tensor:
+        """The divergence of every token, (N, T), with gradient through `logp_NT`; without the coefficient."""
+        d_NT = base_logp_NT - logp_NT
+        return 0.5 * d_NT**2 if self.estimator == "k2" else d_NT.exp() - d_NT - 1

@@ -1,0 +1,265 @@
+"""Checkpoints: everything that a resume needs, whole or absent.
+
+    checkpoints/step-00150/            a model folder in Hugging Face format, which can be served, and in it
+      training/state.json              the state of every part of the run, a tree in which each array is named
+      training/arrays.safetensors      the arrays
+      learner/                         of a learner on several processes, its state: a part from each
+      manifest.json                    length and check sum of every file: `scalerl.rl.checkpoint.manifest`
+
+The state is copied between two steps. A thread then writes it aside, sums its files, syncs and renames it,
+and removes the checkpoints that are older than the last `keep`, and older ones that a resume has set aside.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from scalerl.errors import WriteError
+from scalerl.files import sync
+from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
+from scalerl.rl.model.lora import plain_state
+
+FORMAT = 3
+STEP, ASIDE = "step-", "aside-"
+"""How the names of checkpoints begin, and of those that a resume has set aside."""
+_LOG = logging.getLogger("scalerl")
+_ARRAY, _NUMPY = "$array", "$numpy"
+
+Write = Callable[[Path], Sums]
+"""Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """When checkpoints are made: after so many steps, or minutes, whichever comes first; 0 is never."""
+
+    steps: int = 50
+    minutes: float = 30.0
+    keep: int = 2
+    """How many are kept: the last ones."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 <= self.minutes < math.inf:
+            raise ValueError("steps and minutes must not be negative")
+        if self.keep < 1:
+            raise ValueError("keep must be at least 1")
+
+
+class Savable(Protocol):
+    """A learner, as far as it is saved: see `scalerl.rl.learner.learner.Learner.saver`."""
+
+    def saver(self, near: Path, resumable: bool = True) -> Write:
+        """What writes the model as it is now into a folder, in any thread."""
+        ...
+
+
+class Checkpoints:
+    """Makes the checkpoints of a run, one at a time, beside the training."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Checkpointing,
+        learner: Savable,
+        tokenizer: Any,
+        on_made: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_made` is called after each one, in the thread that writes it."""
+        self.folder, self._settings, self._on_made = folder, settings, on_made
+        self._learner, self._tokenizer = learner, tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[None] | None = None
+        self._last = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether one is to be made after this step."""
+        minutes = (time.monotonic() - self._last) / 60
+        by_step = self._settings.steps and step % self._settings.steps == 0
+        return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
+
+    def make(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, of copies: training may go on at once. A second one waits for the first.
+
+        A step that has one needs no other: a resume from there makes the evaluations under way again.
+        """
+        self.wait()
+        self._last = time.monotonic()
+        if (self.folder / f"{STEP}{step:05d}").exists():
+            return
+        try:
+            save = self._learner.saver(self.folder)
+        except WriteError as error:
+            self._under_way = Future()
+            self._under_way.set_exception(error)
+        else:
+            self._under_way = self._thread.submit(self._write, self.folder, step, state, save)
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
+        try:
+            self.finish()
+        except WriteError as error:
+            _LOG.warning("%s; training goes on without this checkpoint", error)
+
+    def finish(self) -> None:
+        """Until the checkpoint under way is on the disk.
+
+        Raises:
+            WriteError: it could not be saved.
+        """
+        if self._under_way is not None:
+            future, self._under_way = self._under_way, None
+            future.result()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def _write(self, folder: Path, step: int, state: Mapping[str, Any], save: Write) -> None:
+        def training(aside: Path) -> Sums:
+            sums = save_model(save, self._tokenizer, aside)
+            save_state(aside / "training", state)
+            return sums
+
+        write_whole(folder / f"{STEP}{step:05d}", training)
+        self._on_made()
+        for _, old in step_folders(folder)[self._settings.keep :]:
+            shutil.rmtree(old, ignore_errors=True)
+        drop_asides(folder, step)
+
+
+_NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a file raises that is not what was written."""
+
+
+def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Step and state of those whose files are all as they were written, the newest first; a warning for the
+    others."""
+    for step, path in step_folders(folder):
+        try:
+            check_manifest(path)
+            state = load_state(path / "training")
+        except (OSError, *_NOT_WHOLE) as error:
+            _LOG.warning("%s is damaged (%s): passed over", path, error)
+            continue
+        yield step, state
+
+
+def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
+    """The checkpoints of a run by their step, the newest first; their names begin with `start`."""
+    named = ((path.name.removeprefix(start), path) for path in folder.glob(f"{start}*"))
+    return sorted(((int(n), path) for n, path in named if n.isdecimal() and path.is_dir()), reverse=True)
+
+
+def drop_asides(folder: Path, step: int) -> None:
+    """Remove what a resume had set aside, up to a step that the run has come by since."""
+    for aside, path in step_folders(folder, ASIDE):
+        if aside <= step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+
+def write_whole(folder: Path, write: Write) -> None:
+    """Let `write` fill a folder aside, add its manifest, sync it, and give it its name, which no other may
+    have.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    aside = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
+        aside.mkdir()
+        write_manifest(aside, write(aside))
+        for path in sorted(aside.rglob("*"), reverse=True):
+            sync(path)
+        aside.rename(folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise WriteError(f"{folder}: the checkpoint could not be saved ({error})") from error
+
+
+def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
+    """What `save` writes, which is a model in Hugging Face format, with its tokenizer."""
+    sums = save(folder)
+    tokenizer.save_pretrained(folder)
+    return sums
+
+
+def copied_state(model: Any) -> dict[str, Tensor]:
+    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
+    state = plain_state(model) or model.state_dict()
+    distinct = {weight.data_ptr(): weight for weight in state.values()}
+    copies = {at: weight.detach().clone() for at, weight in distinct.items()}
+    return {name: copies[weight.data_ptr()] for name, weight in state.items()}
+
+
+def save_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a tree of plain values, numpy arrays and tensors."""
+    arrays: dict[str, Tensor] = {}
+    tree = without_arrays(state, arrays)
+    folder.mkdir()
+    save_file(arrays, folder / "arrays.safetensors")
+    whole = {"format": FORMAT, "state": tree}
+    (folder / "state.json").write_text(json.dumps(whole), encoding="utf-8")
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """What `save_state` was given.
+
+    Raises:
+        ValueError: it is of another format.
+    """
+    whole = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    if whole["format"] != FORMAT:
+        raise ValueError(f"its format is {whole['format']}, and {FORMAT} is read here")
+    return with_arrays(whole["state"], load_file(folder / "arrays.safetensors"))
+
+
+def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
+    """A tree that JSON takes, its arrays in `arrays` by the names that stand in their places."""
+    if type(tree) in (str, int, float, bool):  # most of a tree
+        return tree
+    if isinstance(tree, Mapping):
+        return {key: without_arrays(value, arrays) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [without_arrays(value, arrays) for value in tree]
+    if isinstance(tree, np.ndarray | Tensor):
+        name = str(len(arrays))
+        tensor = torch.from_numpy(np.ascontiguousarray(tree)) if isinstance(tree, np.ndarray) else tree
+        arrays[name] = tensor.detach().cpu().contiguous()
+        return {_ARRAY: name, _NUMPY: isinstance(tree, np.ndarray)}
+    return tree.item() if isinstance(tree, np.generic) else tree
+
+
+def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
+    """What `without_arrays` was given."""
+    if isinstance(tree, list):
+        return [with_arrays(value, arrays) for value in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _ARRAY in tree:
+        return arrays[tree[_ARRAY]].numpy() if tree[_NUMPY] else arrays[tree[_ARRAY]]
+    return {key: with_arrays(value, arrays) for key, value in tree.items()}

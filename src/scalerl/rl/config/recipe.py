@@ -1,0 +1,364 @@
+"""The recipe: every choice of a run in one frozen object.
+
+A recipe is written by hand as sparse TOML, where what is not said takes its default, and is saved resolved in
+config.json. Choices with variants are objects whose `kind` names them in TOML; a kind that is not said is the
+default's:
+
+    [loss]
+    kind = "cispo"
+    max_ratio = 4.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator
+
+from scalerl.errors import InputError
+from scalerl.jsonl import read_object
+from scalerl.rl.algo.advantage import AnyAdvantage, BatchStd
+from scalerl.rl.algo.averaging import AnyAveraging, PromptAverage
+from scalerl.rl.algo.length import AnyLength, ForcedInterruption
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl
+from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
+from scalerl.rl.checkpoint.store import Checkpointing
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.form import Form
+from scalerl.rl.config.toml import add_override, parse_toml
+from scalerl.rl.config.tracking import Tracking
+from scalerl.rl.health.figures import Health
+from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.loop.pool import AnyCurriculum, NoPositiveResampling
+from scalerl.rl.model.lora import Lora
+from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.workers.supervision import Timeouts
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Completions per trainer step: `prompts` groups of `samples` completions each."""
+
+    prompts: int = 48
+    samples: int = 16
+    micro: int = 64
+    """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, prompts=self.prompts, micro=self.micro)
+        _at_least(2, samples=self.samples)  # a group of one has no baseline
+
+
+@dataclass(frozen=True)
+class Context:
+    """Budgets in tokens. After an interruption the answer has its own; with no length control, thinking and
+    answer share theirs."""
+
+    prompt: int = 2048
+    thinking: int = 12288
+    answer: int = 2048
+
+    def __post_init__(self) -> None:
+        _at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
+
+    @property
+    def sampled(self) -> int:
+        """The most tokens that a completion may sample."""
+        return self.thinking + self.answer
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A budget of trainer steps."""
+
+    amount: float
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        _positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class FlopsBudget:
+    """A budget of floating-point operations, of generation and training together."""
+
+    amount: float
+    kind: Literal["flops"] = "flops"
+
+    def __post_init__(self) -> None:
+        _positive(amount=self.amount)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluations on the held-out prompts: `count` of them evenly over the budget, and one before it.
+
+    All have the same seed, so that the noise between them is the least.
+    """
+
+    count: int = 30
+    samples: int = 4
+    rows: int = 1000
+    seed: int = 20251016
+    forecast_at: tuple[float, ...] = (0.25, 0.5, 0.75)
+    """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+        _at_least(0, seed=self.seed)
+        if not all(0 < share < 1 for share in self.forecast_at):
+            raise ValueError("forecast_at must be shares of the budget between 0 and 1")
+
+    def rows_for(self, n_prompts: int) -> int:
+        """Completions decoded at once, where there are so many prompts."""
+        return min(self.rows, n_prompts * self.samples)
+
+
+@dataclass(frozen=True)
+class Inline:
+    """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
+
+    kind: Literal["inline"] = "inline"
+
+    @property
+    def processes(self) -> int:
+        """Processes that decode."""
+        return 1
+
+    @property
+    def devices(self) -> int:
+        """Devices whose time is counted, where one process trains."""
+        return 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own."""
+        return False
+
+
+@dataclass(frozen=True)
+class Local:
+    """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
+
+    generators: int = 1
+    kind: Literal["local"] = "local"
+
+    def __post_init__(self) -> None:
+        _at_least(1, generators=self.generators)
+
+    @property
+    def processes(self) -> int:
+        """Processes that decode."""
+        return self.generators
+
+    @property
+    def devices(self) -> int:
+        """Devices whose time is counted: the generators and the trainer."""
+        return self.generators + 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own."""
+        return True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The ScaleRL recipe (arXiv 2510.13786, section 2): the defaults of what is trained are the paper's."""
+
+    model: str
+    """A Hugging Face causal LM: a folder, or a name."""
+    task: Annotated[Chain | Dataset, Discriminator("kind")]
+    budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
+    name: str = "scalerl"
+    seed: int = 0
+    schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
+    loss: Annotated[AnyLoss, Discriminator("kind")] = field(default_factory=Cispo)
+    kl: Kl = field(default_factory=Kl)
+    averaging: Annotated[AnyAveraging, Discriminator("kind")] = field(default_factory=PromptAverage)
+    advantage: Annotated[AnyAdvantage, Discriminator("kind")] = field(default_factory=BatchStd)
+    zero_variance: Literal["drop", "keep"] = "drop"
+    truncated: Literal["drop", "keep"] = "drop"
+    curriculum: Annotated[AnyCurriculum, Discriminator("kind")] = field(default_factory=NoPositiveResampling)
+    length: Annotated[AnyLength, Discriminator("kind")] = field(default_factory=ForcedInterruption)
+    end_of_thinking: str = "</think>"
+    temperature: float = 1.0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights that generator and trainer compute with; the trainer keeps masters in float32."""
+    fp32_logits: Literal["both", "generator", "trainer", "neither"] = "both"
+    """Where the LM head computes in float32 whatever the precision."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of every block for the backward pass: less memory, the same result."""
+    lora: Lora = field(default_factory=Lora)
+    batch: BatchSize = field(default_factory=BatchSize)
+    context: Context = field(default_factory=Context)
+    optimiser: AdamW = field(default_factory=AdamW)
+    rows: int = 768
+    """Completions that a generator decodes at once."""
+    placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
+    cluster: Cluster | None = None
+    """Where the parts of the run are on a cluster; without it they are where `placement` says."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint: Checkpointing = field(default_factory=Checkpointing)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    health: Health = field(default_factory=Health)
+    tracking: Tracking = field(default_factory=Tracking)
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.temperature <= 100:
+            raise ValueError("temperature must be between 0.01 and 100")
+        _at_least(1, rows=self.rows)
+        _at_least(0, seed=self.seed)
+        if self.cluster is not None and self.placement != Inline():
+            raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
+
+    @property
+    def where(self) -> Inline | Local | Cluster:
+        """Where the parts of the run are."""
+        return self.cluster or self.placement
+
+    def without_prompts(self) -> Self:
+        """The same, without the prompts that the task keeps once it has been asked for them.
+
+        That is how it goes to other processes: it is small, whatever the data.
+        """
+        return replace(self, task=replace(self.task))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
+        values = asdict(self)
+        if self.cluster is None:
+            del values["cluster"]
+        return values
+
+    def to_json(self) -> dict[str, Any]:
+        """The same where JSON is to be made of it, which has no infinity; `from_dict` takes this back too."""
+        return _with_words(self.to_dict())
+
+
+def _with_words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_words(item) for key, item in value.items()}
+    return "inf" if value == math.inf else value
+
+
+def from_dict(values: Mapping[str, Any], source: str = "recipe") -> Recipe:
+    """Check `values` and build the recipe.
+
+    Raises:
+        InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of range.
+    """
+    return _FORM.build(_with_kinds(values), source)
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a TOML file, a recipe of the package by its name, or that of a run folder.
+
+    Overrides are like `loss.max_ratio=4`.
+
+    Raises:
+        InputError: no such recipe, bad TOML, or what `from_dict` raises.
+    """
+    return from_dict(read_toml(source, overrides), str(source))
+
+
+def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The sparse values of a recipe, with the overrides applied."""
+    path: Path | Traversable = Path(source)
+    if path.is_dir() and (path / "config.json").is_file():
+        return _overridden(recipe_of_run(path / "config.json"), overrides)
+    if not path.is_file():
+        if path.is_dir():
+            raise InputError(f"{source}: a folder without a config.json: no run, and so no recipe")
+        packaged = resources.files("scalerl") / "recipes" / f"{source}.toml"
+        if not packaged.is_file():
+            known = sorted(
+                f.name.removesuffix(".toml") for f in (resources.files("scalerl") / "recipes").iterdir()
+            )
+            raise InputError(
+                f"{source}: no such file, and no recipe of that name (there are: {', '.join(known)})"
+            )
+        path = packaged
+    return _overridden(parse_toml(path, source), overrides)
+
+
+def recipe_of_run(path: Path) -> dict[str, Any]:
+    """The resolved values of the recipe in the config.json `path`.
+
+    Raises:
+        InputError: it cannot be read, or holds no recipe.
+    """
+    recipe = read_object(path).get("recipe")
+    if not isinstance(recipe, dict):
+        raise InputError(f"{path}: holds no recipe")
+    return recipe
+
+
+def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a recipe with `changes`, table by table.
+
+    A table of another kind takes the place of what was there: the parameters of the kind before are not its
+    own, even where they have one name.
+    """
+    out = dict(values)
+    for key, change in changes.items():
+        before = out.get(key, {})
+        if not isinstance(change, Mapping):
+            out[key] = change
+        elif not isinstance(before, Mapping):
+            raise InputError(f"{prefix + key!r} is a value, not a table")
+        else:
+            kind = before.get("kind", _default_kind(prefix + key))
+            kept = before if change.get("kind", kind) == kind else {}
+            out[key] = changed(kept, change, f"{prefix}{key}.")
+    return out
+
+
+def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        add_override(changes, override)
+    try:
+        return changed(values, changes)
+    except InputError as error:
+        raise InputError(f"--set: {error}") from None
+
+
+def _default_kind(name: str) -> str | None:
+    """The kind of a choice where a recipe does not say it."""
+    for item in fields(Recipe):
+        if item.name == name and item.default_factory is not MISSING:
+            return getattr(item.default_factory(), "kind", None)
+    return None
+
+
+def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice that does not say its kind is of the default kind: `loss.max_ratio = 4` is CISPO's."""
+    out = dict(values)
+    for item in fields(Recipe):
+        value, kind = out.get(item.name), _default_kind(item.name)
+        if isinstance(value, Mapping) and kind:
+            out[item.name] = {"kind": kind, **value}
+    return out
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite")
+
+
+def _at_least(bound: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < bound:
+            raise ValueError(f"{name} must be at least {bound}")
+
+
+_FORM = Form(Recipe)

@@ -1,0 +1,176 @@
+"""From a recipe to the parts of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from scalerl.errors import InputError
+from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.check import check_cache, check_sampling, check_training
+from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.model.causal_lm import (
+    checkpoint_activations,
+    compute_device,
+    dtype_of,
+    load_model,
+    load_tokenizer,
+)
+from scalerl.rl.model.prompt_tokens import prompt_tokens
+from scalerl.rl.placement.local import LocalGenerator
+from scalerl.rl.tasks.chain import Chain
+from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.types import Generator
+from scalerl.rl.verify.verifier import Verifier
+
+
+def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
+    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
+    """
+    model, tokenizer = _load(recipe, model_folder), load_tokenizer(model_folder)
+    return _generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+
+
+def _generator(
+    recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, rows: int
+) -> TorchGenerator:
+    check_sampling(model, tokenizer, sampling, recipe.model)
+    return TorchGenerator(model, tokenizer, sampling, rows)
+
+
+def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:
+    """How completions are sampled from this model.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe.
+    """
+    _check_attention(model, recipe.model)
+    length = LengthRule.resolve(
+        recipe.length, tokenizer, recipe.context.thinking, recipe.context.answer, recipe.end_of_thinking
+    )
+    needed = recipe.context.prompt + length.max_tokens
+    config: Any = model.config
+    if needed > config.max_position_embeddings:
+        raise InputError(
+            f"context: prompt, thinking, phrase and answer need {needed} positions, and the model has "
+            f"{config.max_position_embeddings}"
+        )
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"tokenizer of {recipe.model} has no end token (eos_token)")
+    return Sampling(
+        recipe.temperature,
+        recipe.fp32_logits in ("both", "generator"),
+        seed,
+        recipe.context.prompt,
+        length,
+        tokenizer.eos_token_id,
+    )
+
+
+def place_generator(
+    recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
+) -> Generator:
+    """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+    """
+    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
+    if recipe.placement.kind == "inline":
+        generator = _generator(recipe, _load(recipe, model_folder), tokenizer, sampling, recipe.rows)
+        generator.start(learner.weights(), version)
+        return generator
+    n_processes = recipe.placement.generators
+    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
+
+
+def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
+    """The tokenizer, and how completions are sampled, if `model` can be sampled from in the recipe's rows.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+    """
+    n_heldout = len(recipe.task.prompts("heldout"))
+    rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
+    tokenizer = load_tokenizer(model_folder)
+    sampling = sampling_of(recipe, model, tokenizer, recipe.seed)
+    check_cache(model, rows, recipe.context.prompt + sampling.length.max_tokens)
+    return tokenizer, sampling
+
+
+def _check_attention(model: nn.Module, name: str | Path) -> None:
+    """The generator attends to everything before a token; a model that does not would be sampled wrongly."""
+    config: Any = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        raise InputError(
+            f"model {name} uses sliding-window or other attention that is not full: not supported yet"
+        )
+
+
+def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
+    """The recipe, its task without the prompts longer than `context.prompt` where that is what it says.
+
+    Raises:
+        InputError: a prompt has no tokens; or some are too long, and the task does not say that they are to
+            be dropped.
+    """
+    tokenizer, task = load_tokenizer(model_folder), recipe.task
+    prompts = [*task.prompts("heldout"), *task.prompts("train")]
+    lengths = {prompt.id: len(prompt_tokens(tokenizer, prompt)) for prompt in prompts}
+    if empty := [name for name, length in lengths.items() if not length]:
+        raise InputError(
+            f"prompt {empty[0]} has no tokens ({len(empty)} of {len(prompts)} prompts have none)"
+        )
+    long = [name for name, length in lengths.items() if length > recipe.context.prompt]
+    if not long:
+        return recipe
+    if isinstance(task, Dataset) and task.too_long == "drop":
+        return replace(recipe, task=task.without(frozenset(long)))
+    allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed, and prompt {long[0]} has"
+    how = "; task.too_long = 'drop' leaves them out" if isinstance(task, Dataset) else ""
+    raise InputError(
+        f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"
+    )
+
+
+def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
+    """The learner of a recipe, at version 0.
+
+    Raises:
+        InputError: the model cannot be loaded, or computes at random while it is trained.
+    """
+    plain = _load(recipe, model_folder)
+    check_training(plain, recipe.model)
+    model: Any = recipe.lora.apply(plain, recipe.seed)
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
+    return Learner(
+        model,
+        recipe.loss,
+        recipe.optimiser,
+        recipe.temperature,
+        recipe.fp32_logits in ("both", "trainer"),
+        recipe.batch.micro,
+        recipe.kl,
+        _load(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None,
+    )
+
+
+def _load(recipe: Recipe, model_folder: str | Path) -> nn.Module:
+    """The model in the recipe's precision, where it computes."""
+    return load_model(model_folder, dtype_of(recipe.precision)).to(compute_device())
+
+
+def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
+    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
+    task = recipe.task
+    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)

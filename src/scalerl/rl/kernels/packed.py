@@ -1,0 +1,186 @@
+"""The training pass of a dense model over packed tokens (`scalerl.rl.kernels.packing`), with its gradient.
+
+The same mathematics as the model's own modules, in float32 on a CPU. Matrix products are torch's; the norm,
+the gated activation and the attention are in packed.c, each with a backward pass of its own.
+
+Shapes in names: F tokens that are read, R of them at which something is predicted, D hidden size, I inner
+size of the MLP, H query heads, X heads of queries, keys and values, E head size, P positions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import linear
+
+from scalerl.rl.kernels.compiled import LANES, address, fits, load_library
+from scalerl.rl.kernels.dense import DenseLayer, DenseModel
+from scalerl.rl.kernels.packing import Packing
+
+
+def can_pack(model: DenseModel) -> bool:
+    """Whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
+    return fits(model) and _library() is not None
+
+
+def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
+    """Last hidden states, before the LM head, where something is predicted: shape (R, D)."""
+    needed_R = torch.from_numpy(packing.needed_R)
+    attention = _Attention.of(model, packing)
+    x_FD = model.embedding(torch.from_numpy(packing.token_F))
+    for layer in model.layers:
+        qkv_FXE = _queries_keys_values(model, layer, rms_norm(x_FD, layer.norm, model.eps))
+        mixed_FD: Any = _Attend.apply(qkv_FXE, attention)
+        if layer is model.layers[-1]:  # what nothing is predicted from has given its keys, and is done
+            mixed_FD, x_FD = mixed_FD.index_select(0, needed_R), x_FD.index_select(0, needed_R)
+        x_FD = x_FD + linear(mixed_FD, layer.o.weight, layer.o.bias)
+        x_FD = x_FD + _mlp(layer, rms_norm(x_FD, layer.mlp_norm, model.eps))
+    return rms_norm(x_FD, model.norm, model.eps)
+
+
+def _queries_keys_values(model: DenseModel, layer: DenseLayer, x_FD: Tensor) -> Tensor:
+    """Shape (F, X, E), the heads of queries first."""
+    parts = (layer.q, layer.k, layer.v)
+    bias = None if layer.q.bias is None else torch.cat([part.bias for part in parts])
+    qkv = linear(x_FD, torch.cat([part.weight for part in parts]), bias)
+    qkv_FXE = qkv.unflatten(1, (-1, model.head_dim))
+    if layer.q_norm is None or layer.k_norm is None:
+        return qkv_FXE
+    qk_FXE, v_FXE = qkv_FXE.split([model.heads + model.kv_heads, model.kv_heads], dim=1)
+    scale_XE = torch.cat([layer.q_norm.expand(model.heads, -1), layer.k_norm.expand(model.kv_heads, -1)])
+    return torch.cat([rms_norm(qk_FXE, scale_XE, model.eps), v_FXE], dim=1)
+
+
+def _mlp(layer: DenseLayer, x_FD: Tensor) -> Tensor:
+    bias = None if layer.gate.bias is None else torch.cat([layer.gate.bias, layer.up.bias])
+    gate_up = linear(x_FD, torch.cat([layer.gate.weight, layer.up.weight]), bias)
+    inner_FI: Any = _Swiglu.apply(gate_up)
+    return linear(inner_FI, layer.down.weight, layer.down.bias)
+
+
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * scale over the last dimension; `scale` may have one row per head."""
+    out: Any = _RmsNorm.apply(x, scale, eps)
+    return out
+
+
+class _RmsNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, eps: float) -> Tensor:
+        x, scale = x.contiguous(), scale.contiguous()
+        out, rate = torch.empty_like(x), x.new_empty(x.shape[:-1])
+        sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
+        _functions().rms_norm(address(x), address(scale), eps, address(out), address(rate), *sizes)
+        ctx.save_for_backward(x, scale, rate)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
+        x, scale, rate = ctx.saved_tensors
+        grad, grad_x, grad_scale = grad.contiguous(), torch.empty_like(x), torch.zeros_like(scale)
+        tensors = (grad, x, scale, rate, grad_x, grad_scale)
+        sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
+        _functions().rms_norm_backward(*map(address, tensors), *sizes)
+        return grad_x, grad_scale, None
+
+
+class _Swiglu(Function):
+    """silu(gate) * up, from (F, 2 I) to (F, I)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        _functions().swiglu(address(gate_up), address(out), *out.shape)
+        ctx.save_for_backward(gate_up)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
+        (gate_up,) = ctx.saved_tensors
+        grad, grad_gate_up = grad.contiguous(), torch.empty_like(gate_up)
+        _functions().swiglu_backward(address(grad), address(gate_up), address(grad_gate_up), *grad.shape)
+        return grad_gate_up
+
+
+class _Attend(Function):
+    """Rotary positions and causal attention, from (F, X, E) to (F, H E).
+
+    Gradients of a prompt's keys and values are summed over the completions that read them. Nothing is kept
+    for the backward pass but its arguments: scores are computed there again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv_FXE: Tensor, attention: _Attention) -> Tensor:
+        ctx.save_for_backward(qkv_FXE)
+        ctx.attention = attention
+        out = qkv_FXE.new_empty(len(qkv_FXE), attention.heads * attention.head_dim)
+        _functions().attention(ctypes.byref(attention), address(qkv_FXE), address(out))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        (qkv_FXE,) = ctx.saved_tensors
+        grad, grad_qkv = grad.contiguous(), torch.empty_like(qkv_FXE)
+        tensors = (grad, qkv_FXE, grad_qkv)
+        _functions().attention_backward(ctypes.byref(ctx.attention), *map(address, tensors))
+        return grad_qkv, None
+
+
+class _Attention(ctypes.Structure):
+    """The struct of the same name in packed.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "n_prompts")),
+        *((name, c_void_p) for name in ("prompt_start", "prompt_length", "first", "start", "length")),
+        *((name, c_void_p) for name in ("cos", "sin", "room")),
+        ("extent", c_int64),
+        ("scale", c_float),
+    )
+    heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, model: DenseModel, packing: Packing) -> _Attention:
+        """The attention of `model` in a micro-batch."""
+        extent = -(-packing.longest // LANES) * LANES
+        cos, sin = model.rotation(extent)
+        room = torch.empty(6 * extent * model.head_dim + 2 * extent + 2 * model.head_dim)
+        places = [
+            packing.prompt_start_U,
+            packing.prompt_length_U,
+            packing.first_U,
+            packing.start_M,
+            packing.length_M,
+        ]
+        arrays = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)) for array in places]
+        tensors = [*arrays, cos, sin, room]
+        shape = (model.heads, model.kv_heads, model.head_dim, len(packing.prompt_start_U))
+        attention = cls(*shape, *map(address, tensors), extent, model.head_dim**-0.5)
+        attention.owners = tensors  # what it points to lives as long as it does
+        return attention
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = load_library("packed.c")
+    if library is not None:
+        library.rms_norm.argtypes = [c_void_p, c_void_p, c_float, *[c_void_p] * 2, *[c_int64] * 3]
+        library.rms_norm_backward.argtypes = [*[c_void_p] * 6, *[c_int64] * 3]
+        library.swiglu.argtypes = [*[c_void_p] * 2, *[c_int64] * 2]
+        library.swiglu_backward.argtypes = [*[c_void_p] * 3, *[c_int64] * 2]
+        library.attention.argtypes = [POINTER(_Attention), *[c_void_p] * 2]
+        library.attention_backward.argtypes = [POINTER(_Attention), *[c_void_p] * 3]
+    return library
+
+
+def _functions() -> ctypes.CDLL:
+    library = _library()
+    assert library is not None
+    return library

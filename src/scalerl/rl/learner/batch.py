@@ -1,0 +1,141 @@
+"""From verified groups to the arrays of one trainer step.
+
+Shapes in names: G completions of one group, N completions of the batch, T positions (prompt and completion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scalerl.rl.algo.advantage import Advantage, centre
+from scalerl.rl.algo.averaging import Averaging
+from scalerl.rl.types import Group, Rollout
+
+Fate = Literal["trained", "zero_variance", "truncated", "failed"]
+"""What becomes of a group: it enters the loss, or leaves it because its rewards are all the same; because
+truncation left fewer than two of its completions; or because failed verifications did."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Completions that enter the loss, right-padded. Position t predicts the token at t.
+
+    `weight_NT` sums to 1 over the batch (to less with `ConstantAverage`), and is 0 on prompts, on inserted
+    tokens and on padding.
+    """
+
+    token_NT: np.ndarray
+    behaviour_logp_NT: np.ndarray
+    weight_NT: np.ndarray
+    version_NT: np.ndarray
+    advantage_N: np.ndarray
+    length_N: np.ndarray
+    """Prompt and completion, inserted tokens included."""
+    prompt_N: np.ndarray
+    """Tokens of the prompt."""
+    group_N: np.ndarray
+    """Number of the group; its completions share their prompt."""
+    fates: tuple[Fate, ...]
+    """What became of each group."""
+    zero_variance: int
+    """Groups without signal."""
+
+    @property
+    def groups_used(self) -> int:
+        """Groups that enter the loss."""
+        return self.fates.count("trained")
+
+    @property
+    def sampled_NT(self) -> np.ndarray:
+        """True on the tokens that are trained."""
+        return self.weight_NT > 0
+
+    def __len__(self) -> int:
+        return len(self.advantage_N)
+
+
+def make_batch(
+    groups: Sequence[Group],
+    advantage: Advantage,
+    averaging: Averaging,
+    budget: int,
+    *,
+    keep_zero_variance: bool = False,
+    keep_truncated: bool = False,
+) -> Batch:
+    """Build the batch of one trainer step; it may be empty, and the step is then skipped and counted.
+
+    `budget` is the most tokens that a completion may sample.
+    """
+    kept: list[list[Rollout]] = []
+    centred: list[np.ndarray] = []
+    fates: list[Fate] = []
+    without_signal = 0
+    for group in groups:
+        rollouts = group.rollouts
+        whole = [
+            i
+            for i, r in enumerate(rollouts)
+            if r.length > 0 and (keep_truncated or not r.truncated) and i not in group.failed
+        ]
+        centred_G = centre(group.reward_G[whole])
+        signal = centred_G.any()
+        without_signal += not signal
+        if signal or (keep_zero_variance and whole):
+            kept.append([rollouts[i] for i in whole])
+            centred.append(centred_G)
+            fates.append("trained")
+        elif len(whole) > 1:
+            fates.append("zero_variance")
+        else:
+            truncated = sum(r.truncated for r in rollouts)
+            fates.append("failed" if len(group.failed) > truncated else "truncated")
+    rollouts = [rollout for members in kept for rollout in members]
+    group_N = np.repeat(np.arange(len(kept)), [len(members) for members in kept])
+    advantage_N = np.concatenate([*advantage(centred), np.zeros(0)])
+    length_N = np.array([r.length for r in rollouts], dtype=float)
+    weight_N = averaging(length_N, group_N, budget) if rollouts else np.zeros(0)
+    return _pad(rollouts, group_N, advantage_N, weight_N, tuple(fates), without_signal)
+
+
+def _pad(
+    rollouts: Sequence[Rollout],
+    group_N: np.ndarray,
+    advantage_N: np.ndarray,
+    weight_N: np.ndarray,
+    fates: tuple[Fate, ...],
+    without_signal: int,
+) -> Batch:
+    prompt_N = np.array([len(r.prompt_T) for r in rollouts], dtype=np.int64)
+    length_N = prompt_N + np.array([len(r.token_T) for r in rollouts], dtype=np.int64)
+    shape = (len(rollouts), int(length_N.max(initial=0)))
+    at_T = np.arange(shape[1])
+    prompt_NT, all_NT = at_T < prompt_N[:, None], at_T < length_N[:, None]
+    own_NT = all_NT & ~prompt_NT
+
+    def padded(name: str, dtype: type) -> np.ndarray:
+        """What each rollout has per token of its completion, at its place."""
+        out_NT = np.zeros(shape, dtype=dtype)
+        if rollouts:
+            out_NT[own_NT] = np.concatenate([getattr(r, name) for r in rollouts])
+        return out_NT
+
+    token_NT = padded("token_T", np.int64)
+    if rollouts:
+        token_NT[prompt_NT] = np.concatenate([r.prompt_T for r in rollouts])
+    return Batch(
+        token_NT=token_NT,
+        behaviour_logp_NT=padded("logp_T", np.float32),
+        weight_NT=padded("sampled_T", np.float64) * weight_N[:, None],
+        version_NT=padded("version_T", np.int64),
+        advantage_N=advantage_N,
+        length_N=length_N,
+        prompt_N=prompt_N,
+        group_N=group_N,
+        fates=fates,
+        zero_variance=without_signal,
+    )

@@ -1,0 +1,206 @@
+"""A learner on several ranks, as the driver of a run sees it.
+
+    driver     LearnerGroup        has the methods of `Learner`; sends each by name with plain arguments
+    rank 0..n  LearnerRank         the same methods on every rank, on its `ShardedLearner`
+
+What lies between is `Ranks`: with torchrun a broadcast from rank 0, which is the driver too
+(`scalerl.rl.learner.fsdp.launch`); with actors a remote call to each. Arguments and results are numbers, text, lists,
+mappings, arrays and tensors; what rank 0 returns is what the driver gets, the others return nothing large.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scalerl.errors import WriteError
+from scalerl.rl.checkpoint.manifest import Sums
+from scalerl.rl.checkpoint.store import Write
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.recipe import Recipe, from_dict
+from scalerl.rl.learner.batch import Batch
+from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving
+from scalerl.rl.learner.fsdp.learner import ShardedLearner, load_sharded_learner
+from scalerl.rl.learner.learner import StepStats
+from scalerl.rl.model.causal_lm import dtype_of, empty_model
+from scalerl.rl.model.memory import return_freed_memory
+from scalerl.rl.pending import Pending
+from scalerl.rl.types import Weights
+
+
+class Ranks(Protocol):
+    """Calls methods of `LearnerRank` by name."""
+
+    size: int
+    """How many there are."""
+
+    def all(self, name: str, *args: Any) -> Any:
+        """On every rank, in the order of the calls; what rank 0 returns. Of one thread of the driver.
+
+        Raises:
+            ScalerlError: what all ranks raised; WorkerError where one of them is gone.
+        """
+        ...
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """The same, which the driver need not wait for where it is no rank itself."""
+        ...
+
+    def first(self, name: str, *args: Any) -> Any:
+        """On rank 0 alone, meanwhile; of any thread."""
+        ...
+
+
+class LearnerRank:
+    """One rank: everything but `wait_saved` is collective."""
+
+    learner: ShardedLearner
+    _saving: Saving
+
+    def load(self, recipe: Mapping[str, Any], model_folder: str, settings: Mapping[str, Any]) -> str:
+        """Make the learner; returns the device it computes on."""
+        self.learner = load_sharded_learner(from_dict(recipe), model_folder, Fsdp2(**settings))
+        return str(self.learner.device)
+
+    def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
+        """One step of a batch, which is given by its fields."""
+        return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights on rank 0; the others help to gather them, and have none."""
+        kept = {}
+        for name, weight in self.learner.weights_by_tensor():
+            if dist.get_rank() == 0:
+                kept[name] = weight.to("cpu", torch.float32).numpy()
+        return kept
+
+    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> list[Tensor]:
+        """See `Learner.log_probs`."""
+        with torch.no_grad():
+            return [tensor.cpu() for tensor in self.learner.log_probs(token_MT, wanted_MT)]
+
+    def hold(self) -> None:
+        """See `Learner.hold`."""
+        self.learner.hold()
+
+    def held_scores(self, token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]) -> list[Tensor]:
+        """See `Learner.held_scores`."""
+        return list(self.learner.held_scores((), token_NT, wanted_NT, heads))
+
+    def save(self, folder: str, resumable: bool) -> None:
+        """The model in Hugging Face format, and what training needs to go on: this one is only begun."""
+        return_freed_memory()  # before there are more copies
+        self.learner.save_pretrained(folder)
+        if resumable:
+            self._saving = self.learner.save(Path(folder) / DISK)
+
+    def wait_saved(self) -> Sums:
+        """Until what `save` began is on the disk; on rank 0 that of all, and their sums."""
+        return self._saving.wait()
+
+    def restore(self, state: Mapping[str, Any], folder: str) -> int:
+        """Go on from a checkpoint; returns the version."""
+        self.learner.restore(state, Path(folder))
+        return self.learner.version
+
+
+class LearnerGroup:
+    """The learner of a run whose ranks are called through `ranks`; see `Learner` for its methods."""
+
+    def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path, settings: Fsdp2) -> None:
+        """Makes the ranks load the model.
+
+        Raises:
+            InputError: it cannot be loaded or sharded.
+        """
+        self._ranks, self.trainers = ranks, ranks.size
+        self.device = torch.device(ranks.all("load", recipe.to_json(), str(model_folder), asdict(settings)))
+        self.model = empty_model(model_folder, dtype_of(recipe.precision))
+        """Its shape, without weights."""
+        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
+        self.version = 0
+
+    def begin(self, batch: Batch) -> Pending[StepStats]:
+        """Begin a step; `version` is the next one as soon as its result is asked for."""
+        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        return _Step(self, self._ranks.begin("step", values))
+
+    def check_life(self) -> None:
+        """A rank that is gone ends those of torchrun."""
+
+    def weights(self) -> Weights:
+        """See `Learner.weights`."""
+        return self._ranks.all("weights")
+
+    def state(self) -> dict[str, Any]:
+        """What `saver` does not write."""
+        return {"version": self.version}
+
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """See `ShardedLearner.restore`."""
+        self.version = self._ranks.all("restore", state, str(folder))
+
+    def saver(self, near: Path, resumable: bool = True) -> Write:
+        """See `Learner.saver`. The model is written at once, block by block; the rest meanwhile.
+
+        All ranks have to have the folder: on several nodes it is on a file system that they share.
+        """
+        part = near / ".learner.part"
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            self._ranks.all("save", str(part.absolute()), resumable)
+        except WriteError:
+            shutil.rmtree(part, ignore_errors=True)  # the room is somebody else's
+            raise
+
+        def move(folder: Path) -> Sums:
+            try:
+                sums = self._ranks.first("wait_saved") if resumable else {}
+                for path in part.iterdir():
+                    path.rename(folder / path.name)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+            return {f"{DISK}/{name}": found for name, found in sums.items()}
+
+        return move
+
+    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Learner.log_probs`; without gradient."""
+        logp_MT, entropy_MT = self._ranks.all("log_probs", token_MT, wanted_MT)
+        return logp_MT, entropy_MT
+
+    def hold(self) -> list[Tensor]:
+        """The ranks hold it."""
+        self._ranks.all("hold")
+        return []
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """See `Learner.held_scores`."""
+        logp_WH, rank_W2 = self._ranks.all("held_scores", token_NT, wanted_NT, list(heads))
+        return logp_WH, rank_W2
+
+
+@dataclass
+class _Step:
+    """A step that the ranks make; see `scalerl.rl.pending.Pending`."""
+
+    learner: LearnerGroup
+    stats: Pending[dict[str, Any]]
+
+    def wait(self, seconds: float) -> bool:
+        return self.stats.wait(seconds)
+
+    def result(self) -> StepStats:
+        stats = StepStats(**self.stats.result())
+        self.learner.version += 1
+        return stats

@@ -1,0 +1,151 @@
+"""A learner on the processes that torchrun started.
+
+    torchrun --nproc-per-node 2 -m scalerl train RECIPE
+
+Rank 0 is the run: it generates, verifies and writes. The others wait for what it says: the name of a method
+of `LearnerRank` and its arguments, as JSON with the arrays beside it (nothing that comes in is unpickled).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from scalerl.errors import InputError, ScalerlError, WorkerError
+from scalerl.rl.checkpoint.store import with_arrays, without_arrays
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
+from scalerl.rl.pending import Done, Pending
+from scalerl.rl.workers.process import STOPPING
+from scalerl.rl.workers.ranks import losses, meet
+
+_IDLE = timedelta(days=30)
+"""For which ranks wait for the next command: rank 0 may generate or evaluate for long. One that has died is
+noticed at once, by its closed connection."""
+_STOP = "stop"
+
+
+def settings_of(recipe: Any) -> Fsdp2:
+    """Those of the recipe's `[cluster]`, or the usual ones.
+
+    Raises:
+        InputError: the recipe has a learner of another kind.
+    """
+    cluster = getattr(recipe, "cluster", None)
+    if cluster is None:
+        return Fsdp2()
+    if not isinstance(cluster.learner, Fsdp2):
+        raise InputError('cluster.learner.kind: torchrun starts several processes for "fsdp2" alone')
+    return cluster.learner
+
+
+def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:
+    """On rank 0 `lead`, with what makes the learner of all ranks; the others do what it says, until it ends.
+
+    Raises:
+        WorkerError: a rank has died, or has not answered for `settings.timeout` seconds.
+    """
+    _init(settings)
+    commands, rank = dist.new_group(backend="gloo", timeout=_IDLE), LearnerRank()
+    try:
+        if dist.get_rank():
+            _follow(rank, commands, settings.timeout)
+        else:
+            leader = _Leader(rank, commands, settings.timeout)
+            with leader.stopping():
+                lead(lambda recipe, folder: LearnerGroup(leader, recipe, folder, settings))
+    finally:
+        dist.destroy_process_group()
+
+
+def _init(settings: Fsdp2) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with losses(settings.timeout):
+        meet(settings.timeout)
+
+
+class _Leader:
+    """The `Ranks` of rank 0, which is one of them."""
+
+    def __init__(self, rank: LearnerRank, commands: Any, seconds: float) -> None:
+        self._rank, self._commands, self._seconds = rank, commands, seconds
+        self.size = dist.get_world_size()
+
+    def all(self, name: str, *args: Any) -> Any:
+        """See `Ranks`."""
+        with losses(self._seconds):
+            _send([name, *args], self._commands)
+            return getattr(self._rank, name)(*args)
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """See `Ranks`: this process is one of them, and has then done it."""
+        return Done(self.all(name, *args))
+
+    def first(self, name: str, *args: Any) -> Any:
+        """See `Ranks`."""
+        return getattr(self._rank, name)(*args)
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Lets the others end at the end. After what is no error of ours they may be waiting for something
+        else: then the end of this process is theirs."""
+        try:
+            yield
+        except WorkerError:
+            raise
+        except ScalerlError:
+            _send([_STOP], self._commands)
+            raise
+        _send([_STOP], self._commands)
+
+
+def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
+    """Do what rank 0 says. What it says all ranks to have done wrong is for rank 0 to tell."""
+    for number in STOPPING:  # for rank 0 to answer, which ends this by a command
+        signal.signal(number, signal.SIG_IGN)
+    with losses(seconds):
+        while (command := _receive(commands)) != [_STOP]:
+            name, *args = command
+            with suppress(ScalerlError):
+                getattr(rank, name)(*args)
+
+
+def _send(tree: Any, group: Any) -> None:
+    """Broadcast a tree of plain values, arrays and tensors."""
+    arrays: dict[str, Tensor] = {}
+    plain = without_arrays(tree, arrays)
+    shapes = {name: [str(a.dtype).removeprefix("torch."), list(a.shape)] for name, a in arrays.items()}
+    text = torch.frombuffer(bytearray(json.dumps([plain, shapes]).encode()), dtype=torch.uint8)
+    dist.broadcast(torch.tensor(len(text)), 0, group=group)
+    copies = [array.clone(memory_format=torch.contiguous_format) for array in arrays.values()]
+    for part in (text, *map(_bytes, copies)):
+        dist.broadcast(part, 0, group=group)
+
+
+def _receive(group: Any) -> Any:
+    """What rank 0 sent."""
+    size = torch.zeros((), dtype=torch.int64)
+    dist.broadcast(size, 0, group=group)
+    text = torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, 0, group=group)
+    plain, shapes = json.loads(bytes(text.numpy()))
+    arrays = {}
+    for name, (dtype, shape) in shapes.items():
+        arrays[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        dist.broadcast(_bytes(arrays[name]), 0, group=group)
+    return with_arrays(plain, arrays)
+
+
+def _bytes(array: Tensor) -> Tensor:
+    """The same memory, whatever is in it."""
+    return array.reshape(-1).view(torch.uint8)

@@ -1,0 +1,354 @@
+"""The learner: forward, loss, one optimiser step.
+
+Shapes in names: M completions of a micro-batch, T positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalerl.errors import DivergedError, InputError
+from scalerl.rl.algo.loss import Kl, Loss
+from scalerl.rl.checkpoint.manifest import Sums
+from scalerl.rl.checkpoint.store import Write, copied_state
+from scalerl.rl.learner.batch import Batch
+from scalerl.rl.learner.held import copies, scores_of_held
+from scalerl.rl.learner.score import Scorer
+from scalerl.rl.model.causal_lm import FlopCount, copy_weights
+from scalerl.rl.model.lora import merged_parameters
+from scalerl.rl.pending import Done, Pending
+from scalerl.rl.types import Weights
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
+
+    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
+    gradients are not far above it. The learning rate has no part in that.
+    `max_grad_norm` clips the norm of the whole gradient.
+    """
+
+    lr: float = 5e-7
+    warmup_steps: int = 100
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-15
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    kind: Literal["adamw"] = "adamw"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr <= 1000:
+            raise ValueError("lr must be positive, and at most 1000")
+        if not 0 < self.eps <= 1 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("eps must be positive and at most 1, and betas in [0, 1)")
+        if self.warmup_steps < 0 or not 0 <= self.weight_decay <= 1000 or not self.max_grad_norm > 0:
+            raise ValueError(
+                "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
+                "positive"
+            )
+
+    def build(self, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
+        """The optimiser over `parameters`."""
+        parameters = list(parameters)
+        matrices = [p for p in parameters if p.ndim >= 2]
+        vectors = [p for p in parameters if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
+        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step showed, over the trained tokens; NaN where the step was skipped."""
+
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    lr: float = math.nan
+    entropy: float = math.nan
+    """Mean entropy of the trainer's distribution, nats per token."""
+    ratio_mean: float = math.nan
+    ratio_max: float = math.nan
+    ratio_clipped: float = math.nan
+    """Share of tokens on which a bound of the loss on the importance ratio acts."""
+    ess: float = math.nan
+    """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
+    logp_shift: float = math.nan
+    """Mean |log rho|, nats per token: how far trainer and generator are apart, age included."""
+    kl: float = math.nan
+    """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
+    flops: float = 0.0
+    tokens: int = 0
+
+
+class Learner:
+    """Trains one model in this process. `version` counts trainer steps, skipped ones included.
+
+    Weights of a lower precision have masters in float32: gradients are summed and steps are made there, as a
+    step of a small learning rate would round to nothing.
+    """
+
+    trainers = 1
+    """Processes that it is on."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimiser: AdamW,
+        temperature: float,
+        fp32_logits: bool,
+        micro_batch: int,
+        kl: Kl | None = None,
+        base: nn.Module | None = None,
+    ) -> None:
+        """`base` is a model that stays as it is: what the divergence `kl` is measured from."""
+        self.model = model.train()
+        self.version = 0
+        self._loss = loss
+        self._settings = optimiser
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
+        self._optimiser = optimiser.build(self._masters)
+        self._score = self._scorer(model, temperature, fp32_logits)
+        self.fp32_logits = fp32_logits
+        self._micro_batch = micro_batch
+        self._kl = kl or Kl()
+        self._base_score = self._score.by(base) if base is not None else None
+        self._flop_count = FlopCount.of(model)
+        self._device = next(model.parameters()).device
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
+        """What gives tokens their log-probabilities."""
+        return Scorer(model, temperature, fp32_logits)
+
+    def check_life(self) -> None:
+        """Whether all of the learner is there, as it is: it is in this process.
+
+        Raises:
+            LearnerLostError: where it is elsewhere, and some of it is gone.
+        """
+
+    def weights(self) -> Weights:
+        """A copy of the current weights."""
+        return copy_weights(self.model)
+
+    def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
+        """The same one by one, as they are: by the names of the plain model, tied ones once."""
+        for name, weight in merged_parameters(self.model):
+            yield name, weight.detach()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
+        return {
+            "version": self.version,
+            "masters": [master.detach().clone() for master in self._masters],
+            "moments": [
+                {name: value.clone() for name, value in self._optimiser.state[master].items()}
+                for master in self._masters
+            ],
+        }
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Go on from `state`; `folder` is that of its checkpoint, with what `saver` wrote.
+
+        Raises:
+            InputError: it is the state of a learner on several processes.
+        """
+        if "masters" not in state:
+            again = f"torchrun --nproc-per-node N -m scalerl train {folder and folder.parents[1]} --resume"
+            raise InputError(f"{folder}: saved by a learner on several processes: resume it by {again}")
+        self.version = state["version"]
+        for master, value, moments in zip(self._masters, state["masters"], state["moments"], strict=True):
+            master.copy_(value)
+            if moments:
+                self._optimiser.state[master] = {name: v.to(master.device) for name, v in moments.items()}
+        self._round_masters()
+
+    def saver(self, near: Path, resumable: bool = True) -> Write:
+        """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
+
+        With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
+        `near` that folder.
+        """
+        weights = copied_state(self.model)
+        model: Any = self.model
+
+        def write(folder: Path) -> Sums:
+            model.save_pretrained(folder, state_dict=dict(weights))
+            return {}
+
+        return write
+
+    def hold(self) -> list[Tensor]:
+        """A copy of the weights that are trained, for `held_scores`."""
+        return copies(self._trained)
+
+    def held_scores(
+        self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
+    ) -> tuple[Tensor, Tensor]:
+        """See `scalerl.rl.learner.held.scores_of_held`; `held` is what `hold` returned."""
+        return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
+
+    def begin(self, batch: Batch) -> Pending[StepStats]:
+        """The same as `step`, for a learner that may be elsewhere: here it is done at once."""
+        return Done(self.step(batch))
+
+    def step(self, batch: Batch) -> StepStats:
+        """One update from `batch`; an empty batch changes nothing but the version."""
+        if not len(batch):
+            self.version += 1
+            return StepStats()
+        sums, ratio_max = self._accumulate_all(batch)
+        lr = self._settings.lr_at(self.version)
+        for group in self._optimiser.param_groups:
+            group["lr"] = lr
+        norm = self._clip()
+        if not math.isfinite(norm):
+            raise DivergedError(self.version + 1, "the gradient is not finite; the run ends before it")
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        self._round_masters()
+        self.version += 1
+        tokens = int(batch.sampled_NT.sum())
+        loss, entropy, ratio, squares, shift, clipped, kl = sums.tolist()
+        passes = 3 if self._base_score is None else 4
+        flops = passes * self._flop_count.forward(*_tokens_and_positions(batch))
+        return StepStats(
+            loss=loss,
+            grad_norm=norm,
+            lr=lr,
+            entropy=entropy / tokens,
+            ratio_mean=ratio / tokens,
+            ratio_max=ratio_max,
+            ratio_clipped=clipped / tokens,
+            ess=ratio * ratio / (tokens * squares) if squares else math.nan,
+            logp_shift=shift / tokens,
+            kl=kl / tokens if self._base_score is not None else math.nan,
+            flops=flops,
+            tokens=tokens,
+        )
+
+    def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
+        """The gradient of the whole batch, and what `_accumulate` returns over all of it."""
+        sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
+        for rows in self._micro_batches(batch):
+            part, largest = self._accumulate(batch, rows)
+            sums, ratio_max = sums + part, max(ratio_max, largest)
+        return sums, ratio_max
+
+    def _clip(self) -> float:
+        """Bound the norm of the whole gradient; returns what it was."""
+        return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+
+    def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
+        """The rows of each forward pass; the weights per token make the order immaterial.
+
+        Groups stay whole where they fit, as their prompt is then read once. Padded sequences go by length.
+        """
+        if not self._score.dense:
+            order = np.argsort(batch.length_N, kind="stable")
+            return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
+        cuts, size = [], 0
+        _, first_U, size_U = np.unique(batch.group_N, return_index=True, return_counts=True)
+        for first, n in zip(first_U, size_U, strict=True):
+            if size and size + n > self._micro_batch:
+                cuts, size = [*cuts, first], 0
+            cuts += range(first + self._micro_batch, first + n, self._micro_batch)
+            size = size + n if n <= self._micro_batch else (n - 1) % self._micro_batch + 1
+        return np.split(np.arange(len(batch)), cuts)
+
+    def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
+        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
+        ratio|, clipped tokens and divergence, and the largest ratio."""
+        extent = int(batch.length_N[rows].max())
+
+        def cut(array_NT: np.ndarray) -> Tensor:
+            return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
+
+        weight_MT = cut(batch.weight_NT)
+        sampled_MT = weight_MT > 0
+        completions = (
+            batch.token_NT[rows, :extent],
+            batch.sampled_NT[rows, 1:extent],
+            batch.prompt_N[rows],
+            batch.group_N[rows],
+        )
+        logp_MT, entropy_MT = self._score(*completions)
+        behaviour_MT = cut(batch.behaviour_logp_NT)
+        advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
+        value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
+        kl_MT = torch.zeros_like(logp_MT)
+        if self._base_score is not None:
+            with torch.no_grad():
+                base_logp_MT, _ = self._base_score(*completions)
+            kl_MT = self._kl(logp_MT, base_logp_MT)
+        loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
+        loss.backward()
+        self._gather_gradients()
+        log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
+        ratio = log_ratio.exp()
+        of_ratio = [ratio.sum(), (ratio**2).sum(), log_ratio.abs().sum()]
+        parts = [loss, entropy_MT.sum(), *of_ratio, clipped_MT[sampled_MT].sum(), kl_MT[sampled_MT].sum()]
+        largest = float(ratio.max()) if len(ratio) else 0.0
+        return torch.stack([part.detach().double() for part in parts]).cpu(), largest
+
+    def _gather_gradients(self) -> None:
+        """Add the gradients of one micro-batch to the masters' own."""
+        for parameter, master in zip(self._trained, self._masters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                grad = parameter.grad.float()
+                master.grad = grad if master.grad is None else master.grad.add_(grad)
+                parameter.grad = None
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """The masters' values into the weights that the model computes with."""
+        for parameter, master in zip(self._trained, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+    def log_probs(
+        self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What `Scorer` gives for sequences that share nothing; of `model`, where that is another."""
+        score = self._score if model is None else self._score.by(model)
+        return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
+
+    def distributions(
+        self, token_MT: Tensor, wanted_MT: Tensor, heads: Sequence[bool]
+    ) -> Iterator[list[Tensor]]:
+        """See `Scorer.distributions`."""
+        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), heads)
+
+
+def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
+    """Tokens that are read, and positions that they attend to; the prompt of a group counts once.
+
+    The last token of a completion is predicted and never read.
+    """
+    _, first_U = np.unique(batch.group_N, return_index=True)
+    prompt_N, read_N = batch.prompt_N.astype(float), batch.length_N - 1.0
+    own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
+    positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
+    return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()

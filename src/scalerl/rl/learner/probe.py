@@ -1,0 +1,121 @@
+"""The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
+
+Trained tokens cannot tell: most are a few versions old, and a difference may be age. So the probe keeps a
+copy of the weights of one version, waits for completions that this version began, and scores them with that
+copy by the trainer's own forward pass:
+
+    hold     the weights of version v as they are published
+    score    in the batches of the next steps, a few completions whose KV cache was begun by v: their tokens
+             up to the first that another version sampled, so that neither weights nor KV cache differ
+    release  once no token of v can come any more (v is older than the schedule allows); hold the next
+
+What is left between the two log-probabilities is kernels and precision, and it says three things:
+
+    gap      |trainer - recorded|: large with another temperature, or weights lost or corrupted on their way
+    head     the same less |trainer with its LM head in the other precision - recorded|: above 0 where the
+             generator's head has the other precision. In the gap that drowns in the noise of bfloat16
+    rank     where the tokens stand in the trainer's distribution: whether they are a sample of it at all, as
+             a generator may well record the probabilities of a distribution that it did not sample from
+
+It costs a forward pass of a few of the batch's completions (two in a low precision), and memory for one copy
+of the trained weights. The copy is of the learner's own weights, not of what was published.
+
+Shapes in names: N completions, T positions (prompt and completion), W wanted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.types import Rollout
+
+
+class Probe:
+    """Holds a version of the learner's weights, and scores `health.probe` of the completions it sampled."""
+
+    def __init__(self, learner: Learner, recipe: Recipe) -> None:
+        self._learner = learner
+        self._schedule = recipe.schedule
+        self._completions = recipe.health.probe
+        # In float32 there is no other head, and a recipe may ask for heads that differ.
+        self._two_heads = recipe.precision != "float32" and recipe.fp32_logits in ("both", "neither")
+        self._held: list[Tensor] = []
+        self.version = learner.version
+        self._hold()
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
+
+        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see `scalerl.rl.health.figures.Sampling`),
+        and with a low precision `head_gap` and `head_gap_rms` in nats (`scalerl.rl.health.figures.Head`), all over
+        `probe_tokens` tokens.
+        """
+        if not self._completions:
+            return {}
+        fresh = [r for r in rollouts if r.first_version == self.version]
+        some = fresh[:: max(1, len(fresh) // self._completions)][: self._completions]
+        found = self._score(some) if some else {}
+        now = self._learner.version
+        if now - self.version > self._schedule.max_age and self._schedule.publishes(now):
+            self._hold()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs to go on as if nothing had happened: a version, and tensors."""
+        return {"version": self.version, "held": list(self._held)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.version, self._held = state["version"], state["held"]
+        if not self._held:  # nothing was probed until now, or the learner holds it elsewhere
+            self._hold()
+
+    def _hold(self) -> None:
+        self.version = self._learner.version
+        if self._completions:
+            self._held = self._learner.hold()
+
+    def _score(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        token_NT, wanted_NT, recorded_W = self._tokens(rollouts)
+        if not len(recorded_W):
+            return {}
+        fp32 = self._learner.fp32_logits
+        heads = (fp32, not fp32) if self._two_heads else (fp32,)
+        logp_WH, rank_W2 = self._learner.held_scores(self._held, token_NT, wanted_NT, heads)
+        gap_WH = (logp_WH - torch.from_numpy(recorded_W)[:, None]).abs()
+        rank, variance = rank_W2.mean(0).tolist()
+        found = {
+            "probe_tokens": len(recorded_W),
+            "logp_gap": float(gap_WH[:, 0].mean()),
+            "logp_gap_max": float(gap_WH[:, 0].max()),
+            "rank": rank,
+            "rank_variance": variance,
+        }
+        if self._two_heads:
+            excess_W = gap_WH[:, 0] - gap_WH[:, 1]
+            found |= {
+                "head_gap": float(excess_W.mean()),
+                "head_gap_rms": float(excess_W.square().mean().sqrt()),
+            }
+        return found
+
+    def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Padded tokens, which of them (after the first) the held version sampled, and their recorded
+        log-probabilities."""
+        own = [r.version_T == self.version for r in rollouts]  # versions never fall within a completion
+        ends = [len(r.prompt_T) + int(of.sum()) for r, of in zip(rollouts, own, strict=True)]
+        token_NT = np.zeros((len(rollouts), max(ends)), dtype=np.int64)
+        wanted_NT = np.zeros(token_NT.shape, dtype=bool)
+        for n, (r, end) in enumerate(zip(rollouts, ends, strict=True)):
+            start = len(r.prompt_T)
+            token_NT[n, :start], token_NT[n, start:end] = r.prompt_T, r.token_T[: end - start]
+            wanted_NT[n, start:end] = r.sampled_T[: end - start]
+        recorded = [r.logp_T[of & r.sampled_T] for r, of in zip(rollouts, own, strict=True)]
+        return torch.from_numpy(token_NT), torch.from_numpy(wanted_NT[:, 1:]), np.concatenate(recorded)

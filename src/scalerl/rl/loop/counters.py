@@ -1,0 +1,216 @@
+"""What a run has spent, what a step showed, and what became of every prompt: the lines of steps.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalerl.record.reader import DeviceSeconds, Flops, Tokens
+from scalerl.rl.loop.pipeline import Pipeline, Step
+from scalerl.rl.types import Counters
+
+
+@dataclass
+class RunCounters:
+    """Cumulative over the run."""
+
+    generators: int = 1
+    """Processes that decode."""
+    trainers: int = 1
+    """Processes that train."""
+    apart: bool = False
+    """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
+    generator_seconds: float = 0.0
+    """In which processes that decode were held for it, idle or not, all together: from their start on."""
+    generator_startup: float = 0.0
+    """Of processes that decode and have devices of their own, all together."""
+    startup_seconds: float = 0.0
+    """Of the processes that train and evaluate."""
+    wall_seconds: float = 0.0
+    """Of training; start-up, the probe, and evaluations that hold it up, left out."""
+    generate_seconds: float = 0.0
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    """Of the trainer, for groups that were not generated yet."""
+    verified_seconds: float = 0.0
+    """Of the trainer, for groups that were not verified yet."""
+    hidden_seconds: float = 0.0
+    """In which groups were verified while the trainer did something else."""
+    installs: int = 0
+    install_seconds: float = 0.0
+    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
+    """See `scalerl.rl.types.Counters`."""
+    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
+    cpu: dict[str, float] = field(default_factory=dict, compare=False)
+    """CPU seconds by what they went to: `generate` and `install` of the generators, where those have
+    processes of their own, and of this process what `scalerl.rl.loop.pipeline.Pipeline` tells apart."""
+    generate_flops: float = 0.0
+    train_flops: float = 0.0
+    generated: int = 0
+    trained: int = 0
+    samples: int = 0
+    prompts: int = 0
+    restarted: int = 0
+    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    """Groups by what became of them."""
+
+    @property
+    def flops(self) -> float:
+        """Of generating and training."""
+        return self.generate_flops + self.train_flops
+
+    @property
+    def idle_seconds(self) -> float:
+        """Device-seconds in which neither role did anything.
+
+        What each device was held for and what it has done are taken at one instant by one clock, so that the
+        difference never falls.
+        """
+        held = self.wall_seconds * self.trainers + (self.generator_seconds if self.apart else 0.0)
+        return held - self.generate_seconds - self.train_seconds
+
+    def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
+        """Take note of a step; `generator` is cumulative."""
+        self.wall_seconds += wall_seconds
+        if self.apart:
+            self.generator_seconds, self.generator_startup = generator.held, generator.startup
+        else:
+            self.generator_seconds += wall_seconds * self.generators
+        self.generate_seconds, self.generate_flops = generator.seconds, generator.flops
+        self.generated, self.restarted = generator.tokens, generator.restarted
+        self.train_seconds += step.train_seconds * self.trainers
+        self.waited_seconds += step.waited_seconds * self.trainers
+        self.verified_seconds += step.verified_seconds
+        self.hidden_seconds += step.hidden_seconds
+        self.installs, self.install_seconds = generator.installs, generator.install_seconds
+        self.decode_FF, self.decode_cpu_F = generator.decode_FF, generator.decode_cpu_F
+        spent = {what: self.cpu.get(what, 0.0) + seconds for what, seconds in step.cpu.items()}
+        self.cpu |= spent | {"generate": generator.cpu, "install": generator.install_cpu}
+        self.cpu["messages"] = generator.messages_cpu
+        self.train_flops += step.stats.flops
+        self.trained += step.stats.tokens
+        self.samples += sum(len(group.rollouts) for group in step.groups)
+        self.prompts += len(step.groups)
+        for fate in step.batch.fates:
+            self.fates[fate] += 1
+
+    def json(self) -> dict[str, dict[str, float]]:
+        """The counters that steps.jsonl and evals.jsonl have in common."""
+        seconds = DeviceSeconds(
+            self.generate_seconds,
+            self.train_seconds,
+            self.evaluate_seconds,
+            self.idle_seconds,
+            self.startup_seconds + self.generator_startup,
+        )
+        return {
+            "device_seconds": dict(vars(seconds)),
+            "flops": dict(vars(Flops(self.generate_flops, self.train_flops))),
+            "tokens": dict(vars(Tokens(self.generated, self.trained))),
+        }
+
+    def roles(self) -> dict[str, Any]:
+        """Seconds of the run, and those in which each role did nothing, all its processes together."""
+        generators = self.generator_seconds - self.generate_seconds
+        return {
+            "wall_seconds": self.wall_seconds,
+            "idle_seconds": {"generate": generators, "train": self.waited_seconds},
+        }
+
+    def pace(self) -> dict[str, Any]:
+        """How fast the parts are, for `scalerl plan`; cumulative."""
+        return {
+            "verify_seconds": self.verified_seconds,
+            "verify_hidden_seconds": self.hidden_seconds,
+            "installs": self.installs,
+            "install_seconds": self.install_seconds,
+            "decode": self.decode_FF[np.triu_indices(5)],
+            "decode_cpu": self.decode_cpu_F,
+            "cpu": self.cpu,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs."""
+        return asdict(self)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; on as many devices as there are now."""
+        now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
+        self.__dict__.update(dict(state) | now)
+
+
+FATES = ("trained", "zero_variance", "truncated", "failed")
+"""What becomes of a group that is consumed; see `scalerl.rl.learner.batch.Fate`."""
+
+
+def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
+    """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    rollouts = [rollout for group in step.groups for rollout in group.rollouts]
+    n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
+    age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
+    row = {
+        "step": step.index,
+        "version": step.index,
+        "time": time.time(),
+        "skipped": not len(step.batch),
+        "reward_mean": float(np.concatenate([group.reward_G for group in step.groups]).mean()),
+        "correct": float(np.concatenate([group.correct_G for group in step.groups]).mean()),
+        "groups": len(step.groups),
+        "groups_used": step.batch.groups_used,
+        "completions": len(rollouts),
+        "completions_used": len(step.batch),
+        "zero_variance": step.batch.zero_variance / len(step.groups),
+        "truncated": sum(r.truncated for r in rollouts) / n,
+        "failed": dict(Counter(reason for g in step.groups for reason in g.failed.values())),
+        "interrupted": sum(r.interrupted for r in rollouts) / n,
+        "mean_length": sum(r.length for r in rollouts) / n,
+        **{key: value for key, value in vars(step.stats).items() if key not in ("flops", "tokens")},
+        "multi_version": sum(bool(r.version_T[0] != r.version_T[-1]) for r in rollouts) / n,
+        "kv_age_max": max(before - r.first_version for r in rollouts),
+        "pool": pipeline.pool_left,
+        "queue": pipeline.queue(),
+        "ledger": pipeline.ledger(counters.fates),
+        "restarted": counters.restarted,
+        **counters.json(),
+        **counters.roles(),
+        "pace": counters.pace() | _lengths(step),
+    }
+    if len(age_W):
+        row |= {
+            "age_mean": float(age_W.mean()),
+            "age_max": int(age_W.max()),
+            "age_share_over_4": float((age_W > 4).mean()),
+            "age_histogram": np.bincount(age_W) / len(age_W),
+        }
+    return row
+
+
+def _lengths(step: Step) -> dict[str, Any]:
+    """Tokens of the completions, inserted ones included, and of the prompts."""
+    groups = [np.array([len(r.token_T) for r in group.rollouts], dtype=float) for group in step.groups]
+    within = float(np.mean([length_G.var(ddof=1) for length_G in groups]))
+    length_N = np.concatenate(groups)
+    return {
+        "lengths": np.quantile(length_N, np.linspace(0, 1, 21)),
+        "within": min(within / float(length_N.var()), 1.0) if np.ptp(length_N) else 1.0,
+        "prompt": float(np.mean([len(group.rollouts[0].prompt_T) for group in step.groups])),
+    }
+
+
+def groups_row(step: Step) -> dict[str, Any]:
+    """One line of groups.jsonl: the groups of a step in order of admission, and what became of each."""
+    groups = step.groups
+    return {
+        "step": step.index,
+        "prompt": [group.prompt.id for group in groups],
+        "draw": [group.rollouts[0].draw for group in groups],
+        "fate": list(step.batch.fates),
+        "correct": [int(group.correct_G.sum()) for group in groups],
+        "n": [len(group.rollouts) for group in groups],
+    }

@@ -1,0 +1,133 @@
+"""The evaluations of a run: asked for in order, made beside the training, and recorded in order."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from scalerl.errors import DivergedError, WorkerError
+from scalerl.record.reader import EvalPoint, mean_p_1mp
+from scalerl.record.writer import RunWriter
+from scalerl.rl.loop.counters import RunCounters
+from scalerl.rl.placement.evaluate import Evaluate, Evaluation
+from scalerl.rl.types import Weights
+
+MAX_PENDING = 3
+"""Evaluations under way before training waits for the oldest."""
+
+
+_MOMENT = 0.1
+"""Seconds between two looks whether the run is to stop."""
+
+
+class EvaluationError(WorkerError):
+    """An evaluation cannot be made: its process was lost again and again, or what it needs does not start."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """An evaluation under way, and the counters at which it was asked for."""
+
+    row: dict[str, Any]
+    weights: Weights
+    future: Future[Evaluation]
+
+
+@dataclass
+class Evaluations:
+    """Evaluations under way, written in the order in which they were asked for."""
+
+    evaluate: Evaluate
+    writer: RunWriter
+    prompt_ids: list[str]
+    prompt_set: str
+    n_samples: int
+    counters: RunCounters
+    on_point: Callable[[EvalPoint], None]
+    last_step: int = -1
+    """Step of the last evaluation asked for."""
+    _pending: deque[_Pending] = field(default_factory=deque)
+
+    def ask(self, step: int, weights: Weights) -> None:
+        """Evaluate `weights`, and remember the counters as they stand."""
+        now = {
+            "step": step,
+            "time": time.time(),
+            "samples": self.counters.samples,
+            "prompts": self.counters.prompts,
+        }
+        now |= self.counters.json()
+        self.last_step = step
+        self._begin(now, weights)
+
+    def write_finished(self, stop: threading.Event | None = None, most: int = MAX_PENDING) -> bool:
+        """Write what is done; wait until `most` at most are under way, or `stop` is set. Whether they are.
+
+        Raises:
+            EvaluationError: one cannot be made; it is still pending.
+        """
+        while self._pending:
+            future = self._pending[0].future
+            while len(self._pending) > most and not future.done() and not (stop and stop.is_set()):
+                wait([future], timeout=_MOMENT)
+            if not future.done():
+                break
+            self._write_first()
+        return len(self._pending) <= most
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs; those under way are begun again, with their weights."""
+        return {
+            "prompt_set": self.prompt_set,
+            "last_step": self.last_step,
+            "pending": [[asked.row, dict(asked.weights)] for asked in self._pending],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.last_step = state["last_step"]
+        for row, weights in state["pending"]:
+            self._begin(row, weights)
+
+    def _begin(self, row: dict[str, Any], weights: Weights) -> None:
+        self._pending.append(_Pending(row, weights, self.evaluate(weights, row["step"])))
+
+    def _write_first(self) -> None:
+        try:
+            result = self._pending[0].future.result()
+        except WorkerError as error:
+            raise EvaluationError(f"{self.writer.path}: {error}") from error
+        self._write(self._pending.popleft().row, result)
+
+    def _write(self, row: dict[str, Any], result: Evaluation) -> None:
+        self.counters.evaluate_seconds += result.seconds
+        self.counters.startup_seconds += result.startup
+        seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
+        if not math.isfinite(result.entropy):
+            raise DivergedError(row["step"], "the model's probabilities are not finite any more")
+        n = len(self.prompt_ids)
+        spread = mean_p_1mp(result.correct_P, self.n_samples)
+        point = EvalPoint.from_json(
+            row
+            | {
+                "device_seconds": seconds,
+                "pass_rate": float(result.correct_P.sum()) / (n * self.n_samples),
+                "version": result.version,
+                "n_prompts": n,
+                "n_samples": self.n_samples,
+                "mean_p_1mp": None if math.isnan(spread) else spread,
+                "failed": result.failed,
+                "truncated": result.truncated,
+                "interrupted": result.interrupted,
+                "mean_length": result.mean_length,
+                "entropy": result.entropy,
+            }
+        )
+        self.writer.evaluation(point, self.prompt_set, self.prompt_ids, result.correct_P)
+        self.on_point(point)

@@ -1,0 +1,259 @@
+"""The training loop: one file, the same code whatever the placement of generator and learner.
+
+                 prompts                    groups, in order of admission
+    PromptPool ----------> Generator ------------------------------------> verify -> make_batch
+        ^                      ^                                               |          |
+        | pass rates           | weights, version          rewards ------------+          v
+        +----------------------+--------------------------------------------------- Learner.begin
+
+    admit    consumes tickets; waits for nothing; a ticket comes back when every generator has installed the
+             weights of the step that consumed it
+    work     consumes groups in order of admission; waits until the next batch of them is complete (with
+             `OffPolicy`, the next k batches), and admits meanwhile
+    step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
+             the k-th of a phase)
+
+While a learner that is elsewhere steps, this process goes on: it takes messages, admits, verifies the groups
+that are wanted next, and makes their batch; never more than those of one more wait, so that what is held is
+bounded. A learner in this process is done as soon as it has begun, and nothing is done meanwhile.
+
+`PipelineRL(k)` has (k + 1) batches of tickets and no other limit, so no trained token is older than k
+versions: with P groups a step, group g is admitted once version g // P - k is installed, so that it is
+sampled by that version or later, and it is consumed by the step that starts at version g // P. Completions in
+flight while the trainer steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv
+2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k batches of tickets, and all of a phase is
+sampled by the weights at its start: the last of its batches is trained at age k - 1.
+
+With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
+batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
+With generators in processes of their own (`scalerl.rl.placement.local`) they decode all the while, `work` waits for a
+message of theirs, and weights are installed in the middle of whatever is in flight.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.algo.length import AnyLength
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.saved_rollouts import pack_groups, unpack_groups
+from scalerl.rl.learner.batch import Batch, make_batch
+from scalerl.rl.learner.learner import Learner, StepStats
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.pending import Pending
+from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
+
+_MOMENT = 0.02
+"""Seconds for which the end of a step, or of a verification, is waited for before messages are taken."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one turn of the loop did."""
+
+    index: int
+    groups: tuple[Group, ...]
+    batch: Batch
+    stats: StepStats
+    trained_at: float
+    """When it began to train, in Unix seconds."""
+    train_seconds: float
+    waited_seconds: float
+    """Of the trainer, for groups that were not generated yet."""
+    verified_seconds: float = 0.0
+    """Of the trainer, for groups that were not verified yet."""
+    hidden_seconds: float = 0.0
+    """In which groups were verified while the trainer did something else."""
+    cpu: Mapping[str, float] = field(default_factory=dict)
+    """CPU seconds of this process since the last step, by what it did; see `Pipeline`."""
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """Groups that are being verified."""
+
+    sampled: Sequence[tuple[Rollout, ...]]
+    rewards: Pending[list[list[Reward]]]
+    since: float
+
+
+class Pipeline:
+    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs.
+
+    The CPU seconds of this process are those to `hear` generators, to `admit`, to `verify`, to `train`, to
+    `publish`, and those between two steps, to `record`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
+    ) -> None:
+        self._recipe, self._pool, self._generator = recipe, pool, generator
+        self._learner, self._judge = learner, judge
+        self.admitted = 0
+        """Groups submitted to the generator so far."""
+        self._collected = 0
+        self._judging: _Judging | None = None
+        self._verified = deque[Group]()
+        self._batch: Batch | None = None
+        """Of the groups verified that are next, where it is made already."""
+        self._waited = self._verifying = self._hidden = 0.0  # seconds since the last step
+        self._idle_since = math.inf
+        """When the trainer began to wait."""
+        self._cpu, self._cpu_at = defaultdict[str, float](float), time.process_time()
+
+    @property
+    def pool_left(self) -> int:
+        """Prompts that can still be drawn."""
+        return self._pool.left
+
+    def queue(self) -> dict[str, int]:
+        """Groups by where they are: being generated, generated and next in order, verified."""
+        generated = self._generator.ready
+        generating = self._generator.in_flight - generated
+        return {
+            "generating": generating,
+            "generated": generated + self._n_judging,
+            "verified": len(self._verified),
+        }
+
+    def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
+        """Groups admitted, what became of those consumed (`fates`), and those in flight, counted apart."""
+        in_flight = self._generator.in_flight + self._n_judging + len(self._verified)
+        return {"admitted": self.admitted, **fates, "in_flight": in_flight}
+
+    def steps(self) -> Iterator[Step]:
+        """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
+        while self._collect():
+            yield self._step()
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs. Groups that are being verified are waited for; the pool then knows them."""
+        if self._judging is not None:
+            self._judging.rewards.wait(math.inf)
+            self._keep_judged()
+        return {
+            "admitted": self.admitted,
+            "collected": self._collected,
+            "verified": pack_groups(self._verified),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.admitted, self._collected = state["admitted"], state["collected"]
+        self._verified = deque(unpack_groups(state["verified"]))
+
+    def _admit(self) -> None:
+        n_prompts = self._recipe.batch.prompts
+        # Every version is the answer to one batch: so many groups have come back as installed weights.
+        allowed = self._generator.installed * n_prompts + self._recipe.schedule.tickets(n_prompts)
+        self._spent_to("hear")
+        while self.admitted < allowed and (draw := self._pool.draw()) is not None:
+            self._generator.submit(*draw, self._recipe.batch.samples)
+            self.admitted += 1
+        self._spent_to("admit")
+
+    @property
+    def _n_judging(self) -> int:
+        return len(self._judging.sampled) if self._judging else 0
+
+    def _wanted(self) -> int:
+        """Groups that the schedule waits for at once; 0 where none are left."""
+        n_prompts = self._recipe.batch.prompts
+        wanted = self._recipe.schedule.at_once(n_prompts)
+        if self.admitted < self._collected + wanted and not self._pool.left:
+            return (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
+        return wanted
+
+    def _collect(self) -> bool:
+        """Wait until the groups of a step are verified; False when there are none left."""
+        self._spent_to("record")
+        self._idle_since = time.perf_counter()
+        while not self._verified:
+            self._learner.check_life()  # without it nobody gets the weights that the groups wait for
+            self._go_on()
+            if self._verified or self._judging:
+                continue
+            if not self._wanted():
+                return False
+            started = time.perf_counter()
+            self._generator.work()
+            self._waited += time.perf_counter() - started
+        self._idle_since = math.inf
+        return True
+
+    def _go_on(self) -> None:
+        """Admit what may be admitted, and verify what is wanted next; waits for little."""
+        self._admit()
+        if not self._verified and not self._judging and 0 < (n := self._wanted()) <= self._generator.ready:
+            sampled, since = self._generator.take(n), time.perf_counter()
+            self._spent_to("hear")
+            self._collected += n
+            self._judging = _Judging(sampled, self._judge(sampled), since)
+        if self._judging and self._judging.rewards.wait(_MOMENT):
+            self._keep_judged()
+        self._spent_to("verify")
+
+    def _keep_judged(self) -> None:
+        assert self._judging is not None
+        judging, self._judging = self._judging, None
+        for rollouts, rewards in zip(judging.sampled, judging.rewards.result(), strict=True):
+            self._verified.append(make_group(rollouts, rewards, self._recipe.length))
+            self._pool.record(self._verified[-1])
+        now = time.perf_counter()
+        waited = max(now - max(judging.since, self._idle_since), 0.0)
+        self._verifying += waited
+        self._hidden += now - judging.since - waited
+
+    def _make_batch(self) -> Batch:
+        recipe = self._recipe
+        return make_batch(
+            list(islice(self._verified, recipe.batch.prompts)),
+            recipe.advantage,
+            recipe.averaging,
+            recipe.context.sampled,
+            keep_zero_variance=recipe.zero_variance == "keep",
+            keep_truncated=recipe.truncated == "keep",
+        )
+
+    def _step(self) -> Step:
+        started, at = time.perf_counter(), time.time()
+        recipe, learner = self._recipe, self._learner
+        batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
+        groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
+        pending = learner.begin(batch)
+        while not pending.wait(0.0 if self._judging else _MOMENT):
+            self._spent_to("train")
+            self._go_on()
+            if self._verified and self._batch is None:
+                self._batch = self._make_batch()
+        stats = pending.result()
+        weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
+        seconds = time.perf_counter() - started
+        self._spent_to("train")
+        if weights is not None:
+            self._generator.update(weights, learner.version)
+        self._spent_to("publish")
+        waited, verified, hidden, cpu = self._waited, self._verifying, self._hidden, self._cpu
+        self._waited = self._verifying = self._hidden = 0.0
+        self._cpu = defaultdict[str, float](float)
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, hidden, cpu)
+
+    def _spent_to(self, what: str) -> None:
+        """The CPU seconds since the last call went to `what`."""
+        before, self._cpu_at = self._cpu_at, time.process_time()
+        self._cpu[what] += self._cpu_at - before
+
+
+def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
+    """The group of some completions; the length control may take from their rewards."""
+    group = Group.of(rollouts, rewards)
+    penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
+    return replace(group, reward_G=group.reward_G + np.array(penalties))

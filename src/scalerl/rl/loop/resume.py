@@ -1,0 +1,228 @@
+"""Finding where a run that was cut can go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import InputError, WriteError, brief
+from scalerl.files import sync
+from scalerl.jsonl import dumps, plain, read_last, read_object
+from scalerl.record.cut import ends_at
+from scalerl.record.folder import RECORDS, check_unused
+from scalerl.record.reader import UNTRAINED, final_folder, holds_run
+from scalerl.rl.checkpoint.store import ASIDE, STEP, newest_checkpoints, step_folders
+from scalerl.rl.config.recipe import Recipe, recipe_of_run
+
+_LOG = logging.getLogger("scalerl")
+_FINISHED = "finished.json"
+
+
+def resume_line(folder: Path) -> str:
+    """The command that goes on with the run of this process: by torchrun, where that has started it."""
+    start = "scalerl"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+        several = f"--nnodes {nodes} " if nodes > 1 else ""
+        start = f"torchrun {several}--nproc-per-node {os.environ['LOCAL_WORLD_SIZE']} -m scalerl"
+    return f"{start} train {folder} --resume"
+
+
+def restart_line(folder: Path) -> str:
+    """What begins a run anew in its folder, for errors."""
+    return f"scalerl train {folder} --restart begins anew, and keeps what is there apart"
+
+
+def write_finished(final: Path, step: int) -> None:
+    """Put into the folder of the final weights of which step they are."""
+    (final / _FINISHED).write_text(dumps({"step": step}) + "\n", encoding="utf-8")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run has reached its end.
+
+    Raises:
+        InputError: there are final weights, and the record ends at another step.
+    """
+    final = final_folder(folder)
+    if not final.is_dir():
+        return False
+    if not (final / _FINISHED).exists():  # older ones do not say it
+        return True
+    step = read_object(final / _FINISHED).get("step")
+    for name in ("steps.jsonl", "evals.jsonl"):
+        last = read_last(folder / name).get("step", 0)
+        if last != step:
+            what = f"{final} is of step {brief(step)}, and {name} ends at step {brief(last)}"
+            back = f"put the record back, or move {final} elsewhere: then --resume goes on as it can"
+            raise InputError(f"{what}: {back}; {restart_line(folder)}")
+    return True
+
+
+def check_begun(folder: Path) -> None:
+    """Refuse to go on with a run that had checkpoints and has none, and with what is no run.
+
+    Raises:
+        InputError: that; it says what to do.
+    """
+    config = folder / "config.json"
+    if not config.exists():
+        if _has_records(folder):
+            raise InputError(f"{config} is missing: put it back; {restart_line(folder)}")
+        check_unused(folder)
+    elif read_object(config).get("checkpointed") and not step_folders(folder / "checkpoints"):
+        raise InputError(f"{folder}: the run has had checkpoints, and none is left; {restart_line(folder)}")
+
+
+def check_restart(folder: Path) -> None:
+    """Refuse to begin anew in a folder that is not empty and no run.
+
+    Raises:
+        InputError: it is such a folder.
+    """
+    if not (_has_records(folder) or holds_run(folder)):
+        check_unused(folder)
+
+
+def _has_records(folder: Path) -> bool:
+    return any((folder / name).exists() for name in RECORDS)
+
+
+def find_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The state in the newest checkpoint that is whole, and whose record is whole, with its `folder`; None
+    where there are none.
+
+    Raises:
+        InputError: none of its checkpoints can be used.
+    """
+    checkpoints = folder / "checkpoints"
+    for step, state in newest_checkpoints(checkpoints):
+        lengths = state["lengths"].items()
+        short = [name for name, length in lengths if _size(folder / name) < length]
+        changed = [name for name, length in lengths if not ends_at(folder / name, length)]
+        if short or changed:
+            what = f"{short[0]} is shorter than" if short else f"{changed[0]} is not what it was"
+            _LOG.warning("%s at step %d: that checkpoint is passed over", what, step)
+            continue
+        return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
+    if step_folders(checkpoints):
+        raise InputError(f"{folder}: none of its checkpoints can be used; {restart_line(folder)}")
+    check_begun(folder)
+    if _has_records(folder):
+        text = "%s had no checkpoint yet: the run begins anew, and lost.jsonl keeps what it had written"
+        _LOG.warning(text, folder)
+    return None
+
+
+def set_newer_aside(folder: Path, step: int) -> None:
+    """Rename the checkpoints of later steps, so that a resume does not go on from them.
+
+    The run comes by these steps again, and removes them once it has newer ones.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    try:
+        for other, path in step_folders(folder / "checkpoints"):
+            if other > step:
+                aside = path.with_name(f"{ASIDE}{path.name.removeprefix(STEP)}")
+                if aside.exists():  # of an earlier resume; the run has come by that step since
+                    shutil.rmtree(aside)
+                path.rename(aside)
+                sync(aside.parent)
+    except OSError as error:
+        raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+def check_same_prompts(state: dict[str, Any], task: Any) -> None:
+    """Refuse to go on with prompts that are others than those of `state`.
+
+    Raises:
+        InputError: held-out prompts have changed, or a prompt to train on is gone.
+    """
+    if state["evaluations"]["prompt_set"] != task.heldout_hash:
+        raise InputError("the held-out prompts have changed since the run began")
+    here = {prompt.id for prompt in task.prompts("train")}
+    if gone := sorted({*state["pool"]["queue"], *state["pool"]["draws"]} - here):
+        raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def free_choices(recipe: Recipe) -> dict[str, Any]:
+    """What a resume may change of the recipe of a run, as config.json has it."""
+    return {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
+
+
+def check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Refuse a recipe that is not that of the run.
+
+    Raises:
+        InputError: another recipe, or none in config.json.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        return
+    before, now = _trained(recipe_of_run(path)), _trained(plain(recipe.to_json()))
+    different = next(_differences(before, now, ""), None)
+    if different is None:
+        return
+    key, *values = different
+    was, here = map(_shown, values)
+    how = (
+        "--until stops a run sooner, and more than its budget is another run"
+        if key.startswith("budget.")
+        else "another recipe is another run (-o)"
+    )
+    goes_on = f"scalerl train {folder} --resume goes on as it was"
+    raise InputError(f"{folder}: the run has {key} = {was}, and this recipe {here}; {goes_on}; {how}")
+
+
+def check_config(folder: Path, saved: Mapping[str, Any]) -> None:
+    """Notice a config.json that was edited since the checkpoint `saved` was made, which has a copy.
+
+    Raises:
+        InputError: the recipe in it is another one.
+    """
+    path = folder / "config.json"
+    now, was = (dict(config) for config in (read_object(path), saved.get("config") or read_object(path)))
+    edited = {key: values for key, *values in _differences(_kept(was), _kept(now), "")}
+    if not edited:
+        return
+    told = [f"{key} = {_shown(here)}, which was {_shown(before)}" for key, (before, here) in edited.items()]
+    text = f"{path}: edited since the checkpoint of step {saved['step']}: it has {'; '.join(told)}"
+    if any(key.split(".")[0] in ("recipe", "schema") for key in edited):
+        raise InputError(f"{text}: put back what was; another recipe is another run (-o)")
+    _LOG.warning("%s; the run goes on, and these values are what its readers see", text)
+
+
+def _kept(config: dict[str, Any]) -> dict[str, Any]:
+    """A config without what a resume may change."""
+    kept = {key: value for key, value in config.items() if key != "checkpointed"}
+    for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
+        if isinstance(table := kept.get(name), dict):
+            kept[name] = {key: value for key, value in table.items() if key not in drop}
+    return kept
+
+
+def _trained(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in recipe.items() if key not in UNTRAINED}
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else dumps(value)
+
+
+def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that are not the same, with both values; tables are gone into."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**now, **before}:
+            yield from _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
+    elif before != now:
+        yield key, before, now

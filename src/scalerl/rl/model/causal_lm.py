@@ -1,0 +1,187 @@
+"""Models in Hugging Face format, and the one place where hidden states become log-probabilities.
+
+Generator and learner both go through `log_probs_TV`: the temperature and the precision of the LM head are
+the same on both sides because it is the same code.
+
+Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scalerl.errors import InputError, ScalerlError, brief_error, counted, first_line
+from scalerl.model_config import read_model_config
+from scalerl.rl.model.lora import merged_parameters
+from scalerl.rl.types import Weights
+
+
+def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """Load a causal LM from a folder or by name, ready to be trained, in its own precision or in `dtype`.
+
+    Raises:
+        InputError: there is no such model, or its files do not have all of its weights.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with _one_line(f"model {path}"):
+        _check_config(path)
+        how = {"attn_implementation": "sdpa", "dtype": dtype or "auto", "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how)
+        model, found = loaded
+    if missing := sorted(found["missing_keys"]):  # they would be drawn at random
+        what = f"{counted(len(missing), 'tensor')} of its config.json, as {missing[0]}"
+        raise InputError(f"model {path} cannot be loaded (its files lack {what})")
+    without_dropout(model)
+    return model
+
+
+def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
+    """The shape of a causal LM without its weights (on the device `meta`): its config alone is read.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _one_line(f"model {path}"), torch.device("meta"):
+        _check_config(path)
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=dtype)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The type of a recipe's weights, by its `precision`."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+def compute_device() -> torch.device:
+    """Where models compute: the first GPU if there is one. All models of a run share it."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_tokenizer(path: str | Path) -> Any:
+    """Load the tokenizer that stands beside a model.
+
+    Raises:
+        InputError: there is no such tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    with _one_line(f"tokenizer of {path}"):
+        return AutoTokenizer.from_pretrained(path)
+
+
+def _check_config(path: str | Path) -> None:
+    """Refuse a folder whose config.json would have transformers compute for ever, or without bounds."""
+    if (Path(path) / "config.json").exists():
+        read_model_config(path)
+
+
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn the loaders' errors into one line for the user; of odd files they are of any kind."""
+    try:
+        yield
+    except ScalerlError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"{what} cannot be loaded ({first_line(error)})") from error
+    except Exception as error:
+        raise InputError(f"{what} cannot be loaded ({brief_error(error)})") from error
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Set every dropout to 0: the trainer's log-probabilities must be those of the sampled distribution."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():  # Llama's attention_dropout, OPT's dropout and layerdrop
+            if "drop" in name and isinstance(value, float):
+                vars(module)[name] = 0.0
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Keep only the inputs of every block for the backward pass, and compute the rest there again."""
+    # transformers 5.2x renamed the one to the other
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.enable_input_require_grads()  # embeddings that are not trained would cut the graph
+
+
+def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
+    """Last hidden states, before the LM head: shape (B, T, D)."""
+    return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
+
+
+def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
+    """Log-probabilities over the vocabulary at the sampling temperature, in FP32.
+
+    With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
+    arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
+    """
+    weight_VD, bias_V = head_of(model, fp32_logits)
+    logits_TV = nn.functional.linear(hidden_TD.to(weight_VD.dtype), weight_VD, bias_V)
+    return torch.log_softmax(logits_TV.float() / temperature, dim=-1)
+
+
+def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
+    """Weight (V, D) and bias (V,) of the LM head, in the model's precision or in FP32."""
+    head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    if not fp32:
+        return head.weight, head.bias
+    return head.weight.float(), None if head.bias is None else head.bias.float()
+
+
+def copy_weights(model: nn.Module) -> Weights:
+    """The parameters as numpy copies, by name; tied parameters once."""
+    return {name: p.detach().float().cpu().numpy().copy() for name, p in merged_parameters(model)}
+
+
+@torch.no_grad()
+def install_weights(model: nn.Module, weights: Weights) -> None:
+    """Copy `weights` into the parameters of `model`, in place."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(torch.from_numpy(np.asarray(weights[name])))
+
+
+def head_dim(config: Any) -> int:
+    """Size of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+@dataclass(frozen=True)
+class FlopCount:
+    """Floating-point operations of a causal LM, counted from its shape.
+
+    A forward pass costs 2 per weight of a matrix product and token, and 4 D L per token and position that
+    it attends to; a backward pass costs twice the forward. Embedding look-ups are free, the head is not.
+    """
+
+    matrix_weights: int
+    attention_per_position: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> FlopCount:
+        """Count the matrix weights that a token meets; a tied head counts once, as the head."""
+        config: Any = model.config
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        matrices = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings]
+        # Experts are one stack of matrices, of which a token meets `num_experts_per_tok`.
+        active = getattr(config, "num_experts_per_tok", 0)
+        seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
+        head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
+        seen[id(head)] = head.numel()
+        width = config.num_attention_heads * head_dim(config)
+        return cls(sum(seen.values()), 4 * config.num_hidden_layers * width)
+
+    def forward(self, tokens: float, positions: float) -> float:
+        """Cost of `tokens` tokens that attend to `positions` positions in all."""
+        return 2.0 * self.matrix_weights * tokens + self.attention_per_position * positions

@@ -1,0 +1,293 @@
+"""The base model of the demonstration: a tiny causal LM trained on worked examples, careful, then imperfect.
+
+From careful examples it learns the arithmetic; from the imperfect ones, which come last, it takes the habit
+of giving up early, the slips and the rambling. So it can do better than it does, which is what RL is for.
+
+It is a Hugging Face folder (config, safetensors, tokenizer) like any other, so that what trains it further
+reads it as it would read any model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scalerl.errors import InputError, WriteError
+from scalerl.files import write_atomically
+from scalerl.jsonl import dumps
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
+from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
+
+CHAIN_BASE = "chain-base"
+USUAL_STEPS = 1200
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """How the base model is made: its size, and its training on demonstrations."""
+
+    demonstrations: Demonstrations
+    hidden_size: int = 64
+    intermediate_size: int = 176
+    layers: int = 2
+    heads: int = 4
+    positions: int = 64
+    careful_loss: float = 0.05
+    """The careful examples end once their loss, smoothed over 50 steps, is below this (nats per token)."""
+    max_careful_steps: int = 4000
+    imperfect_steps: int = 200
+    batch: int = 32
+    lr: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise InputError(
+                f"{CHAIN_BASE}: hidden_size {self.hidden_size} is no multiple of {self.heads} heads"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """A name that changes with anything that makes the model another one."""
+        settings = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.blake2b(f"1 {torch.__version__} {settings}".encode(), digest_size=6).hexdigest()
+
+
+_OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "imperfect_steps")
+
+
+@dataclass
+class BaseProgress:
+    """How far the base model is."""
+
+    step: int
+    share: float
+    """Of the usual number of steps; how many it takes shows only as the loss falls."""
+    loss: float
+
+
+def find_model(
+    recipe: Recipe, progress: Callable[[BaseProgress], None] | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The folder or name to load the recipe's model from, and what config.json should say of it.
+
+    The name `chain-base` stands for the base model of the task, which is built at its first use and cached;
+    `chain-base:seed=1,hidden_size=32` for another one (`base_spec`).
+
+    Raises:
+        InputError: there is no such folder; the name has an option that is none, or the task is another.
+        WriteError: the disk does not take the base model.
+    """
+    if not is_built(recipe.model):
+        if _is_path(recipe.model) and not Path(recipe.model).is_dir():
+            raise InputError(f"model: no folder {recipe.model}")
+        return recipe.model, {}
+    spec = _spec_of(recipe)
+    folder = build_base(spec, cache_folder(), progress)
+    made = json.loads((folder / "base.json").read_text())
+    thinking = recipe.context.thinking
+    ceiling = {
+        "value": spec.demonstrations.task.ceiling(thinking),
+        "why": f"{thinking} thinking tokens are enough for {thinking // 2} operations, of up to "
+        f"{spec.demonstrations.task.k_max}; a guess is right one time in ten",
+    }
+    base = {"seconds": made["seconds"], "steps": made["steps"], "flops": made["flops"]}
+    return str(folder), {"base": base, "ceiling": ceiling, "strata": "chain length"}
+
+
+def model_shape(recipe: Recipe) -> nn.Module:
+    """The model of a recipe without its weights; nothing is built or downloaded but a config.
+
+    Raises:
+        InputError: there is no such model.
+    """
+    dtype = dtype_of(recipe.precision)
+    if not is_built(recipe.model):
+        return empty_model(recipe.model, dtype)
+    spec = _spec_of(recipe)
+    with torch.device("meta"):
+        return _new_model(spec).to(dtype)
+
+
+def _is_path(model: str) -> bool:
+    """Whether it can be no name on the Hub."""
+    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+
+
+def is_built(model: str) -> bool:
+    """Whether a recipe's model is one that is built here."""
+    return model.partition(":")[0] == CHAIN_BASE
+
+
+def _spec_of(recipe: Recipe) -> BaseModel:
+    if not isinstance(recipe.task, Chain):
+        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
+    return base_spec(recipe.model, recipe.task, recipe.context.thinking)
+
+
+def is_to_be_built(recipe: Recipe) -> bool:
+    """Whether the recipe's model is one that is built here, and is not in the cache yet.
+
+    Raises:
+        InputError: the name has an option that is none, or the task is another.
+    """
+    return is_built(recipe.model) and not _is_whole(_place(_spec_of(recipe), cache_folder()))
+
+
+def _place(spec: BaseModel, cache: Path) -> Path:
+    return cache / f"chain-base-{spec.fingerprint}"
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "base.json").is_file()
+
+
+def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
+    """The base model of a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
+
+    Options are fields of `BaseModel` that are whole numbers; the feed-forward layers keep their ratio to
+    `hidden_size` unless they are given. `thinking` is the budget in tokens that the demonstrations were
+    written for, that of the recipe unless it is given: runs with other budgets can so begin from one model.
+
+    Raises:
+        InputError: an option is none, or no whole number of 1 or more (the seed: 0).
+    """
+    options: dict[str, int] = {}
+    for option in filter(None, name.partition(":")[2].split(",")):
+        key, _, value = option.partition("=")
+        if key not in (*_OPTIONS, "thinking"):
+            raise InputError(f"model {name}: no option {key!r}; there are {', '.join(_OPTIONS)}, thinking")
+        if not (value.isdecimal() and (int(value) or key == "seed")):
+            raise InputError(f"model {name}: {key} is a whole number of 1 or more, found {value!r}")
+        options[key] = int(value)
+    if "hidden_size" in options:
+        ratio = BaseModel.intermediate_size / BaseModel.hidden_size
+        options.setdefault("intermediate_size", round(options["hidden_size"] * ratio))
+    demonstrations = Demonstrations(task, options.pop("thinking", thinking))
+    return BaseModel(demonstrations, **options)
+
+
+def cache_folder() -> Path:
+    """Where base models are kept: $SCALERL_CACHE, or scalerl in the user's cache folder."""
+    user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
+
+
+def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], None] | None = None) -> Path:
+    """The folder of the base model; trained at the first call, found in `cache` at later ones.
+
+    `base.json` in the folder holds what it cost, which is no part of the compute of RL.
+    """
+    folder = _place(spec, cache)
+    if _is_whole(folder):
+        return folder
+    aside = cache / f".{folder.name}.{os.getpid()}"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)  # and not through a link
+        started = time.perf_counter()
+        model, cost = _train(spec, progress)
+        model.save_pretrained(aside)  # pyright: ignore[reportCallIssue]
+        write_tokenizer(str(aside))
+        made = {"seconds": time.perf_counter() - started, **cost, "spec": asdict(spec)}
+        write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
+        with contextlib.suppress(FileExistsError):  # another process was first: one is as good as the other
+            aside.rename(folder)
+    except OSError as error:
+        raise WriteError(
+            f"{folder}: the base model could not be saved ({error.strerror or error})"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return folder
+
+
+def _train(
+    spec: BaseModel, progress: Callable[[BaseProgress], None] | None
+) -> tuple[nn.Module, dict[str, float]]:
+    """The trained model, and what it cost."""
+    torch.set_num_threads(1)  # the result must not depend on how many cores there are
+    torch.manual_seed(spec.seed)
+    model = _new_model(spec)
+    flop_count = FlopCount.of(model)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.01, betas=(0.9, 0.98))
+    careful = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
+    rng = Random(spec.seed)
+    step, flops, smoothed = 0, 0.0, 3.0
+
+    def train(demonstrations: Demonstrations, lr: float) -> None:
+        nonlocal step, flops, smoothed
+        for group in optimiser.param_groups:
+            group["lr"] = lr
+        token_BT, label_BT, length_B = _demonstration_batch(demonstrations, spec.batch, rng)
+        logits_BTV = model(input_ids=token_BT, attention_mask=torch.ones_like(token_BT)).logits
+        loss = nn.functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), label_BT[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        if progress and step % 20 == 0:
+            progress(BaseProgress(step, min(step / USUAL_STEPS, 1.0), loss.item()))
+        step += 1
+        flops += 3 * flop_count.forward(length_B.sum(), (length_B * (length_B + 1) / 2).sum())
+        smoothed += (loss.item() - smoothed) / 50
+
+    while smoothed > spec.careful_loss and step < spec.max_careful_steps:
+        train(careful, spec.lr * min(1.0, (step + 1) / 100))
+    for left in range(spec.imperfect_steps, 0, -1):
+        train(spec.demonstrations, spec.lr * left / spec.imperfect_steps / 2)
+    return model, {"steps": step, "loss": smoothed, "flops": flops}
+
+
+def _new_model(spec: BaseModel) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=spec.positions,
+        # Rotary positions, so that one circuit serves every step: step j always comes as far behind operation
+        # j. The default base of 10,000 is for long texts and the default spread of 0.02 for wide models; both
+        # cost this one thousands of steps.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=VOCABULARY.index(END),
+        pad_token_id=VOCABULARY.index(PAD),
+    )
+    return LlamaForCausalLM(config)
+
+
+def _demonstration_batch(
+    demonstrations: Demonstrations, n: int, rng: Random
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Tokens (n, T), labels that are -100 on prompts and padding, and lengths (n,)."""
+    ids = {word: i for i, word in enumerate(VOCABULARY)}
+    pairs = [demonstrations.sample(rng) for _ in range(n)]
+    rows = [([ids[word] for word in p.split()], [ids[word] for word in c.split()]) for p, c in pairs]
+    length_B = np.array([len(p) + len(c) for p, c in rows], dtype=float)
+    token_BT = torch.zeros(n, int(length_B.max()), dtype=torch.long)
+    label_BT = torch.full_like(token_BT, -100)
+    for row, (p, c) in enumerate(rows):
+        token_BT[row, : len(p) + len(c)] = torch.tensor(p + c)
+        label_BT[row, len(p) : len(p) + len(c)] = torch.tensor(c)
+    return token_BT, label_BT, length_B

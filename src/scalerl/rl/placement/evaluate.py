@@ -1,0 +1,114 @@
+"""Evaluation on the held-out prompts: one version of the weights, with a KV cache of its own.
+
+Temperature, length rule and seed are fixed for the run, so that two evaluations differ by their weights
+alone.
+
+Shapes in names: P held-out prompts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from scalerl.errors import WorkerError
+from scalerl.rl.engine.build import load_generator, load_verifier
+from scalerl.rl.types import Prompt, Weights
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of one evaluation; shares are of completions, lengths in sampled tokens."""
+
+    version: int
+    correct_P: np.ndarray
+    """Correct completions of each held-out prompt."""
+    failed: float
+    """Completions whose verification failed; they count as not correct."""
+    truncated: float
+    interrupted: float
+    mean_length: float
+    entropy: float
+    """Nats per token at the sampling temperature: minus the mean log-probability of what was sampled."""
+    seconds: float
+    startup: float = 0.0
+    """Seconds in which processes that evaluate were started, since the evaluation before."""
+
+
+class Evaluate(Protocol):
+    """Evaluates weights, now or later."""
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """The evaluation of `weights`, which are `version`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held; what is not done is lost."""
+        ...
+
+
+_LOOK = 0.5  # seconds between two looks at what is being verified
+
+
+class Evaluator:
+    """Evaluates in this process. `beat` is called after every decode step, and while verdicts come in."""
+
+    def __init__(
+        self,
+        recipe: Any,
+        model_folder: str,
+        prompts: Sequence[Prompt] | None = None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._beat = beat
+        self._n_samples = recipe.evaluation.samples
+        self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
+        rows = recipe.evaluation.rows_for(len(self._prompts))
+        self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
+        self._verifier = load_verifier(recipe, self._generator.tokenizer)
+
+    def evaluate(self, weights: Weights, version: int) -> Evaluation:
+        """Sample every held-out prompt with `weights`, and judge the completions."""
+        started = time.perf_counter()
+        generator = self._generator  # all rows are free; old cache entries are overwritten before use
+        generator.update(weights, version)
+        for prompt in self._prompts:
+            generator.submit(prompt, 0, self._n_samples)
+            self._beat()
+        while generator.ready < len(self._prompts):
+            generator.work()
+            self._beat()
+        groups = generator.take(len(self._prompts))
+        judging = self._verifier.begin(groups)
+        while not judging.wait(_LOOK):  # each verdict has a time limit of its own
+            self._beat()
+        verdicts = judging.result()
+        rollouts = [rollout for group in groups for rollout in group]
+        return Evaluation(
+            version=version,
+            correct_P=np.array([sum(reward.correct for reward in rewards) for rewards in verdicts]),
+            failed=float(np.mean([bool(reward.failed) for rewards in verdicts for reward in rewards])),
+            truncated=float(np.mean([r.truncated for r in rollouts])),
+            interrupted=float(np.mean([r.interrupted for r in rollouts])),
+            mean_length=float(np.mean([r.length for r in rollouts])),
+            entropy=-float(np.concatenate([r.logp_T[r.sampled_T] for r in rollouts]).mean(dtype=np.float64)),
+            seconds=time.perf_counter() - started,
+        )
+
+    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+        """Evaluate now; the future is already done."""
+        future: Future[Evaluation] = Future()
+        try:
+            future.set_result(self.evaluate(weights, version))
+        except WorkerError as error:  # of the processes that verify
+            future.set_exception(error)
+        return future
+
+    def close(self) -> None:
+        """End the processes that verify."""
+        self._verifier.close()

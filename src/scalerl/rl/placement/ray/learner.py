@@ -1,0 +1,192 @@
+"""The learner of a run whose ranks are Ray actors: what the driver has in its place.
+
+    begin      the batch goes into the object store once; all ranks fetch it from there, and return the same;
+               the driver works meanwhile
+    weights    every rank puts its share of the buckets into the object store; references come here
+    saver      the ranks write, into a folder that all of them and the driver see
+
+The driver holds the model's shape, and never its weights. Where a rank is lost, the others cannot go on: all
+are ended, and the run goes back to its last checkpoint (`LearnerLostError`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from scalerl.errors import LearnerLostError
+from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.learner.fsdp.group import LearnerGroup
+from scalerl.rl.pending import Pending
+from scalerl.rl.placement.ray.trainer_actor import GROUPS, TrainerActor
+from scalerl.rl.sync.broadcast import Group
+from scalerl.rl.sync.object_store import StoredWeights
+from scalerl.rl.workers.ray.contact import check
+from scalerl.rl.workers.ray.members import Calls, LostError, Member, remote
+from scalerl.rl.workers.ray.session import Session
+
+_AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
+_LOOK = 1.0  # seconds between two looks at who still lives
+
+
+class RayRanks:
+    """The ranks as actors: see `scalerl.rl.learner.fsdp.group.Ranks`.
+
+    Raises:
+        LearnerLostError: (by any method) one of them was lost; none is left.
+    """
+
+    def __init__(self, cluster: Cluster, session: Session) -> None:
+        self._patience, self.size = cluster.patience, cluster.trainers
+        ask = remote(TrainerActor, GROUPS, cluster.trainer, session.room["trainers"])
+        self.members: list[Member] = []
+        self._looked = -math.inf
+        for rank in range(cluster.trainers):
+            self.members.append(Member(f"trainer {rank}", ask(rank), cluster.patience.silence))
+        self._meet(cluster)
+
+    def _meet(self, cluster: Cluster) -> None:
+        found = self._on(dict.fromkeys(self.members, ()), "where", "started", cluster.patience.start)
+        for member, where in zip(self.members, found, strict=True):
+            member.settled(where)
+        first, world = self.members[0], cluster.trainers
+        (meeting,) = self._on({first: ()}, "meeting", "found a place to meet")
+        seconds = getattr(cluster.learner, "timeout", cluster.patience.start)
+        arguments = {m: (rank, world, meeting, seconds) for rank, m in enumerate(self.members)}
+        self._on(arguments, "meet", "met the others")
+
+    def all(self, name: str, *args: Any) -> Any:
+        """A method on every rank; what the first returns."""
+        begun = self.begin(name, *args)
+        begun.wait(math.inf)
+        return begun.result()
+
+    def begin(self, name: str, *args: Any) -> Pending[Any]:
+        """The same, under way."""
+        check()
+        asked = dict.fromkeys(self.members, (name, ray.put(args)))
+        return _OfFirst(self._begin(asked, "all", f"done what it was asked ({name})"), self._losses)
+
+    def first(self, name: str, *args: Any) -> Any:
+        """A method on the first rank alone."""
+        arguments = {self.members[0]: (name, args)}
+        return self._on(arguments, "first", f"done what it was asked ({name})")[0]
+
+    def call(self, method: str, what: str, *args: Any) -> list[Any]:
+        """A method of the actors on every rank; what each returns."""
+        return self._on(dict.fromkeys(self.members, args), method, what)
+
+    def check_life(self) -> None:
+        """Whether all live; waits for nothing."""
+        if time.monotonic() - self._looked < _LOOK:
+            return
+        self._looked = time.monotonic()
+        check()
+        with self._losses():
+            for member in self.members:
+                member.check_life()
+
+    def close(self) -> None:
+        """End the ranks."""
+        for member in self.members:
+            member.kill()
+
+    def _on(
+        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+    ) -> list[Any]:
+        calls = self._begin(arguments, method, what, limit)
+        with self._losses():
+            calls.wait(math.inf)
+            return calls.result()
+
+    def _begin(
+        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+    ) -> Calls:
+        calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
+        return Calls(calls, limit or self._patience.step, what)
+
+    @contextmanager
+    def _losses(self) -> Iterator[None]:
+        """Without one of them the others cannot go on."""
+        try:
+            yield
+        except LostError as error:
+            cause = self._dead_first() or error
+            self.close()
+            raise LearnerLostError(str(cause), cause.who, cause.node, error.at) from error
+
+    def _dead_first(self) -> LostError | None:
+        """Who died, where somebody did: the others complain of their connection to it."""
+        ends = time.monotonic() + _AFTERMATH
+        pings = {member.handle.ping.remote(): member for member in self.members}
+        while pings and time.monotonic() < ends:
+            for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
+                member = pings.pop(ref)
+                try:
+                    ray.get(ref, timeout=_AFTERMATH)
+                except RayActorError as error:
+                    return member.lost(error)
+        return None
+
+
+@dataclass
+class _OfFirst:
+    """What the first of all ranks returns; see `scalerl.rl.pending.Pending`."""
+
+    calls: Calls
+    losses: Callable[[], AbstractContextManager[None]]
+
+    def wait(self, seconds: float) -> bool:
+        with self.losses():
+            return self.calls.wait(seconds)
+
+    def result(self) -> Any:
+        with self.losses():
+            return self.calls.result()[0]
+
+
+class RayLearner(LearnerGroup):
+    """The learner over actors; its weights stay in the object store until somebody wants them.
+
+    Raises:
+        InputError: the model cannot be loaded or sharded.
+        LearnerLostError: (by any method) a rank was lost.
+    """
+
+    def __init__(self, recipe: Any, model_folder: str, session: Session) -> None:
+        cluster: Cluster = recipe.cluster
+        self._actors = RayRanks(cluster, session)
+        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights
+        self.address = self._actors.members[0].node.split()[1]
+        """Where the first rank can be reached."""
+        super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+
+    @property
+    def ranks(self) -> list[tuple[str, str]]:
+        """Name and node of each."""
+        return [(member.name, member.node) for member in self._actors.members]
+
+    def check_life(self) -> None:
+        """Whether all ranks live, for a driver that waits for others; waits for nothing itself."""
+        self._actors.check_life()
+
+    def weights(self) -> StoredWeights:
+        """The current weights, in the object store."""
+        found = self._actors.call("stored_weights", "given its weights", self._bucket_mib)
+        buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
+        return StoredWeights((bucket for _, bucket in buckets), self._seconds)
+
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Have the first rank broadcast weights to the generators; waits for nothing."""
+        self._actors.members[0].handle.send.remote(group, weights, version)
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._actors.close()

@@ -1,0 +1,86 @@
+"""The parts of a run that are on a cluster, in place of those of `scalerl.rl.loop.parts`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from scalerl.errors import LearnerLostError
+from scalerl.rl.engine.build import check_sampler, load_learner, load_verifier
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.placement.evaluate import Evaluate
+from scalerl.rl.placement.ray.evaluation import evaluator_on
+from scalerl.rl.placement.ray.generator import RayGenerator
+from scalerl.rl.placement.ray.learner import RayLearner
+from scalerl.rl.placement.ray.verifier import RayVerifier
+from scalerl.rl.sync.transport import transport_of
+from scalerl.rl.types import Generator
+from scalerl.rl.verify.verifier import Verification
+from scalerl.rl.workers.ray.session import Session
+from scalerl.rl.workers.ray.timeline import Timeline
+
+
+class RayParts:
+    """Parts as Ray actors; `closing` ends them, and gives their room back."""
+
+    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack, folder: str | Path = ".") -> None:
+        """Logs of servers that are started go to `folder`."""
+        self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
+        self._folder = folder
+        self._session = Session(recipe.cluster)
+        self.timeline = Timeline()
+        closing.callback(self._session.close)
+
+    def went_back(self, error: LearnerLostError, step: int) -> None:
+        """The run has begun again from a step, for that a rank of the learner was lost."""
+        what = f"{error}; the run goes on from step {step}"
+        self.timeline.event("lost", "train", error.who, error.node, what, error.at)
+
+    def learner(self) -> Learner | RayLearner:
+        """The learner: in the driver, or over actors."""
+        if self._recipe.cluster.learner.kind == "one":
+            return load_learner(self._recipe, self._model_folder)
+        learner = RayLearner(self._recipe, self._model_folder, self._session)
+        self._closing.callback(learner.close)
+        for name, node in learner.ranks:
+            self.timeline.event("arrived", "train", name, node, f"{name} on {node} takes part")
+        return learner
+
+    def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
+        """Generators with the weights of `learner` as `version`."""
+        recipe, model = self._recipe, self._model_folder
+        check_sampler(recipe, model, learner.model)
+        if recipe.cluster.engine.kind == "vllm":
+            return self._vllm(learner, version)
+        transport = transport_of(recipe.cluster, learner)
+        generator = RayGenerator(
+            recipe, model, learner.weights(), self._session, transport, version, self.timeline
+        )
+        self._closing.callback(generator.close)
+        return generator
+
+    def verifier(self, tokenizer: Any) -> Verification:
+        """What judges: in processes beside the driver, or in actors."""
+        if self._recipe.cluster.verifiers:
+            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline)
+        else:
+            verifier = load_verifier(self._recipe, tokenizer)
+        self._closing.callback(verifier.close)
+        return verifier
+
+    def _vllm(self, learner: Learner | RayLearner, version: int) -> Generator:
+        from scalerl.rl.engine.vllm.generator import VllmGenerator
+
+        recipe, model, weights = self._recipe, self._model_folder, learner.weights()
+        where = {"logs": self._folder, "timeline": self.timeline}
+        generator = VllmGenerator.of(recipe, model, recipe.cluster.engine, weights, version, **where)
+        self._closing.callback(generator.close)
+        generator.wait_until_started()
+        return generator
+
+    def evaluate(self) -> Evaluate:
+        """What evaluates."""
+        evaluator = evaluator_on(self._recipe, self._model_folder, self._session, self.timeline)
+        self._closing.callback(evaluator.close)
+        return evaluator

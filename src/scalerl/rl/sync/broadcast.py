@@ -1,0 +1,158 @@
+"""Weights by a broadcast of PyTorch's, in a process group that has nothing to do with the learner's own.
+
+    sender      rank 0: fetches a bucket from the object store, broadcasts it, and goes on to the next
+    receivers   the generators: threads of theirs receive into copies, while they decode
+
+A group is made anew where its members change. With NCCL the buckets are on GPUs on their way.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+
+from scalerl.errors import brief_error
+from scalerl.rl.sync.object_store import StoredWeights
+from scalerl.rl.workers.ranks import store_at
+
+_LOG = logging.getLogger("scalerl")
+Layout = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
+"""Names and shapes of the tensors of each bucket."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Who broadcasts: the sender listens at `address` and `port`, and is one of `size`."""
+
+    kind: str
+    address: str
+    port: int
+    size: int
+    seconds: float
+
+
+class Joined:
+    """A member of a group; the last that this process has joined is kept for the next broadcast."""
+
+    _last: tuple[Group, Joined] | None = None
+
+    @classmethod
+    def of(cls, group: Group, rank: int) -> Joined:
+        """Join, once."""
+        if cls._last is None or cls._last[0] != group:
+            cls._last = None  # the old one is let go of first
+            cls._last = group, cls(group, rank)
+        return cls._last[1]
+
+    @classmethod
+    def leave(cls) -> None:
+        """Forget the group; what others wait for in it fails."""
+        cls._last = None
+
+    def __init__(self, group: Group, rank: int) -> None:
+        limit = timedelta(seconds=group.seconds)
+        c10d: Any = torch.distributed  # its stubs lack some of this
+        self._store = store_at(group.address, group.port, group.size, rank == 0, group.seconds)
+        self.device = torch.device("cuda" if group.kind == "nccl" else "cpu")
+        self._limit = limit
+        if group.kind == "nccl":
+            self._group = c10d.ProcessGroupNCCL(self._store, rank, group.size, limit)
+            return
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout = limit
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=ray.util.get_node_ip_address())]
+        self._group = c10d.ProcessGroupGloo(self._store, rank, group.size, options)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """From rank 0 to all; returns when it is there."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._group.broadcast([tensor], options).wait(self._limit)
+
+
+class Sender:
+    """Sends one version after another, in a thread."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
+        self._latest: Future[None] | None = None
+
+    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+        """Begin to send; whoever does not receive it says so by itself."""
+        self._latest = self._thread.submit(send, group, weights, version)
+
+    def close(self) -> None:
+        """Do not wait for what is under way: those who would receive it are gone."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        Joined.leave()
+
+
+def send(group: Group, weights: StoredWeights, version: int) -> None:
+    """Broadcast all buckets; what fails is told, and seen by the receivers."""
+    try:
+        joined = Joined.of(group, 0)
+        joined.broadcast(torch.tensor([version], device=joined.device))
+        for bucket in weights.mappings():
+            flat = np.concatenate([weight.reshape(-1) for weight in bucket.values()])
+            joined.broadcast(torch.from_numpy(flat).to(joined.device))
+    except Exception as error:
+        Joined.leave()
+        _LOG.warning("version %d of the weights was not broadcast (%s)", version, brief_error(error))
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """What a generator is sent in place of weights: that they are about to be broadcast."""
+
+    group: Group
+    rank: int
+    layout: Layout
+    version: int
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """Receive them.
+
+        Raises:
+            Exception: the broadcast failed; this process has left the group.
+        """
+        try:
+            joined = Joined.of(self.group, self.rank)
+            version = torch.zeros(1, dtype=torch.int64, device=joined.device)
+            joined.broadcast(version)
+            if int(version) != self.version:
+                raise RuntimeError(f"version {int(version)} came in place of {self.version}")
+            received: dict[str, np.ndarray] = {}
+            for tensors in self.layout:
+                received |= _bucket(joined, tensors)
+        except Exception:
+            Joined.leave()
+            raise
+        return received
+
+
+def _bucket(joined: Joined, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    sizes = [int(np.prod(shape)) for _, shape in tensors]
+    flat = torch.empty(sum(sizes), dtype=torch.float32, device=joined.device)
+    joined.broadcast(flat)
+    parts = np.split(flat.cpu().numpy(), np.cumsum(sizes)[:-1])
+    return {name: part.reshape(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
+
+
+def free_port(address: str) -> int:
+    """A port that nobody listens at just now; of this machine, which stands for that of another."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:  # the address is another machine's
+            probe.bind(("", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,101 @@
+"""Weights in Ray's object store: buckets of tensors, fetched by whoever needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from scalerl.errors import LearnerLostError, brief_error
+from scalerl.rl.sync.buckets import in_buckets
+from scalerl.rl.types import Weights
+from scalerl.rl.workers.ray.contact import check
+
+Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
+"""Names and shapes of some tensors, and the reference to a mapping of them."""
+
+
+class StoredWeights(Mapping[str, np.ndarray]):
+    """A model's parameters by name, which are not here until they are asked for.
+
+    They are kept for as long as anybody has these references, and the process that put them lives.
+    """
+
+    def __init__(self, buckets: Iterable[Bucket], seconds: float) -> None:
+        """A fetch may take so many `seconds`."""
+        self._buckets, self._seconds = list(buckets), seconds
+        self._at = {name: ref for tensors, ref in self._buckets for name, _ in tensors}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.array(self._get(self._at[name])[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @property
+    def layout(self) -> list[tuple[tuple[str, tuple[int, ...]], ...]]:
+        """Names and shapes of the tensors of each bucket."""
+        return [tensors for tensors, _ in self._buckets]
+
+    def mappings(self) -> Iterator[dict[str, np.ndarray]]:
+        """The buckets one after another, not to be written to.
+
+        Raises:
+            LearnerLostError: one did not come in time, or is gone with the process that put it.
+        """
+        for _, ref in self._buckets:
+            yield self._get(ref)
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """All of them, as copies of this process's own; raises what `mappings` does.
+
+        Every node begins with another bucket: if all asked for the same one, who put it would have to send it
+        to all of them, while the others wait, and nobody would have a copy of it to pass on.
+        """
+        first = int(ray.get_runtime_context().get_node_id(), 16) % max(len(self._buckets), 1)
+        order = [*self._buckets[first:], *self._buckets[:first]]
+        return {name: np.array(weight) for _, ref in order for name, weight in self._get(ref).items()}
+
+    def _get(self, ref: Any) -> dict[str, np.ndarray]:
+        try:
+            return ray.get(ref, timeout=self._seconds)
+        except RayError as error:
+            raise LearnerLostError(f"weights do not come from the learner ({brief_error(error)})") from error
+
+
+@dataclass(frozen=True)
+class Posted:
+    """Stored weights as they are sent to many: one reference, as each costs time with every message."""
+
+    ref: Any
+    seconds: float
+
+    @classmethod
+    def of(cls, weights: StoredWeights, seconds: float) -> Posted:
+        """The references to the buckets in the object store too."""
+        return cls(ray.put(weights), seconds)
+
+    def fetch(self) -> dict[str, np.ndarray]:
+        """See `StoredWeights.fetch`."""
+        weights: Any = ray.get(self.ref, timeout=self.seconds)
+        return weights.fetch()
+
+
+def put(bucket: dict[str, np.ndarray]) -> Bucket:
+    """A bucket in the object store."""
+    return tuple((name, weight.shape) for name, weight in bucket.items()), ray.put(bucket)
+
+
+def store(weights: Weights, bucket_mib: float, seconds: float) -> StoredWeights:
+    """Weights in the object store: put there bucket by bucket, unless they are there already."""
+    if isinstance(weights, StoredWeights):
+        return weights
+    check()
+    return StoredWeights(map(put, in_buckets(weights.items(), bucket_mib)), seconds)

@@ -1,0 +1,332 @@
+"""Workers as a supervisor sees them: processes that are forked, asked about one completion, and ended.
+
+Every answer must carry the random number that came with its completion. A worker that has answered must have
+started nothing that is still there: what is left behind could read the next completion, or answer it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import marshal
+import math
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.rl.verify import proc
+
+Outcome = dict[str, Any]
+"""`value` and `correct`; or `failed`, the reason, and `detail`."""
+Job = tuple[dict[str, Any], str]
+"""A prompt, as JSON, and the text of a completion."""
+Wait = Callable[[socket.socket, float], bool]
+"""Whether a channel has something to read within some seconds."""
+
+START_SECONDS = 120.0
+"""For a template to start Python and to load what the task needs."""
+MAX_FAILED_STARTS = 3
+"""In a row; then nothing can be verified any more."""
+_LOOK = 0.1  # seconds between two looks at the memory of what a completion has started
+_MAX_ANSWER = 1 << 16  # bytes
+_ANSWER = re.compile(
+    rb"([0-9a-f]{32}) (ok|exit|changed) (?:verdict ([01]) (\S{1,40})|(raised|nonsense) ((?:[0-9a-f]{2})*))\n"
+)
+_CODE = "import sys; sys.path[:] = {!r}; from scalerl.rl.verify.worker import main; main({}, {}, {})"
+
+
+class StartError(Exception):
+    """The task cannot be loaded, or the process that loads it ends."""
+
+    def __init__(self, detail: str, by_task: bool) -> None:
+        super().__init__(detail)
+        self.by_task = by_task
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a completion."""
+
+    outcome: Outcome
+    odd: str | None
+    """What was odd about it: the worker has been ended, or is to be."""
+    seconds: float
+
+
+@dataclass
+class Worker:
+    """A process that judges."""
+
+    pid: int
+    channel: socket.socket
+    process: subprocess.Popen[bytes] | None
+    """Of a template that has become a worker."""
+    threads: int
+    own: set[int]
+    """Processes below it that its task had started before it saw a completion."""
+    children: proc.Children
+    judged: int = 0
+    status: int | None = None
+
+
+@dataclass
+class _Template:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    forks: bool
+    own: set[int]
+
+
+class Forks:
+    """Starts a template, and workers from it; `seconds` and `memory` (bytes) are those of one completion."""
+
+    def __init__(self, greeting: bytes, wait: Wait, seconds: float, memory: int) -> None:
+        self._greeting, self._wait, self._seconds, self._memory = greeting, wait, seconds, memory
+        self._template: _Template | None = None
+        self._workers: dict[int, Worker] = {}
+        self._children = proc.Children(os.getpid())
+        self._loaded = False
+        self.fork_seconds = 0.0
+        """What a new worker takes, of late."""
+        self._started_in = 0.0
+        self._ensure_template()
+
+    def fresh(self) -> Worker:
+        """A new worker.
+
+        Raises:
+            StartError: none can be started.
+        """
+        for _ in range(MAX_FAILED_STARTS):
+            template = self._ensure_template()
+            began = time.monotonic()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                pid = self._request(template, theirs)
+            if pid:
+                took = time.monotonic() - began + (0 if template.forks else self._started_in)
+                self.fork_seconds += (0.2 if self.fork_seconds else 1.0) * (took - self.fork_seconds)
+                return self._welcome(template, pid, ours)
+            ours.close()  # a completion has killed it
+            self._end_template()
+        raise StartError("its process ends before it forks", by_task=False)
+
+    def ask(self, worker: Worker, job: Job, thorough: bool = False) -> Answer:
+        """Have a worker judge a completion, and if `thorough` look for functions replaced in any module."""
+        began = time.monotonic()
+        outcome, odd = self._exchange(worker, job, thorough, began + self._seconds)
+        worker.judged += 1
+        if odd is None and self._left_behind(worker):
+            odd = "left"
+        if odd is not None:
+            self.end(worker)
+        if outcome.get("failed") == "died":
+            outcome.setdefault("detail", f"its process ended with status {worker.status}")
+        return Answer(outcome, odd, time.monotonic() - began)
+
+    def end(self, worker: Worker) -> None:
+        """End a worker with all that it started, however far away that has moved."""
+        if self._workers.pop(worker.pid, None) is None:
+            return
+        self._kill(worker)
+        if worker.process is not None:
+            worker.status = worker.process.wait()
+        elif self._template is not None:
+            with contextlib.suppress(OSError):
+                self._template.control.sendall(b"%d" % worker.pid)
+                worker.status = int(self._line(self._template.control, START_SECONDS) or 0)
+
+    def close(self) -> None:
+        """End everything, without waiting for what the template says."""
+        while self._workers:
+            self._kill(self._workers.popitem()[1])
+        self._end_template()
+
+    def _kill(self, worker: Worker) -> None:
+        worker.channel.close()
+        worker.children.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have ended
+            os.killpg(worker.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the fork has no group of its own yet
+            os.kill(worker.pid, signal.SIGKILL)
+        if proc.AVAILABLE:
+            proc.end(os.getpid(), self._kept())
+
+    # -- the template -------------------------------------------------------------------------------------
+
+    def _ensure_template(self) -> _Template:
+        failed = 0
+        while self._template is None:
+            began = time.monotonic()
+            process, control = self._spawn()
+            said = json.loads(self._line(control, START_SECONDS) or "{}")
+            if said.get("ready"):
+                own = proc.descendants(process.pid) if proc.AVAILABLE else set[int]()
+                self._template = _Template(process, control, said["forks"], own)
+                self._started_in, self._loaded = time.monotonic() - began, True
+                break
+            status = _killed(process, control)
+            if "error" in said and not self._loaded:
+                raise StartError(said["error"], by_task=True)
+            failed += 1
+            if failed >= MAX_FAILED_STARTS:
+                raise StartError(said.get("error", f"its process ended with status {status}"), by_task=False)
+        return self._template
+
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = _CODE.format(sys.path, theirs.fileno(), os.getpid(), self._memory)
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        ours.settimeout(START_SECONDS)
+        with contextlib.suppress(OSError):  # it shows when the answer is read
+            ours.sendall(self._greeting)
+        return process, ours
+
+    def _request(self, template: _Template, theirs: socket.socket) -> int:
+        """The process of a new worker that has the other end of `theirs`; 0 where there is none."""
+        try:
+            socket.send_fds(template.control, [b"w"], [theirs.fileno()])
+            return int(self._line(template.control, START_SECONDS) or 0)
+        except OSError:
+            return 0
+
+    def _welcome(self, template: _Template, pid: int, channel: socket.socket) -> Worker:
+        threads = proc.threads(pid) if proc.AVAILABLE else 0
+        if template.forks:
+            worker = Worker(pid, channel, None, threads, set(), proc.Children(pid))
+        else:
+            template.control.close()
+            self._template = None
+            worker = Worker(pid, channel, template.process, threads, template.own, proc.Children(pid))
+        self._workers[pid] = worker
+        return worker
+
+    def _end_template(self) -> None:
+        template, self._template = self._template, None
+        if template is not None:
+            _killed(template.process, template.control)
+        if proc.AVAILABLE:
+            proc.end(os.getpid(), self._kept())
+
+    def _kept(self) -> set[int]:
+        """The processes that are meant to be there."""
+        kept = {pid for worker in self._workers.values() for pid in (worker.pid, *worker.own)}
+        return kept | ({self._template.process.pid, *self._template.own} if self._template else set())
+
+    def _line(self, channel: socket.socket, seconds: float) -> bytes:
+        """The next line of a template; empty if none comes."""
+        until, heard = time.monotonic() + seconds, b""
+        while not heard.endswith(b"\n"):
+            if (left := until - time.monotonic()) <= 0:
+                return b""
+            if self._wait(channel, min(left, 1.0)):
+                try:
+                    data = channel.recv(_MAX_ANSWER)
+                except OSError:
+                    data = b""
+                if not data:
+                    return b""
+                heard += data
+        return heard
+
+    # -- one completion -----------------------------------------------------------------------------------
+
+    def _exchange(self, worker: Worker, job: Job, thorough: bool, until: float) -> tuple[Outcome, str | None]:
+        """The outcome of a completion, and what the answer shows to be odd."""
+        channel = worker.channel
+        if select.select([channel], [], [], 0)[0]:  # it speaks, or is gone, without being asked
+            return _misfit()
+        nonce = os.urandom(16).hex().encode()
+        message = marshal.dumps((nonce, *job, thorough))
+        channel.settimeout(self._seconds)
+        heard = b""
+        try:
+            channel.sendall(struct.pack("<I", len(message)) + message)
+            while not heard.endswith(b"\n"):
+                if (left := until - time.monotonic()) <= 0:
+                    raise TimeoutError
+                if not self._wait(channel, min(left, _LOOK)):
+                    if self._holds_too_much():
+                        detail = "its processes together took more than task.limits.memory_gib"
+                        return {"failed": "died", "detail": detail}, "died"
+                    continue
+                heard += (data := channel.recv(_MAX_ANSWER))
+                if not data:
+                    return {"failed": "died"}, "died"
+                if len(heard) > _MAX_ANSWER:
+                    return _misfit()
+        except TimeoutError:
+            return {"failed": "timeout", "detail": "it was not done within the time limit"}, "timeout"
+        except OSError:
+            return {"failed": "died"}, "died"
+        return _outcome(heard, nonce)
+
+    def _left_behind(self, worker: Worker) -> bool:
+        """Whether a worker has left a process or a thread; what is just ending has a moment for it."""
+        if not proc.AVAILABLE:
+            return False
+        for pause in (0.0, 0.002, 0.02):
+            if pause:
+                time.sleep(pause)
+            if proc.threads(worker.pid) <= worker.threads and not self._strangers(worker):
+                return False
+        return True
+
+    def _strangers(self, worker: Worker) -> bool:
+        below = worker.children.now() if worker.threads == 1 else proc.children(worker.pid)
+        kept = self._kept()
+        found = [pid for pid in (*self._children.now(), *below) if pid not in kept]
+        if found:
+            proc.reap(kept)
+        return any(map(proc.running, found))
+
+    def _holds_too_much(self) -> bool:
+        if not proc.AVAILABLE:
+            return False
+        template = self._template.process.pid if self._template else 0
+        pids = proc.descendants(os.getpid()) - {template}
+        return proc.memory(pids, self._memory) > self._memory
+
+
+def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:
+    """The status of a process, once it has been killed."""
+    process.kill()
+    control.close()
+    return process.wait()
+
+
+def _misfit() -> tuple[Outcome, str]:
+    return {"failed": "died", "detail": "what its process said was no verdict"}, "answer"
+
+
+def _outcome(line: bytes, nonce: bytes) -> tuple[Outcome, str | None]:
+    """The outcome in a worker's answer, if it is the answer to the completion of this `nonce`."""
+    match = _ANSWER.fullmatch(line)
+    if match is None or match[1] != nonce:
+        return _misfit()
+    odd = None if match[2] == b"ok" else match[2].decode()
+    if match[5]:
+        detail = bytes.fromhex(match[6].decode()).decode(errors="replace")
+        return {"failed": match[5].decode(), "detail": detail}, odd
+    try:
+        value = float(match[4])
+    except ValueError:
+        return _misfit()
+    return ({"value": value, "correct": match[3] == b"1"}, odd) if math.isfinite(value) else _misfit()

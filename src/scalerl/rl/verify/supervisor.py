@@ -1,0 +1,277 @@
+"""A trusted process between the trainer and a worker: it never runs a task's code.
+
+    trainer --- share of completions ---> supervisor --- one completion ---> worker (`scalerl.rl.verify.worker`)
+    trainer <-- their outcomes ---------- supervisor <-- verdict ----------- worker
+
+Completions are judged *together*, one after another by one worker, or *apart*, each by a worker of its own:
+
+    together   fast. What one completion does to the worker could reach the next, so that outcomes are held
+               until the worker has judged two known answers as new workers did, a right one and a wrong one.
+               A failure counts if it is repeated apart.
+    apart      at first, until two answers are known; where a completion takes long beside a fork; and for a
+               while after anything odd. What was held then is judged again, apart.
+
+Odd is an answer that is not to the open completion, a call of `sys.exit`, a process or a thread that is left
+behind, a replaced builtin, a known answer that is judged otherwise, a death and a timeout. A worker that
+shows it is ended, with everything below this process but the template.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import socket
+import time
+from collections import Counter
+from typing import Any
+
+from scalerl.rl.verify import proc
+from scalerl.rl.verify.forks import Answer, Forks, Job, Outcome, StartError, Worker
+from scalerl.rl.workers.process import leave_signals
+
+TURN_SECONDS = 1.0
+"""After which a share goes back, with what is judged by then."""
+RENEW_AFTER = 1024
+"""Completions that a worker judges at most."""
+FIRST_SECONDS, CAUTION_SECONDS = 4.0, 1.0
+"""Spent on forks, about: at first, until two answers are known; and after anything odd."""
+SLOW = 1.25
+"""Completions are judged apart where that takes at most so many times as long as together."""
+RECONSIDER = 256
+"""Completions that are judged apart because it takes no longer, until judging together is timed again."""
+STEADY = 3
+"""New workers that must judge a known answer as before, where one that is not new does not."""
+MAX_UNSTEADY = 2
+"""Known answers that new workers judge otherwise, too; then all is judged apart."""
+MAX_GUESSES = 4
+"""Texts, likely right or wrong, that are judged to find known answers."""
+BEAT_SECONDS = 1.0
+"""Between two signs of life."""
+
+
+def main(fd: int, parent: int, seconds: float, memory: int) -> None:
+    """Judge the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
+    os.set_inheritable(fd, False)
+    leave_signals()
+    proc.adopt_orphans()
+    trainer = _Trainer(socket.socket(fileno=fd), parent)
+    forks = None
+    try:
+        forks = Forks(trainer.receive(), trainer.wait, seconds, memory)
+        supervisor = Supervisor(forks)
+        trainer.send({"ready": True})
+        while True:
+            trainer.send(supervisor.judge([tuple(job) for job in json.loads(trainer.receive())]))
+    except StartError as error:
+        trainer.send({"error" if error.by_task else "failed": str(error)})
+    except _TrainerGoneError:
+        pass
+    finally:
+        if forks is not None:
+            forks.close()
+        elif proc.AVAILABLE:
+            proc.end(os.getpid(), ())
+
+
+class _TrainerGoneError(Exception):
+    """The trainer has closed the channel, or has ended."""
+
+
+class _Trainer:
+    """The channel to the trainer: lines of JSON."""
+
+    def __init__(self, channel: socket.socket, parent: int) -> None:
+        self._channel, self._parent = channel, parent
+        self._lines = channel.makefile("rb")
+        self._sent = time.monotonic()
+
+    def receive(self) -> bytes:
+        """The next line."""
+        while not select.select([self._channel], [], [], BEAT_SECONDS)[0]:
+            self._check()
+        line = self._lines.readline()
+        if not line.endswith(b"\n"):
+            raise _TrainerGoneError
+        return line
+
+    def send(self, message: Any) -> None:
+        """Send a line."""
+        self._sent = time.monotonic()
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError as error:
+            raise _TrainerGoneError from error
+
+    def wait(self, channel: socket.socket, seconds: float) -> bool:
+        """Whether another channel has something to read within `seconds`, while a share is open."""
+        ready = select.select([channel, self._channel], [], [], seconds)[0]
+        if self._channel in ready:  # it sends nothing while it waits: this is the end
+            raise _TrainerGoneError
+        if time.monotonic() > self._sent + BEAT_SECONDS:
+            self._check()
+            self.send(None)
+        return bool(ready)
+
+    def _check(self) -> None:
+        if os.getppid() != self._parent:  # the channel may be held open by what it has forked
+            raise _TrainerGoneError
+
+
+class Supervisor:
+    """Judges shares of completions."""
+
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+        self._shared: Worker | None = forks.fresh()
+        self._apart = self._forks_in(FIRST_SECONDS)
+        """Completions that are yet to be judged apart."""
+        self._warm_seconds, self._apart_seconds = 0.0, math.inf
+        """Of a completion that is not a worker's first; of one apart, its fork included."""
+        self._known: dict[bool, tuple[Job, Outcome]] = {}
+        """A wrong and a right answer, and their outcomes by new workers."""
+        self._guesses, self._unsteady = MAX_GUESSES, 0
+        self._restarts = Counter[str]()
+        """Why workers were ended since the last share."""
+
+    def judge(self, share: list[Job]) -> list[Outcome]:
+        """The outcomes of the first completions of a share, one at least."""
+        until = time.monotonic() + TURN_SECONDS
+        outcomes: list[Outcome] = []
+        if not self._is_apart():
+            outcomes, share = self._together(share, until)
+        for job in share:
+            outcomes.append(self._judge_apart(job))
+            if time.monotonic() > until or not self._is_apart():
+                break
+        if self._restarts:
+            outcomes[0] = outcomes[0] | {"restarts": dict(self._restarts)}
+            self._restarts.clear()
+        return outcomes
+
+    def _is_apart(self) -> bool:
+        return self._apart > 0 or self._apart_seconds < SLOW * self._warm_seconds
+
+    def _forks_in(self, seconds: float) -> float:
+        return math.ceil(seconds / (2 * self._forks.fork_seconds))  # ending one takes about as long
+
+    # -- together -----------------------------------------------------------------------------------------
+
+    def _together(self, share: list[Job], until: float) -> tuple[list[Outcome], list[Job]]:
+        """The outcomes of the first completions; or none, and the completions that must be judged apart."""
+        if self._shared is None:
+            self._shared = self._forks.fresh()
+        outcomes: list[Outcome] = []
+        for job in share:
+            outcome = self._next(self._shared, job)
+            if outcome is None:
+                return [], share[: len(outcomes) + 1]
+            outcomes.append(outcome)
+            if time.monotonic() > until:
+                break
+        judged = share[: len(outcomes)]
+        if not self._passes(self._shared):
+            self._end_shared("check")
+            return [], judged
+        if self._shared.judged >= RENEW_AFTER or len(self._known) < 2:
+            self._end_shared("age")
+        self._learn_from(judged, outcomes)
+        return outcomes, []
+
+    def _next(self, worker: Worker, job: Job) -> Outcome | None:
+        """The outcome of the next completion, or None if the shared worker is not to be trusted any more."""
+        fresh = worker.judged == 0
+        answer = self._forks.ask(worker, job)
+        if not fresh and not answer.odd:
+            self._warm_seconds = _mean(self._warm_seconds, answer.seconds)
+        if answer.odd:
+            self._end_shared(answer.odd)
+            return None
+        failed = answer.outcome.get("failed")
+        if failed and not fresh and self._alone(job).outcome.get("failed") != failed:
+            self._end_shared("check")
+            return None
+        return answer.outcome
+
+    def _end_shared(self, why: str) -> None:
+        if self._shared is not None:
+            self._forks.end(self._shared)
+        self._shared = None
+        self._note(why)
+
+    def _note(self, why: str) -> None:
+        self._restarts[why] += 1
+        if why != "age":
+            self._apart = max(self._apart, self._forks_in(CAUTION_SECONDS))
+
+    # -- apart --------------------------------------------------------------------------------------------
+
+    def _judge_apart(self, job: Job) -> Outcome:
+        """The outcome of a completion that has a worker to itself."""
+        self._apart -= 1
+        if self._apart < -RECONSIDER:
+            self._apart, self._warm_seconds = 0, 0.0
+        answer = self._alone(job)
+        if answer.odd == "answer":
+            self._note(answer.odd)
+            answer = self._alone(job)
+        if answer.odd:
+            self._note(answer.odd)
+        if not answer.odd and "failed" not in answer.outcome:
+            self._learn(job, answer.outcome)
+        return answer.outcome
+
+    def _alone(self, job: Job) -> Answer:
+        began = time.monotonic()
+        worker = self._forks.fresh()
+        answer = self._forks.ask(worker, job)
+        self._forks.end(worker)
+        self._apart_seconds = _mean(self._apart_seconds, time.monotonic() - began)
+        return answer
+
+    # -- known answers ------------------------------------------------------------------------------------
+
+    def _passes(self, worker: Worker) -> bool:
+        """Whether a worker judges the known answers as new ones did."""
+        for correct, (job, outcome) in list(self._known.items()):
+            answer = self._forks.ask(worker, job, thorough=True)
+            if answer.odd or answer.outcome != outcome:
+                if any(self._alone(job).outcome != outcome for _ in range(STEADY)):
+                    self._forget(correct)  # the verifier itself is not steady
+                return False
+        return True
+
+    def _forget(self, correct: bool) -> None:
+        del self._known[correct]
+        self._unsteady += 1
+        self._note("unsteady")
+        self._apart = math.inf if self._unsteady >= MAX_UNSTEADY else self._forks_in(FIRST_SECONDS)
+
+    def _learn(self, job: Job, outcome: Outcome) -> None:
+        """Keep what a new worker said as known, and look for an answer of the other kind."""
+        if len(self._known) == 2 or self._unsteady >= MAX_UNSTEADY:
+            return
+        self._known.setdefault(outcome["correct"], (job, outcome))
+        for text in (f"</think>\\boxed{{{job[0]['answer']}}}", f"</think>{job[0]['answer']}", ""):
+            if len(self._known) < 2 and self._guesses > 0:
+                self._guesses -= 1
+                answer = self._alone((job[0], text))
+                if not answer.odd and "failed" not in answer.outcome:
+                    self._known.setdefault(answer.outcome["correct"], ((job[0], text), answer.outcome))
+        if len(self._known) == 2:
+            self._apart = 0
+
+    def _learn_from(self, share: list[Job], outcomes: list[Outcome]) -> None:
+        """Have a completion of a kind that is not known yet judged by a new worker, too."""
+        for job, outcome in zip(share, outcomes, strict=True):
+            if len(self._known) < 2 and outcome.get("correct") in {True, False} - self._known.keys():
+                again = self._alone(job)
+                if again.outcome == outcome and not again.odd:
+                    self._learn(job, outcome)
+                return
+
+
+def _mean(mean: float, value: float) -> float:
+    """A geometric mean of late values, brought up to date: a hiccup of the machine moves it little."""
+    return mean**0.9 * value**0.1 if 0 < mean < math.inf else value

@@ -1,0 +1,155 @@
+"""Verification that cannot hurt the run.
+
+    rollouts -> text -> worker processes -> outcomes -> rewards, in order
+
+A verifier is code of others on text that a model wrote. It runs in processes of its own, each with a limit of
+time and memory. What it does to itself costs one completion, and its process if need be, and is counted:
+
+    raised     it raised an exception
+    timeout    it was not done within the time limit (in a loop in C, say): its process is killed
+    nonsense   it returned no reward, or one that is not finite
+    died       its process died, or ran out of memory
+
+Such a completion gets the reward of a failure, and leaves the loss as a truncated one does. What it does to
+its process reaches no other completion: `scalerl.rl.verify.supervisor` has how.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.pending import Done, Pending
+from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout, Task
+from scalerl.rl.verify.pool import Outcome, Workers
+
+ODD = {
+    "exit": "a verification called sys.exit or the like",
+    "left": "a verification left a process or a thread behind",
+    "changed": "a verification replaced builtins or functions of modules",
+    "answer": "what it answered was not to the completion that was open",
+    "check": "it judged otherwise than a new worker, which has judged its completions again",
+    "unsteady": "the verifier does not give one answer the same verdict twice",
+}
+"""Why a worker was replaced, where the completion itself does not count as failed for it."""
+
+Asked = tuple[Prompt, np.ndarray]
+"""A completion to be judged: prompt and tokens."""
+
+
+class Verification(ABC):
+    """Judges rollouts, wherever that is done: a truncated one has failed, whatever it says."""
+
+    def __init__(self) -> None:
+        self.failures: Counter[str] = Counter()
+        """Verifications that failed, by reason."""
+        self.examples: dict[str, str] = {}
+        """The first failure of each reason: prompt and message."""
+        self.restarts: Counter[str] = Counter()
+        """Workers that were replaced, by reason; docs/tasks.md has them."""
+        self._told: set[str] = set()
+
+    @abstractmethod
+    def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
+        """Begin to judge completions, one call at a time; their outcomes, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes."""
+
+    def begin(self, groups: Sequence[Sequence[Rollout]]) -> Pending[list[list[Reward]]]:
+        """Begin to judge; the rewards of the completions of each group, in order."""
+        asked = [(r.prompt, r.token_T) for group in groups for r in group if not r.truncated]
+        return _Judging(self, groups, self.ask(asked))
+
+    def judge(self, groups: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
+        """The rewards of the completions of each group, in order, waited for."""
+        begun = self.begin(groups)
+        begun.wait(math.inf)
+        return begun.result()
+
+    def reward(self, rollout: Rollout, outcome: Outcome) -> Reward:
+        """The reward of a completion; one whose verification failed is counted."""
+        self.restarts.update(outcome.get("restarts", {}))
+        reason = outcome.get("failed")
+        if reason is None:
+            return Reward(outcome["value"], outcome["correct"])
+        self.failures[reason] += 1
+        self.examples.setdefault(reason, f"{rollout.prompt.id}: {outcome.get('detail', reason)}")
+        return Reward(FAILED.value, FAILED.correct, reason)
+
+    def new_failures(self) -> list[str]:
+        """A line for every reason that has shown since the last call: what failed, and what was replaced."""
+        new = {reason: text for reason, text in self.examples.items() if reason not in self._told}
+        odd = [reason for reason in ODD if reason in self.restarts and reason not in self._told]
+        self._told |= {*new, *odd}
+        lines = [f"a verification failed ({reason}) at prompt {text}" for reason, text in new.items()]
+        return lines + [f"a worker of the verifier was replaced ({why}): {ODD[why]}" for why in odd]
+
+
+@dataclass
+class _Judging:
+    """Groups that are being judged; see `scalerl.rl.pending.Pending`."""
+
+    by: Verification
+    groups: Sequence[Sequence[Rollout]]
+    outcomes: Pending[list[Outcome]]
+
+    def wait(self, seconds: float) -> bool:
+        return self.outcomes.wait(seconds)
+
+    def result(self) -> list[list[Reward]]:
+        outcomes = iter(self.outcomes.result())
+        return [
+            [FAILED if r.truncated else self.by.reward(r, next(outcomes)) for r in g] for g in self.groups
+        ]
+
+
+class Verifier(Verification):
+    """Judges by the task, which gets a completion's text.
+
+    Without `limits` the task judges in this process, which is right for one that is quick and pure; it then
+    gets the text with its end token, and with `limits` without.
+
+    Raises:
+        InputError: what the task needs for judging cannot be loaded.
+        WorkerError: the processes do not start.
+    """
+
+    def __init__(self, task: Task, tokenizer: Any, limits: Limits | None = None) -> None:
+        super().__init__()
+        self._task, self._tokenizer = task, tokenizer
+        self._workers = Workers(task, limits) if limits else None
+        if self._workers:
+            self._close = weakref.finalize(self, self._workers.close)
+
+    def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
+        """In this process all are judged at once."""
+        if self._workers is None:
+            return Done(self._judge_here(completions))
+        jobs = [json.dumps([asdict(prompt), self._text(token_T)]) for prompt, token_T in completions]
+        return self._workers.begin([job.encode() for job in jobs])
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._workers:
+            self._close()
+
+    def _judge_here(self, completions: Sequence[Asked]) -> list[Outcome]:
+        if not completions:  # which a tokenizer takes for one empty text
+            return []
+        texts = self._tokenizer.batch_decode([token_T.tolist() for _, token_T in completions])
+        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
+        return [{"value": reward.value, "correct": reward.correct} for reward in rewards]
+
+    def _text(self, token_T: np.ndarray) -> str:
+        ended = len(token_T) and token_T[-1] == self._tokenizer.eos_token_id
+        return self._tokenizer.decode(token_T[:-1] if ended else token_T)

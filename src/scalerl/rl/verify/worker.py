@@ -1,0 +1,222 @@
+"""What runs in the processes that execute a task's verifier. It never imports torch.
+
+    supervisor --- the task, pickled, in base64 ---> template: loads it, then forks a worker on request
+    supervisor <-- {"ready", "forks"} or {"error"} -- template
+    supervisor --- (nonce, prompt, text, check) ---> worker: judges one completion at a time
+    supervisor <-- nonce, state, verdict ----------- worker
+
+The template never sees a completion, so that a worker forked from it starts from a known state. Where it
+cannot be forked (it has threads, or this is not Linux) the template becomes the worker, once.
+
+A verifier shares its process with this code and can replace what the code uses. So the loop of a worker uses
+C functions that were bound before, formats its answer by operators, and looks for replaced builtins after
+every completion. What that misses, the known answers of `scalerl.rl.verify.supervisor` are for.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import gc
+import json
+import marshal
+import numbers
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from operator import is_, itemgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scalerl.errors import ScalerlError
+from scalerl.rl.types import Prompt, Reward
+from scalerl.rl.workers.process import leave_signals
+
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_SIZE = struct.Struct("<I")
+_Watched = list[tuple[Any, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]]
+
+
+def main(fd: int, parent: int, memory: int) -> None:
+    """Load the task that comes over the socket `fd`, and fork workers, each within `memory` bytes."""
+    os.set_inheritable(fd, False)
+    _restrain(parent, memory)
+    control = socket.socket(fileno=fd)
+    try:
+        task = pickle.loads(base64.b64decode(control.makefile("rb").readline()))
+        if hasattr(task, "prepare"):
+            task.prepare()
+    except MemoryError:
+        os._exit(1)
+    except Exception as error:
+        _send(control, {"error": _one_line(error)})
+        return
+    forks = sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == 1
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page
+    _send(control, {"ready": True, "forks": forks})
+    _serve(control, task, forks)
+
+
+def _serve(control: socket.socket, task: Any, forks: bool) -> None:
+    """Answer requests: a descriptor is a new worker's channel, a number is a worker to be waited for."""
+    watched = _watch([sys.modules["builtins"], json, json.encoder, json.decoder, *_own()])
+    modules = _watch(module for module in list(sys.modules.values()) if isinstance(module, ModuleType))
+    while True:
+        request, fds, _, _ = socket.recv_fds(control, 64, 1)
+        if not request:
+            return
+        if not fds:
+            status = os.waitstatus_to_exitcode(os.waitpid(int(request), 0)[1])
+            control.sendall(b"%d\n" % status)
+            continue
+        parent = os.getpid()
+        pid = os.fork() if forks else 0
+        if pid:
+            os.close(fds[0])
+        else:
+            if not forks:
+                control.sendall(b"%d\n" % parent)
+            control.close()
+            if forks:
+                os.setsid()  # what it sends to its group does not reach the template
+                _die_with(parent)
+            _work(task, fds[0], watched, modules)
+            os._exit(0)
+        control.sendall(b"%d\n" % pid)
+
+
+def _own() -> list[Any]:
+    return [sys.modules[__name__], sys.modules["scalerl.rl.types"], Prompt, Reward]
+
+
+def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
+    """Judge what comes over `fd` until it is closed."""
+    os.register_at_fork(after_in_child=lambda: _close(fd))
+    getpid, leave, write, loads, size_of = os.getpid, os._exit, os.write, marshal.loads, _SIZE.unpack
+    exactly, judge, changed, prompt_of = _exactly, _judge, _changed, Prompt.from_json
+    myself = getpid()
+    while True:
+        size = exactly(fd, 4)
+        nonce, prompt, text, check = loads(exactly(fd, size_of(size)[0]))
+        state, verdict = judge(task, prompt_of(prompt), text)
+        if getpid() != myself:  # a fork by the verifier, which must not answer beside its parent
+            leave(1)
+        if changed(watched) or (check and changed(modules)):
+            state = b"changed"
+        answer = b"%b %b %b\n" % (nonce, state, verdict)
+        while answer:
+            answer = answer[write(fd, answer) :]
+
+
+def _judge(task: Any, prompt: Prompt, text: str) -> tuple[bytes, bytes]:
+    """The state that the verifier leaves the process in, and its verdict."""
+    try:
+        return b"ok", _checked(task.verify(prompt, text))
+    except MemoryError:
+        os._exit(1)  # what is left of this process is not to be trusted
+    except Exception as error:
+        return b"ok", _failure(b"raised", _one_line(error))
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of a verifier are no better than others
+        return b"exit", _failure(b"raised", _one_line(error))
+
+
+def _checked(
+    reward: Any, isinstance: Any = isinstance, float: Any = float, bool: Any = bool, abs: Any = abs
+) -> bytes:
+    """The verdict in a reward; the arguments are builtins as they were."""
+    if not isinstance(reward, Reward):
+        return _failure(b"nonsense", f"returned {type(reward).__name__}, not a Reward")
+    value, correct = reward.value, reward.correct
+    if not isinstance(value, numbers.Real) or not abs(value) <= sys.float_info.max:
+        return _failure(b"nonsense", "the value of its reward is no finite number")
+    if not isinstance(correct, bool) and type(correct).__name__ != "bool":  # numpy has a bool of its own
+        return _failure(b"nonsense", "its reward does not say whether the answer is correct")
+    if reward.failed is not None:
+        return _failure(b"raised", str(reward.failed))
+    return b"verdict %d %a" % (bool(correct), float(value))
+
+
+def _failure(reason: bytes, detail: str) -> bytes:
+    return b"%b %b" % (reason, detail[:300].encode(errors="replace").hex().encode())
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, ScalerlError):
+        return str(error)
+    return traceback.format_exception_only(error)[-1].strip()[:300]
+
+
+def _watch(spaces: Iterable[Any]) -> _Watched:
+    """The functions and classes in the name spaces of modules and classes, as they are now."""
+    watched: _Watched = []
+    for space in map(vars, spaces):
+        names = [name for name, value in list(space.items()) if callable(value) or type(value) is classmethod]
+        if names:
+            get = itemgetter(*names, names[0])  # of one name it would give no tuple
+            watched.append((space, get, get(space)))
+    return watched
+
+
+def _changed(watched: _Watched, all: Any = all, map: Any = map, is_: Any = is_) -> bool:
+    """Whether a name has another value than it had."""
+    for space, get, values in watched:
+        try:
+            if not all(map(is_, get(space), values)):
+                return True
+        except KeyError:
+            return True
+    return False
+
+
+def _exactly(fd: int, size: int, read: Any = os.read, leave: Any = os._exit) -> bytes:
+    """Read `size` bytes; the end of the channel ends the process."""
+    data = b""
+    while size > 0:
+        part = read(fd, size)
+        if not part:
+            leave(0)
+        data += part
+        size -= part.__len__()
+    return data
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # the verifier has closed it
+        os.close(fd)
+
+
+def _restrain(parent: int, memory: int) -> None:
+    """Neither Ctrl-C nor the end of the parent must leave this process behind or in disorder."""
+    leave_signals()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        if _address_space() >= memory:  # from here on Python would fail anywhere, with any exception
+            os._exit(1)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    _die_with(parent)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process with its parent, even in a loop in C (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before it could be watched
+        os._exit(1)
+
+
+def _address_space() -> int:
+    """Of this process, in bytes; proc(5), `statm`."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _send(control: socket.socket, message: dict[str, Any]) -> None:
+    control.sendall(json.dumps(message).encode() + b"\n")

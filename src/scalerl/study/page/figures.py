@@ -1,0 +1,284 @@
+"""The figures of a study: differences and forecasts here, curves in `scalerl.view.figures.overlay_figures`.
+
+forest      every arm against the base, in ceiling and in efficiency, with intervals
+forecasts   what was forecast against what was measured, by the share of the compute it was made at
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scalerl.curve.quantiles import Interval
+from scalerl.forecast.comparison import Claim, Difference
+from scalerl.study.verdict.answers import claim_text
+from scalerl.study.verdict.curves import arm_curves
+from scalerl.study.verdict.verdict import JudgedForecast, StudyVerdict
+from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
+from scalerl.view.labels import short_names
+from scalerl.view.numbers import percent, signed, unit_for
+from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_ROW, _MARGIN = 0.34, 0.72  # inches
+_WHOLE = (0.0, 1.0)
+_WIDEST_RATIO = 20.0
+"""Ratios beyond which an interval leaves the forest plot through its edge."""
+
+
+@dataclass(frozen=True)
+class StudyFigure:
+    """A figure with the word for its files and ids, what it is called, and what its caption adds."""
+
+    name: str
+    title: str
+    figure: Figure
+    caption: str
+
+
+def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
+    """All figures that have something to show, in the order of the page."""
+    found: list[StudyFigure] = []
+    if (figure := forest_figure(verdict)) is not None:
+        found.append(StudyFigure("forest", "Differences to the base", figure, _FOREST))
+    unit = unit_for(verdict.axis, verdict.budget)
+    curves = arm_curves(verdict, unit)
+    if (figure := overlay_figure(curves, unit)) is not None:
+        found.append(StudyFigure("overlay", "Pass rate against compute", figure, _overlay(verdict, curves)))
+    if (made := linearised_figure(curves, unit)) is not None:
+        found.append(StudyFigure("linearised", "The linearised curve", *made))
+    if (figure := forecasts_figure(verdict)) is not None:
+        found.append(StudyFigure("forecasts", "Forecast against measured", figure, _FORECASTS))
+    return found
+
+
+_FOREST = (
+    "Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
+    "a verdict that holds for all arms together; hollow: not distinguishable; cross: no claim. Right of each "
+    "line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
+    "difference of this size."
+)
+_FORECASTS = (
+    "Every forecast as it was frozen, with its prediction interval, against the evaluation that came of it. "
+    "Filled: inside; hollow: outside. On the line the two are equal."
+)
+
+
+def _overlay(verdict: StudyVerdict, arms: Sequence[ArmCurve]) -> str:
+    level = percent(verdict.comparison.level if verdict.comparison else 0.95)
+    text = (
+        "Faint: evaluations of every seed. Line and band: the mean curve of an arm over its seeds with its "
+        f"{level} interval, the variance between seeds included, up to where its runs reach."
+    )
+    bare = [arm.name for arm in arms if arm.band is None]
+    return text + (f" Without a curve: {', '.join(bare)}." if bare else "")
+
+
+def forest_figure(verdict: StudyVerdict) -> Figure | None:
+    """Differences in A, and ratios of the compute to an arm's own gain; None where nothing is compared."""
+    rows = [(arm.name, pair) for arm in verdict.arms if (pair := verdict.pairs.get(arm.name))]
+    if not rows:
+        return None
+    known = short_names([arm.name for arm in verdict.arms])
+    names = [known[name] for name, _ in rows]
+    height = _MARGIN + _ROW * len(rows)
+    with style():
+        figure = new_figure(10.0, height)
+        left = 0.02 + 0.0074 * max(map(len, names))
+        figure.subplots_adjust(left=left, right=0.85, bottom=0.34 / height, top=1 - 0.3 / height, wspace=0.56)
+        panels: Sequence[Axes] = figure.subplots(1, 2, sharey=True)
+        differences = [(pair.differences.get("A"), pair.ceiling) for _, pair in rows]
+        _forest_panel(panels[0], differences, "ceiling A, difference to the base")
+        ratios = [(pair.differences.get("compute_to_own"), pair.efficiency) for _, pair in rows]
+        _forest_panel(panels[1], ratios, "compute to 3/4 of own gain, ratio to the base")
+        panels[0].set_yticks(range(len(rows)), names, color=INK)
+        panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    return figure
+
+
+def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], label: str) -> None:
+    ratio = any(found.kind == "ratio" for found, _ in rows if found)
+    none = 1.0 if ratio else 0.0
+    low, high = _range([found for found, _ in rows if found], none, ratio)
+    if ratio:
+        axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.axvline(none, color=MUTED, lw=1.0, zorder=1)
+    for place, (found, claim) in enumerate(rows):
+        colour = MUTED
+        if found is not None:
+            colour = _effect(axes, place, found, claim, (low, high))
+        text = claim_text(claim) if found is not None else "withheld"
+        axes.annotate(
+            text,
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            va="center_baseline",
+            color=colour,
+            annotation_clip=False,
+        )
+    axes.set_title(label, color=MUTED, loc="left", fontsize=9)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(left=False, labelleft=not ratio)
+    axes.spines["left"].set_visible(False)
+    _forest_ticks(axes, ratio)
+
+
+def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
+    """One line of the plot: what leaves the frame does so through an arrow. Returns its colour."""
+    sure = claim.verdict not in ("not distinguishable", "no claim")
+    colour = FORECAST if sure else INK if claim.verdict == "not distinguishable" else MUTED
+    low, high = ends
+    for interval, width in ((found.interval, 1.1), (found.runs_only, 3.4)):
+        inside = np.clip(interval, low, high)
+        axes.plot(inside, [place, place], color=colour, lw=width, solid_capstyle="butt", zorder=3)
+    for end, edge, sign in ((found.interval[0], low, "<"), (found.interval[1], high, ">")):
+        if (end < edge) if sign == "<" else (end > edge):
+            axes.plot([edge], [place], sign, ms=6, color=colour, clip_on=False, zorder=4)
+    if low <= found.median <= high:
+        marker = "D" if claim.verdict == "no claim" else "o"
+        face = colour if sure else PAPER
+        axes.plot([found.median], [place], marker, ms=7, mfc=face, mec=colour, mew=1.4, zorder=5)
+    return colour
+
+
+def _range(found: Sequence[Difference], none: float, ratio: bool) -> tuple[float, float]:
+    """Room for all intervals, with no difference in it; ratios by their logarithm, and not without end."""
+    values = np.array([none, *(end for one in found for end in (*one.interval, *one.runs_only))])
+    if ratio:
+        values = np.log(np.clip(values, 1 / _WIDEST_RATIO, _WIDEST_RATIO))
+    values = values[np.isfinite(values)]
+    low, high = float(values.min()), float(values.max())
+    margin = 0.08 * max(high - low, 0.05)
+    ends = low - margin, high + margin
+    return (math.exp(ends[0]), math.exp(ends[1])) if ratio else ends
+
+
+def _forest_ticks(axes: Axes, ratio: bool) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+    if not ratio:
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: signed(value) if value else "0"))
+        return
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(FixedLocator(_ratio_ticks(low, high)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
+
+
+def _ratio_ticks(low: float, high: float) -> list[float]:
+    """1, and round ratios as far apart as their labels need."""
+    gap = math.log(high / low) / 6
+    chosen = [1.0]
+    for tick in (
+        0.5,
+        2.0,
+        0.8,
+        1.2,
+        0.2,
+        5.0,
+        0.1,
+        10.0,
+        0.6,
+        1.5,
+        0.9,
+        1.1,
+        0.7,
+        1.4,
+        0.95,
+        1.05,
+        0.05,
+        20.0,
+    ):
+        if low <= tick <= high and all(abs(math.log(tick / other)) >= gap for other in chosen):
+            chosen.append(tick)
+    return sorted(chosen)
+
+
+def forecasts_figure(verdict: StudyVerdict) -> Figure | None:
+    """A panel for each share of the compute; None where no forecast has met its outcome."""
+    groups = _by_share(verdict)
+    if not groups:
+        return None
+    columns = min(len(groups), 4)
+    rows = math.ceil(len(groups) / columns)
+    side = 9.0 / max(columns, 3)
+    with style():
+        width, height = 10.0, 0.5 + (0.85 * side + 0.3) * rows
+        figure = new_figure(width, height)
+        figure.subplots_adjust(
+            left=0.6 / width, right=(0.9 + side * columns) / width, bottom=0.5 / height, top=1 - 0.3 / height
+        )
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        ends = _frame([judged for _, group in groups for judged in group])
+        for axes, (share, group) in zip(panels, groups, strict=False):
+            _forecast_panel(axes, share, group, ends)
+        for axes in panels[len(groups) :]:
+            axes.set_visible(False)
+        for axes in panels[::columns]:
+            axes.set_ylabel("forecast")
+        middle = (0.75 + 0.5 * side * columns) / width
+        figure.supxlabel("measured pass rate", fontsize=9, color=MUTED, x=middle, y=0.08 / height)
+    return figure
+
+
+def _by_share(verdict: StudyVerdict) -> list[tuple[float, list[JudgedForecast]]]:
+    """Forecasts with an outcome, under the nearest of the shares by which they are scored."""
+    told = [judged for judged in verdict.forecasts if judged.outcome.inside is not None]
+    shares = sorted({score.share for score in verdict.scores})
+    shares = shares or sorted({round(judged.forecast.share, 2) for judged in told})
+    groups: dict[float, list[JudgedForecast]] = {}
+    for judged in told:
+        nearest = min(shares, key=lambda share, made=judged.forecast.share: abs(share - made))
+        groups.setdefault(nearest, []).append(judged)
+    return sorted(groups.items())
+
+
+def _forecast_panel(
+    axes: Axes, share: float, group: Sequence[JudgedForecast], ends: tuple[Interval, Interval]
+) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.plot(_WHOLE, _WHOLE, color=MUTED, lw=0.9, zorder=1)
+    for inside, colour, face in ((True, FORECAST, FORECAST), (False, LATER, PAPER)):
+        chosen = [judged for judged in group if judged.outcome.inside is inside]
+        at = [judged.outcome.measured.pass_rate for judged in chosen if judged.outcome.measured]
+        mean = np.array([judged.forecast.mean for judged in chosen])
+        interval = np.array([judged.forecast.prediction for judged in chosen]).reshape(-1, 2)
+        if not len(at):
+            continue
+        # A forecast that was stored without its point has its interval's middle.
+        mean = np.where(np.isfinite(mean), mean, interval.mean(axis=1))
+        axes.vlines(at, interval[:, 0], interval[:, 1], color=colour, lw=1.0, alpha=0.55, zorder=2)
+        axes.plot(at, mean, "o", ms=4.2, mfc=face, mec=colour, mew=1.1, zorder=3)
+    held = sum(judged.outcome.inside is True for judged in group)
+    axes.set_title(f"made at {percent(share)}: {held} of {len(group)} inside", loc="left", color=INK)
+    axes.set_xlim(*ends[0])
+    axes.set_ylim(*ends[1])
+    axes.tick_params(left=False)
+    plain_rates(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    digits = 2 if ends[0][1] - ends[0][0] > 0.05 else 3
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.{digits}f}".removeprefix("0")))
+
+
+def _frame(group: Sequence[JudgedForecast]) -> tuple[Interval, Interval]:
+    """Room for what was measured, and for the forecasts; the widest intervals may leave the frame."""
+    measured = [judged.outcome.measured.pass_rate for judged in group if judged.outcome.measured]
+    ends = np.array([judged.forecast.prediction for judged in group])
+    low = min([*measured, float(np.quantile(ends[:, 0], 0.05))])
+    high = max([*measured, float(np.quantile(ends[:, 1], 0.95))])
+    return _wider(min(measured), max(measured), 0.1), _wider(low, high, 0.06)
+
+
+def _wider(low: float, high: float, share: float) -> Interval:
+    margin = share * max(high - low, 0.02)
+    return max(low - margin, -0.02), min(high + margin, 1.02)

@@ -1,0 +1,340 @@
+"""The tables of a study, from its verdict alone: numbers as they are, and the text that shows them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalerl.forecast.backtest import RIVALS
+from scalerl.forecast.comparison import Claim, Pair
+from scalerl.study.page.design_tables import allocation_table, effects_table
+from scalerl.study.page.run_tables import runs_table
+from scalerl.study.verdict.answers import budget_text, claim_text
+from scalerl.study.verdict.kinds import WORDS, kind_of
+from scalerl.study.verdict.measured import measured_table
+from scalerl.study.verdict.verdict import ArmSummary, ForecastScore, StudyVerdict
+from scalerl.view.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
+from scalerl.view.table import (
+    Cell,
+    Column,
+    Mark,
+    Row,
+    Table,
+    amount_cell,
+    changes_in_words,
+    count,
+    difference_cell,
+    interval_cell,
+    rate_cell,
+    share,
+    spread_keys,
+    words,
+)
+
+_OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
+_CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
+
+
+def study_tables(verdict: StudyVerdict) -> list[Table]:
+    """All tables that have a row, in the order of the page."""
+    made = (
+        verdict_table(verdict),
+        measured_table(verdict),
+        *([effects_table(verdict.effects)] if verdict.effects else []),
+        *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
+        scores_table(verdict.scores),
+        forecasts_table(verdict),
+        stability_table(verdict),
+        decisions_table(verdict),
+        runs_table(verdict),
+        changes_table(verdict),
+    )
+    return [table for table in made if table.rows]
+
+
+def verdict_table(verdict: StudyVerdict) -> Table:
+    """One row per arm: its curve over its seeds, and what it differs in from the base."""
+    unit = unit_for(verdict.axis, verdict.budget)
+    target = verdict.study.plan.get("target")
+    columns = [
+        Column("arm", ("arm",), prose=True),
+        Column(
+            "verdict",
+            ("verdict", *(f"{q}_{name}" for q in ("ceiling", "efficiency") for name in _CLAIMS)),
+            prose=True,
+        ),
+        Column("seeds", ("seeds_finished", "seeds_planned")),
+        Column("A, against base", spread_keys("A_difference")),
+        Column("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
+        Column("ceiling A", (*spread_keys("A"), "fitted", "identified")),
+        Column(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
+        Column("exponent B", spread_keys("B")),
+        Column(f"C_mid ({unit.name})", spread_keys("C_mid")),
+    ]
+    if target is not None:
+        columns.insert(7, Column(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
+    rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
+    level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
+    note = (
+        f"Medians with {level} intervals over the seeds of an arm, the variance between seeds included. p is "
+        "corrected (Holm) over both questions about every arm; beside it, how many seeds of each side would "
+        "tell the difference observed (power .8)."
+    )
+    return Table("verdict", "Verdicts", tuple(columns), rows, note)
+
+
+def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -> Row:
+    found, pair = arm.quantities, verdict.pairs.get(arm.name)
+    base = arm.name == verdict.study.plan["base"]
+    finished = arm.stability.outcomes.get("finished", 0)
+    differences = pair.differences if pair else {}
+    withheld = "withheld" if any(fit.misfit for fit in arm.fits) else DASH
+    cells = [
+        words(arm.name),
+        _verdict_cell(verdict, arm, pair, base),
+        Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
+        difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
+        difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
+        _ceiling_cell(arm, withheld),
+        _pass_rate_cell(verdict, arm),
+        amount_cell(found.get("B")),
+        amount_cell(found.get("C_mid"), unit),
+    ]
+    if target:
+        cells.insert(7, amount_cell(found.get("compute_to_target"), unit))
+    return Row(tuple(cells), "base" if base else _mark(pair))
+
+
+def _mark(pair: Pair | None) -> Mark:
+    kind = kind_of(pair) if pair else "not compared"
+    return "moved" if kind in ("both", "ceiling", "efficiency") else "" if kind == "noise" else "open"
+
+
+def _ceiling_cell(arm: ArmSummary, withheld: str) -> Cell:
+    fitted, cell = len(arm.fits), rate_cell(arm.quantities.get("A"), withheld)
+    beside = _beside(cell, arm.identified, fitted, "identified")
+    return Cell(cell.text, (*cell.raw, fitted, arm.identified), beside)
+
+
+def _pass_rate_cell(verdict: StudyVerdict, arm: ArmSummary) -> Cell:
+    """At the budget; where not all runs came to it, it is extrapolated."""
+    reached, cell = arm.reached(verdict.budget), rate_cell(arm.quantities.get("pass_rate"))
+    return Cell(cell.text, (*cell.raw, reached), _beside(cell, reached, len(arm.fits), "there"))
+
+
+def _beside(cell: Cell, runs: int, fitted: int, what: str) -> str:
+    """What stands beside a cell already, and of how many runs it holds where those are not all."""
+    return f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
+
+
+def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, base: bool) -> Cell:
+    if pair is None:
+        kind = "base" if base else "not compared"
+        why = verdict.not_compared.get(arm.name, "")
+        return Cell(WORDS[kind], (WORDS[kind], *_raw_claim(None, why), *_raw_claim(None, why)), why)
+    claims = {"ceiling": pair.ceiling, "efficiency": pair.efficiency}
+    said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
+    reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
+    beside, kind = "\n".join([*said, *reasons]), WORDS[kind_of(pair)]
+    return Cell(kind, (kind, *_raw_claim(pair.ceiling), *_raw_claim(pair.efficiency)), beside)
+
+
+def _raw_claim(claim: Claim | None, why: str = "") -> tuple[str | float | int | None, ...]:
+    if claim is None:
+        return None, None, None, None, why
+    return claim.verdict, claim.p, claim.p_adjusted, claim.seeds, claim.why
+
+
+def stability_table(verdict: StudyVerdict) -> Table:
+    """One row per arm: what went wrong, and how often."""
+    columns = (
+        Column("arm", ("arm",), prose=True),
+        *(Column(outcome, (outcome.replace(" ", "_"),)) for outcome in _OUTCOMES),
+        Column("retried", ("retried",)),
+        Column("truncated", ("truncated",)),
+        Column("runs with an alarm", ("alarms",), prose=True),
+        Column("why runs failed", ("causes",), prose=True),
+    )
+    rows = []
+    for arm in verdict.arms:
+        found = arm.stability
+        alarms = ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in found.alarms.items())
+        rows.append(
+            Row(
+                (
+                    words(arm.name),
+                    *(count(found.outcomes.get(outcome, 0)) for outcome in _OUTCOMES),
+                    count(found.retried),
+                    share(found.truncated, percent(found.truncated)),
+                    Cell(alarms or "none", (json.dumps(dict(found.alarms)),)),
+                    Cell("; ".join(found.causes) or DASH, ("; ".join(found.causes),)),
+                )
+            )
+        )
+    note = (
+        "Retried: attempts that failed, of runs that were tried again. Truncated: mean share of completions "
+        "over the evaluations of all runs; 10 to 15 % went with runs that broke in the paper."
+    )
+    return Table("stability", "Stability", columns, tuple(rows), note)
+
+
+def scores_table(scores: Sequence[ForecastScore]) -> Table:
+    """Forecasts by the share of their target's compute at which they were frozen."""
+    rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
+    columns = (
+        Column("made at", ("share",)),
+        Column("judged", ("forecasts",)),
+        Column("open", ("open",)),
+        Column("coverage", ("coverage",)),
+        Column("mean width", ("width",)),
+        Column("interval score", ("score",)),
+        Column("rms error", ("rms",)),
+        Column("bias", ("bias",)),
+        *(Column(f"rms: {name}", (f"rms_{_word(name)}",)) for name in rivals),
+    )
+    rows = tuple(
+        Row(
+            (
+                share(score.share, percent(score.share)),
+                count(score.forecasts),
+                count(score.open),
+                share(score.coverage, percent(score.coverage)),
+                share(score.width, _fine(score.width)),
+                share(score.score, _fine(score.score)),
+                share(score.rms, _fine(score.rms)),
+                share(score.bias, signed(score.bias)),
+                *(_known(score.rivals_rms.get(name)) for name in rivals),
+            )
+        )
+        for score in scores
+    )
+    note = (
+        "Every forecast was on the disk before its outcome. Open: forecasts without one, as their runs "
+        "failed, were stopped or are under way. Coverage: share of intervals that held what was measured. "
+        "Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; lower "
+        "is better. The rivals saw the same evaluations, and are pooled where they answered."
+    )
+    return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, rows, note)
+
+
+def forecasts_table(verdict: StudyVerdict) -> Table:
+    """One row per frozen forecast."""
+    columns = (
+        Column("arm", ("arm",), prose=True),
+        Column("seed", ("seed",)),
+        Column("made at", ("share",)),
+        Column("made at compute, for compute", ("axis", "compute", "target_compute"), prose=True),
+        Column("forecast", spread_keys("forecast")),
+        Column("measured", ("measured",)),
+        Column("outcome", ("inside",), prose=True),
+    )
+    rows = []
+    for judged in verdict.forecasts:
+        made, measured = judged.forecast, judged.outcome.measured
+        unit = unit_for(made.axis, made.target_compute)
+        spent = plain(made.compute / unit.size)
+        interval = interval_cell(made.prediction)
+        cells = (
+            words(judged.arm),
+            count(judged.seed),
+            share(made.share, percent(made.share)),
+            Cell(
+                f"{spent} for {unit.show(made.target_compute)}",
+                (made.axis, made.compute, made.target_compute),
+            ),
+            Cell(rate(made.mean), (made.mean, *made.prediction), interval.text),
+            share(measured.pass_rate, rate(measured.pass_rate)) if measured else Cell(DASH, (None,)),
+            words(judged.outcome.word),
+        )
+        rows.append(Row(cells, "open" if judged.outcome.inside is False else ""))
+    return Table("forecasts", "Every frozen forecast", columns, tuple(rows))
+
+
+def decisions_table(verdict: StudyVerdict) -> Table:
+    """What the study decided while it ran."""
+    unit = unit_for(verdict.axis, verdict.budget)
+    columns = (
+        Column("arm", ("arm",), prose=True),
+        Column("decision", ("decision",), prose=True),
+        Column("why", ("budget", "probability", "value", "tried"), prose=True),
+        Column(f"saved ({unit.name})", ("saved",)),
+    )
+    rows = tuple(_decision_row(row, unit) for row in verdict.study.decisions)
+    note = "A stopped arm keeps its runs up to that budget, and is judged by them."
+    return Table("decisions", "Decisions during the study", columns, rows, note)
+
+
+def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
+    budget, probability, saved = (as_float(row.get(key)) for key in ("budget", "probability", "saved"))
+    value, tried = as_float(row.get("value")), as_mapping(row.get("tried"))
+    gains = as_mapping(row.get("gains"))
+    if row.get("decision") == "learning rate":
+        listed = ", ".join(f"{key}: {_found(result)}" for key, result in tried.items())
+        text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
+    elif row.get("decision") == "combined":
+        listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
+        text = f"pass rate at the budget, less that of the base: {listed}"
+    else:
+        known = "not told" if math.isnan(probability) else f"{probability:.3f}"
+        text = f"at {unit.show(budget)}: probability that its ceiling is below that of the best arm {known}"
+    cells = (
+        words(str(row.get("arm", ""))),
+        words(str(row.get("decision", ""))),
+        Cell(text, (budget, probability, value, json.dumps(tried or gains))),
+        share(saved, plain(saved / unit.size)),
+    )
+    return Row(cells, "open" if row.get("decision") == "stopped" else "")
+
+
+def changes_table(verdict: StudyVerdict) -> Table:
+    """What every arm changes of the base recipe."""
+    columns = (Column("arm", ("arm",), prose=True), Column("changes of the base", ("changes",), prose=True))
+    rows = []
+    for arm in verdict.study.arms:
+        changes = Cell(changes_in_words(arm.changes) or "none", (json.dumps(dict(arm.changes)),))
+        rows.append(Row((words(arm.name), changes)))
+    return Table("changes", "Arms", columns, tuple(rows))
+
+
+def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
+    """What was planned, as (label, text)."""
+    plan = verdict.study.plan
+    budgets = [as_float(budget) for budget in plan.get("budgets", ())]
+    unit = unit_for(verdict.axis, max(budgets, default=verdict.budget))
+    seeds = sorted({run.plan.seed for run in verdict.study.runs})
+    price, target, design = plan.get("price"), plan.get("target"), plan.get("design")
+    rows = [
+        ("kind of arms", str(plan.get("kind", DASH)).replace("_", " ")),
+        ("base", str(plan["base"])),
+        ("seeds", ", ".join(map(str, seeds)) or DASH),
+        ("runs", str(len(verdict.study.runs))),
+        ("budgets", f"{', '.join(plain(b / unit.size) for b in budgets)} {unit.name}" if budgets else DASH),
+        ("retries", str(plan.get("retries", DASH))),
+    ]
+    if target is not None:
+        rows.append(("target", f"pass rate {rate(target)}"))
+    if price is not None:
+        rows.append(("price", f"{plain(price)} dollars per GPU-hour"))
+    if design:
+        rows.append(("design", json.dumps(design)))
+    return rows
+
+
+def _found(result: Any) -> str:
+    number = as_float(result)
+    return rate(number) if math.isfinite(number) else DASH
+
+
+def _known(value: float | None) -> Cell:
+    return Cell(DASH, (None,)) if value is None else share(value, _fine(value))
+
+
+def _fine(value: float) -> str:
+    """Four decimals: errors of forecasts are small."""
+    return f"{value:.4f}".removeprefix("0") if math.isfinite(value) else DASH
+
+
+def _word(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "_" for letter in name.replace("'", "")).strip("_")

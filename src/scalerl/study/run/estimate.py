@@ -1,0 +1,223 @@
+"""What a study will cost, before anything is spent: compute as planned, time as runs like it have taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from scalerl.errors import InputError
+from scalerl.record.reader import RunRecord
+from scalerl.rl.config.recipe import Evaluation, Recipe
+from scalerl.rl.engine.check import cache_bytes
+from scalerl.rl.model.causal_lm import FlopCount
+from scalerl.rl.model.demo_base import model_shape
+from scalerl.study.arms import Arm
+from scalerl.study.plan import LEAST_EVALUATIONS, Plan
+
+_MASTER_BYTES = 16
+"""Of the trainer for each parameter: float32 weights, gradients and the two moments of AdamW."""
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """Of all seeds of an arm, its trials of the learning rate included."""
+
+    arm: str
+    runs: int
+    compute: float
+    """In the unit of the study's budgets."""
+    gpu_hours: float | None
+    """Of training; None where no run has shown how long that takes."""
+    evaluation_hours: float | None
+    """Of the devices, beside that."""
+    memory_bytes: int | None
+    """Of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
+
+
+@dataclass(frozen=True)
+class StudyCost:
+    """Of a study. `wall_hours` is with as many runs at once as the cores allow; that and `dollars` have the
+    evaluations in them."""
+
+    arms: tuple[ArmCost, ...]
+    wall_hours: float | None
+    dollars: float | None
+
+    @property
+    def runs(self) -> int:
+        """Of all arms."""
+        return sum(arm.runs for arm in self.arms)
+
+    @property
+    def compute(self) -> float:
+        """Of all arms."""
+        return sum(arm.compute for arm in self.arms)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of training all arms; None where it is not known of one."""
+        return _sum([arm.gpu_hours for arm in self.arms])
+
+    @property
+    def evaluation_hours(self) -> float | None:
+        """Of evaluating all arms; None where it is not known of one."""
+        return _sum([arm.evaluation_hours for arm in self.arms])
+
+
+def _sum(hours: Sequence[float | None]) -> float | None:
+    return None if None in hours else sum(hour for hour in hours if hour is not None)
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How long a run trained for a unit of compute, and evaluated a completion; its held-out prompts."""
+
+    hours_per_unit: float
+    hours_per_completion: float
+    n_prompts: int
+
+    @classmethod
+    def of(cls, record: RunRecord, axis: str) -> _Pace:
+        hours, compute = record.compute("gpu_hours")[-1], record.compute(axis)[-1]
+        if not (hours > 0 and compute > 0):
+            raise InputError(f"{record.path}: nothing was trained yet, so it shows no time")
+        evaluated = sum(point.n_prompts * point.n_samples for point in record.evals)
+        seconds = record.evals[-1].device_seconds.evaluate
+        each = seconds / 3600 / evaluated if evaluated and seconds > 0 else 0.0
+        return cls(float(hours / compute), each, record.evals[-1].n_prompts)
+
+    def evaluation_hours(self, evaluation: Evaluation, share: float) -> float:
+        """Of the evaluations up to a share of the budget."""
+        made = round(evaluation.count * share) + 1
+        return made * self.n_prompts * evaluation.samples * self.hours_per_completion
+
+
+def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> StudyCost:
+    """What the whole study costs, whatever of it is done already.
+
+    Args:
+        plan: the study.
+        folder: of the study; what has run there shows how long the rest takes, arm by arm.
+        like: runs of another study or by themselves that took as long for their compute as these will.
+        cores: that may be used at once.
+
+    Raises:
+        InputError: a run of `like` cannot be read, or has another axis.
+    """
+    shown = [_Pace.of(RunRecord.read(path), plan.axis) for path in like]
+    own = {arm.name: _paces(plan, folder, arm.name) for arm in plan.arms}
+    general = shown or [pace for paces in own.values() for pace in paces]
+    arms = [_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms]
+    if plan.combine:
+        arms.append(_of_combination(plan, arms))
+    total = StudyCost(tuple(arms), None, None)
+    if total.gpu_hours is None or total.evaluation_hours is None:
+        return total
+    hours = total.gpu_hours + total.evaluation_hours
+    devices = plan.arms[0].recipe.where.devices
+    at_once = min(max(cores // devices, 1), total.runs)
+    longest = math.ceil(total.runs / at_once) * hours / total.runs / devices
+    return StudyCost(total.arms, longest, hours * plan.price if plan.price else None)
+
+
+def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
+    last, seeds = plan.budgets[-1], len(plan.seeds)
+    tried = sum(of.name == arm.name for _, of, _ in plan.trials())
+    tuning = plan.learning_rate.budget if plan.learning_rate else 0.0
+    compute = seeds * last + tried * tuning
+    hours = evaluation = None
+    if paces:
+        hours = compute * median(pace.hours_per_unit for pace in paces)
+        each = arm.recipe.evaluation
+        evaluation = median(
+            seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
+            for pace in paces
+        )
+    model = plan.run(arm, plan.seeds[0]).model
+    return ArmCost(
+        arm.name, seeds + tried, compute, hours, evaluation, _memory(replace(arm.recipe, model=model))
+    )
+
+
+def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
+    """Of the arm that is made of the best ones: as the mean of these; which it will be is open."""
+    n = len(arms)
+    hours = _sum([arm.gpu_hours for arm in arms])
+    evaluation = _sum([arm.evaluation_hours for arm in arms])
+    memory = [arm.memory_bytes for arm in arms]
+    return ArmCost(
+        f"the best {plan.combine} combined",
+        arms[0].runs,
+        arms[0].compute,
+        None if hours is None else hours / n,
+        None if evaluation is None else evaluation / n,
+        None if None in memory else max(size for size in memory if size is not None),
+    )
+
+
+def check_models(plan: Plan) -> None:
+    """Look at the configuration of every base model, before anything is spent on runs that cannot begin.
+
+    Raises:
+        InputError: one of them cannot be found.
+    """
+    seen = set()
+    for run in plan.runs:
+        if run.model not in seen:
+            seen.add(run.model)
+            arm = next(arm for arm in plan.arms if arm.name == run.arm)
+            model_shape(plan.recipe(run, arm))
+
+
+def short_of_steps(plan: Plan) -> Iterator[str]:
+    """A warning of every arm that comes to its first budget in so few steps that no curve is seen."""
+    if plan.axis != "flops":
+        return
+    for arm in plan.arms:
+        steps = plan.budgets[0] / _flops_of_step(
+            replace(arm.recipe, model=plan.run(arm, plan.seeds[0]).model)
+        )
+        if steps < LEAST_EVALUATIONS:
+            yield (
+                f"{arm.name}: about {max(steps, 0.1):.2g} steps up to {plan.budgets[0]:g} flops; evaluations "
+                f"are made between steps, and a curve needs {LEAST_EVALUATIONS} at the least"
+            )
+
+
+def _flops_of_step(recipe: Recipe) -> float:
+    """Sampling and training of one batch whose completions take half of their budget; NaN without a model."""
+    try:
+        cost = FlopCount.of(model_shape(recipe))
+    except InputError:
+        return math.nan
+    length = recipe.context.prompt + recipe.context.sampled / 2
+    tokens = recipe.batch.prompts * recipe.batch.samples * length
+    return 4 * cost.forward(tokens, tokens * length / 2)
+
+
+def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
+    """Of the runs of an arm that are there."""
+    found = []
+    for run in plan.runs:
+        if run.arm == arm and (folder / run.folder / "evals.jsonl").is_file():
+            record = RunRecord.read(folder / run.folder)
+            if len(record.evals) > 1:
+                found.append(_Pace.of(record, plan.axis))
+    return found
+
+
+def _memory(recipe: Recipe) -> int | None:
+    try:
+        model = model_shape(recipe)
+    except InputError:
+        return None  # a name that needs the network, say
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    size = next(model.parameters()).element_size()
+    positions = recipe.context.prompt + recipe.context.sampled
+    cache = cache_bytes(model, recipe.rows + recipe.evaluation.rows, positions)
+    # The generators and the evaluation have the weights in their own precision.
+    copies = recipe.where.processes + 1
+    return weights * (_MASTER_BYTES + copies * size) + cache

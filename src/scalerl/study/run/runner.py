@@ -1,0 +1,305 @@
+"""Runs a study: every arm and seed to each budget in turn, in processes beside one another.
+
+    tune          the learning rate of every arm, where the study asks for it
+    for budget:   run every run to it     skipping what is there, resuming what was cut, retrying what crashed
+                  freeze                  a forecast of every later budget, before anything goes there
+                  decide                  which arms are not worth the next budget
+
+All of its state is on the disk, in the files of `scalerl.study.record`: killed at any moment and started
+again, it goes on to the same end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from scalerl.errors import InputError, ScalerlError, WriteError
+from scalerl.files import lock
+from scalerl.record.reader import final_folder
+from scalerl.record.writer import append_row
+from scalerl.rl.checkpoint.store import step_folders
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.loop.resume import is_finished
+from scalerl.rl.model.causal_lm import compute_device
+from scalerl.rl.model.demo_base import find_model, is_to_be_built
+from scalerl.rl.workers.process import masked_signals
+from scalerl.study.arms import Arm
+from scalerl.study.plan import Plan, with_rate, write_plan
+from scalerl.study.record import (
+    ATTEMPTS,
+    DECISIONS,
+    FORECASTS,
+    REMOVED,
+    Attempt,
+    PlannedRun,
+    StudyRecord,
+    attempts_of,
+    has_failed,
+    read_attempts,
+)
+from scalerl.study.run.decisions import (
+    choose_rates,
+    decide_combination,
+    freeze_forecasts,
+    stop_arms,
+    with_combined,
+)
+from scalerl.study.run.job import Job, Task
+
+_POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 120.0
+"""For the checkpoints of runs that are to stop."""
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """What a watcher sees, several times a second, and whenever there is something to say."""
+
+    done: int
+    runs: int
+    """Of this round."""
+    running: tuple[tuple[str, float, float], ...]
+    """Name, share of the budget and last pass rate of every run under way."""
+    notice: str = ""
+
+
+Watch = Callable[[StudyProgress], None]
+
+
+def run_study(
+    plan: Plan, folder: Path, *, cores: int, watch: Watch, stop: threading.Event | None = None
+) -> StudyRecord:
+    """Run the study into `folder`, or go on with it, and return its record.
+
+    Args:
+        plan: what to run.
+        folder: of the study.
+        cores: how many to use, GPUs where there are any; a run takes one, or one for each of its devices.
+        watch: is told how far the runs are.
+        stop: once it is set, every run makes a checkpoint, and the study ends as by Ctrl-C.
+
+    Raises:
+        InputError: another study is in the folder, or another process runs it.
+        WriteError: the disk does not take what is written; what was written before is kept.
+        KeyboardInterrupt: it was stopped.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = lock(folder, "another process is running this study")
+        try:
+            plan = with_combined(plan, folder)
+            write_plan(plan, folder)
+            _Runner(plan, folder, cores, watch, stop or threading.Event()).run()
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
+    return StudyRecord.read(folder)
+
+
+class _Runner:
+    def __init__(self, plan: Plan, folder: Path, cores: int, watch: Watch, stop: threading.Event) -> None:
+        self.plan, self.folder, self.cores, self.watch, self.stop = plan, folder, cores, watch, stop
+        self.on_gpus = compute_device().type == "cuda"
+        for name in (ATTEMPTS, DECISIONS, FORECASTS):
+            _drop_torn_line(folder / name)
+        self.attempts = read_attempts(folder, [])
+
+    def run(self) -> None:
+        self._rounds()
+        if decide_combination(self.plan, self.folder):
+            self.plan = with_combined(self.plan, self.folder)
+            write_plan(self.plan, self.folder)
+            self._rounds()
+
+    def _rounds(self) -> None:
+        """All arms to all budgets; what is there is left as it is."""
+        plan = self.plan
+        arms = self._tuned()
+        self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
+        runs = plan.runs
+        for budget in plan.budgets:
+            self._round([Task(run, plan.recipe(run, arms[run.arm]), budget) for run in runs])
+            if budget < plan.budgets[-1]:
+                runs = [run for run in runs if not self._has_failed(run)]
+                freeze_forecasts(plan, self.folder, runs, budget)
+                stopped = stop_arms(plan, self.folder, budget)
+                runs = [run for run in runs if run.arm not in stopped]
+
+    # -- a round -------------------------------------------------------------------------------------------
+
+    def _round(self, tasks: Sequence[Task]) -> None:
+        """Every run to its part of the budget, or to where it fails for good."""
+        for task in tasks:
+            self._tidy(task.run)  # which a kill may have kept it from
+            had_one = any(a.outcome in ("done", "diverged", "paused") for a in self._of(task.run))
+            if had_one and not (self.folder / task.run.folder).exists():
+                self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
+        waiting = deque(task for task in tasks if not self._ended(task))
+        done, running = len(tasks) - len(waiting), list[Job]()
+        try:
+            while waiting or running:
+                while waiting and (place := self._place(waiting[0], running)):
+                    running.append(Job(waiting.popleft(), self.folder, place, self.on_gpus))
+                for job in list(running):
+                    if ended := job.poll():
+                        running.remove(job)
+                        notice = self._note(job, *ended)
+                        if self._ended(job.task):
+                            done += 1
+                        else:
+                            waiting.append(job.task)
+                        self.watch(self._progress(done, len(tasks), running, notice))
+                if self.stop.is_set():
+                    raise KeyboardInterrupt
+                self.watch(self._progress(done, len(tasks), running))
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            self._end(running)
+            raise
+
+    def _ended(self, task: Task) -> bool:
+        """Whether it has come to its part of the budget, or failed for good.
+
+        Raises:
+            InputError: it had come there, and its evaluations are gone since, or are not those of its end.
+        """
+        if self._has_failed(task.run):
+            return True
+        folder = self.folder / task.run.folder
+        came = final_folder(folder).is_dir() or any(
+            attempt.outcome == "done" and attempt.until >= task.until for attempt in self._of(task.run)
+        )
+        if came and not (folder / "evals.jsonl").is_file():
+            raise InputError(
+                f"{folder}: its evals.jsonl is gone; put it back, or remove the folder to run it again"
+            )
+        is_finished(folder)  # raises where its final weights are of another step
+        return came
+
+    def _has_failed(self, run: PlannedRun) -> bool:
+        return has_failed(self._of(run), self.plan.retries)
+
+    def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
+        return attempts_of(run.key, self.attempts)
+
+    def _place(self, task: Task, running: Sequence[Job]) -> tuple[int, ...]:
+        """The cores or GPUs that a task gets, by number; none while there are too few."""
+        taken = {number for job in running for number in job.place}
+        free = tuple(number for number in range(self.cores) if number not in taken)
+        return free[: task.cores] if len(free) >= task.cores or not running else ()
+
+    def _note(self, job: Job, outcome: str, cause: str) -> str:
+        """Put the end of an attempt on record, and say it."""
+        self._keep(job, outcome, cause)
+        task = job.task
+        text = f"{task.run.key}: {outcome}"
+        if outcome == "done":
+            self._tidy(task.run)
+            return f"{text} in {job.seconds:.0f} s, pass rate {job.pass_rate:.3f}"
+        again = "" if self._ended(task) else "; it is tried again"
+        return f"{text} ({cause}){again}"
+
+    def _keep(self, job: Job, outcome: str, cause: str) -> None:
+        if outcome == "disk":
+            raise WriteError(cause)
+        task = job.task
+        self._record(Attempt(task.run.key, outcome, cause, job.seconds, task.until))  # pyright: ignore
+
+    def _record(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        append_row(self.folder / ATTEMPTS, vars(attempt))
+
+    def _tidy(self, run: PlannedRun) -> None:
+        """A run that has reached its end keeps its final weights, and nothing to resume from."""
+        folder = self.folder / run.folder
+        if final_folder(folder).is_dir():
+            for _, checkpoint in step_folders(final_folder(folder).parent):
+                shutil.rmtree(checkpoint)
+
+    def _progress(self, done: int, runs: int, running: Sequence[Job], notice: str = "") -> StudyProgress:
+        under_way = tuple((job.task.run.key, job.share, job.pass_rate) for job in running)
+        return StudyProgress(done, runs, under_way, notice)
+
+    def _end(self, running: Sequence[Job]) -> None:
+        """Let the runs that are under way make their checkpoints; what does not end in time is killed."""
+        for job in running:
+            job.stop()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        with suppress(KeyboardInterrupt):  # again: then they end at once, and resume from what they have
+            while any(job.poll() is None for job in running) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+        for job in running:
+            ended = job.poll()
+            if ended is None:
+                job.kill()
+                ended = "cut", "killed before it had made a checkpoint"
+            with suppress(WriteError):  # which may be what everything ends for
+                self._keep(job, *ended)
+
+    # -- between rounds ------------------------------------------------------------------------------------
+
+    def _prepare(self, recipes: Iterable[Recipe]) -> None:
+        """Build the base models that are built here: once, and not by every run that begins from one."""
+        built = {
+            (recipe.model, repr(recipe.task), recipe.context.thinking): recipe
+            for recipe in recipes
+            if is_to_be_built(recipe)
+        }
+        if not built:
+            return
+        text = (
+            f"{len(built)} base models are built first" if len(built) > 1 else "the base model is built first"
+        )
+        self.watch(StudyProgress(0, len(self.plan.runs), (), text))
+        waiting, running = deque(built.values()), list[BaseProcess]()
+        try:
+            while waiting or running:
+                if self.stop.is_set():
+                    raise KeyboardInterrupt
+                while waiting and len(running) < self.cores:
+                    with masked_signals():
+                        running.append(get_context("spawn").Process(target=_build, args=[waiting.popleft()]))
+                        running[-1].start()
+                time.sleep(_POLL_SECONDS)
+                running = [process for process in running if process.is_alive()]
+        finally:
+            for process in running:
+                process.terminate()
+                process.join()
+
+    def _tuned(self) -> dict[str, Arm]:
+        """The arms, each with the learning rate that the rule of the study chooses."""
+        plan = self.plan
+        if plan.learning_rate is None:
+            return {arm.name: arm for arm in plan.arms}
+        trials = [(run, plan.recipe(run, arm)) for run, arm, _ in plan.trials()]
+        self._prepare(recipe for _, recipe in trials)
+        self._round([Task(run, recipe, plan.learning_rate.budget) for run, recipe in trials])
+        rates = choose_rates(plan, self.folder, {run.key for run, _ in trials if self._has_failed(run)})
+        return {arm.name: with_rate(arm, rates[arm.name]) for arm in plan.arms}
+
+
+def _build(recipe: Recipe) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that it tidies up
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    with suppress(ScalerlError):  # the run that needs the model will say it
+        find_model(recipe)
+
+
+def _drop_torn_line(path: Path) -> None:
+    """Cut off what a kill left of a line, which would spoil the next one."""
+    if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)

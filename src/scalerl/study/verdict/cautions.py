@@ -1,0 +1,279 @@
+"""What a study cannot tell, in sentences."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.study.record import ArmPlan, StudyRecord
+from scalerl.study.verdict.arm_fits import ArmSummary
+from scalerl.view.numbers import as_float, as_mapping, rate_interval
+
+RATIO_IS_ONE = 1.01
+"""The largest importance ratio up to which it is called 1: float32 kernels leave 1 by 1e-5."""
+FEWEST_SEEDS = 3
+ENOUGH_C_MID = 3.0
+"""Times C_mid that a run should reach: below, its ceiling is seldom identified (docs/compare.md)."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """What the steps of an arm's runs say of the importance ratios; None where they do not."""
+
+    stay_1: bool | None
+    never_clipped: bool | None
+
+
+def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
+    """Every sentence that applies, what concerns the losses first."""
+    ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
+    sentences = [
+        *_on_policy(study, ratios),
+        *_idle_bound(study, ratios),
+        *_few_seeds(arms),
+        *_lost(arms),
+        *_shared_models(study),
+        *_made_otherwise(study),
+        *_combined(study),
+        *_unlike_before(study),
+        *_above_known(arms),
+        *_below_known(arms),
+        *_inert(study),
+        *(text for arm in arms for text in _short(arm, axis)),
+    ]
+    return tuple(sentences)
+
+
+def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
+    """By the logged steps; where there are none, by the schedule of the recipe."""
+    records = [run.record for run in study.of_arm(arm.name) if run.record is not None]
+    rows = [row for record in records for row in record.steps() if not row.get("skipped")]
+    largest = [as_float(row.get("ratio_max")) for row in rows]
+    clipped = [as_float(row.get("ratio_clipped")) for row in rows]
+    highest = max((ratio for ratio in largest if math.isfinite(ratio)), default=math.nan)
+    acted = [share for share in clipped if math.isfinite(share)]
+    never = max(acted) == 0 if acted else None
+    if math.isnan(highest):
+        return Ratios(_is_on_policy(arm.recipe), never)
+    return Ratios(highest <= RATIO_IS_ONE and never is not False, never)
+
+
+def _is_on_policy(recipe: Mapping[str, Any]) -> bool | None:
+    """Whether the schedule lets no token be older than the weights that are trained."""
+    schedule = as_mapping(recipe.get("schedule"))
+    if "k" not in schedule:
+        return None
+    return schedule["k"] == (1 if schedule.get("kind") == "off_policy" else 0)
+
+
+def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> list[str]:
+    names = [name for name, of_arm in ratios.items() if of_arm.stay_1]
+    if not names:
+        return []
+    text = (
+        f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: arms "
+        "that differ in their loss or its bound alone cannot be told apart"
+    )
+    alike = _alike_but_for_the_loss([arm for arm in study.arms if arm.name in names])
+    return [f"{text}, as {_listed(alike)} do." if alike else f"{text}."]
+
+
+def _alike_but_for_the_loss(arms: Sequence[ArmPlan]) -> list[str]:
+    """Arms that differ from another one in `loss` and in nothing else."""
+    rest = {arm.name: {k: v for k, v in arm.recipe.items() if k not in ("loss", "name")} for arm in arms}
+    losses = {arm.name: arm.recipe.get("loss") for arm in arms}
+    found = {
+        name
+        for pair in itertools.combinations(rest, 2)
+        if rest[pair[0]] == rest[pair[1]] and losses[pair[0]] != losses[pair[1]]
+        for name in pair
+    }
+    return [name for name in rest if name in found]
+
+
+def _idle_bound(study: StudyRecord, ratios: Mapping[str, Ratios]) -> list[str]:
+    bounded = [
+        arm.name for arm in study.arms if as_mapping(arm.recipe.get("loss")).get("max_ratio") is not None
+    ]
+    idle = [name for name in bounded if ratios[name].never_clipped and not ratios[name].stay_1]
+    if not idle:
+        return []
+    return [f"The bound of the loss never acts in {_listed(idle)}: the study does not test its value there."]
+
+
+def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
+    few = [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]
+    if not few:
+        return []
+    return [
+        f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on "
+        "a prior, and a difference has to be large to be told."
+    ]
+
+
+def _lost(arms: Sequence[ArmSummary]) -> list[str]:
+    """Arms that are judged by the runs that were left."""
+    lost = [
+        f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
+        for arm in arms
+        if arm.stability.outcomes.get("failed", 0) and 0 < len(arm.fits) < len(arm.runs)
+    ]
+    if not lost:
+        return []
+    return [f"Judged by the runs that were left, which are those that did not fail early: {_listed(lost)}."]
+
+
+def _shared_models(study: StudyRecord) -> list[str]:
+    seeds = {(run.plan.seed, run.plan.model) for run in study.runs}
+    models = {model for _, model in seeds}
+    if not 1 < len(models) < len({seed for seed, _ in seeds}) or len(seeds) > len({s for s, _ in seeds}):
+        return []
+    return [
+        f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all "
+        f"its seeds, so that as evidence of other base models they count as {len(models)}. Verdicts on arms "
+        "and standard errors of what was measured count them so; effects of switches count every seed."
+    ]
+
+
+def _made_otherwise(study: StudyRecord) -> list[str]:
+    """What the runs say of where and with what they were made, and do not all say alike."""
+    made: dict[str, Counter[str]] = {}
+    for run in study.runs:
+        config = run.record.config if run.record else {}
+        for key, value in (*as_mapping(config.get("versions")).items(), *_machine(config)):
+            made.setdefault(key, Counter())[str(value)] += 1
+    unlike = [
+        f"{key} ({', '.join(f'{value} in {n}' for value, n in found.items())})"
+        for key, found in made.items()
+        if len(found) > 1
+    ]
+    if not unlike:
+        return []
+    return [
+        f"The runs were not all made with the same {_listed(unlike)}. Runs of one seed then differ by more "
+        "than their arms: time does where devices do, and pass rates where kernels do."
+    ]
+
+
+def _machine(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The devices of a run, whatever they did."""
+    devices = sorted({str(device) for device in as_mapping(config.get("devices")).values()})
+    return [("devices", " and ".join(devices))] if devices else []
+
+
+def _combined(study: StudyRecord) -> list[str]:
+    rows = [row for row in study.decisions if row["decision"] == "combined"]
+    said = [
+        f"{row['arm']} was made of the arms that were ahead of these very runs of {study.plan['base']}: luck "
+        "of those is in its lead. Seeds that were added after it was chosen have none of that."
+        for row in rows
+        if len(row["of"]) > 1
+    ]
+    if rows and not said:
+        ahead = f"{rows[-1]['of'][0]} alone is" if rows[-1]["of"] else "no arm is"
+        said.append(f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end.")
+    return said
+
+
+def _unlike_before(study: StudyRecord) -> list[str]:
+    """Arms that are evaluated otherwise: before any training they have to be as good as the first one."""
+    first = study.arms[0].name
+    before = {
+        (run.plan.arm, run.plan.seed): run.record.evals[0].pass_rate
+        for run in study.runs
+        if run.record is not None and run.record.evals and run.record.evals[0].step == 0
+    }
+    models = {(run.plan.arm, run.plan.seed): run.plan.model for run in study.runs}
+    unlike = {
+        arm: pass_rate - before[first, seed]
+        for (arm, seed), pass_rate in before.items()
+        if (first, seed) in before
+        and pass_rate != before[first, seed]
+        and models[arm, seed] == models[first, seed]
+    }
+    if not unlike:
+        return []
+    told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
+    return [
+        f"Before any training, from one base model, these differ from {first}: {_listed(told)}. They are "
+        "evaluated otherwise (lengths, temperature or precision), or the model's files were changed, and "
+        "what is said of them has that in it."
+    ]
+
+
+def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
+    found = [
+        f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in arms if arm.above
+    ]
+    if not found:
+        return []
+    return [
+        f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of the "
+        "families, and nothing is claimed of its ceiling."
+    ]
+
+
+def _below_known(arms: Sequence[ArmSummary]) -> list[str]:
+    found = [
+        f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
+        for arm in arms
+        if "A" in arm.quantities and arm.quantities["A"].interval[1] < arm.known_ceiling
+    ]
+    if not found:
+        return []
+    return [
+        f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, or "
+        "creep on as no family of curves does, which only longer runs can tell."
+    ]
+
+
+def _inert(study: StudyRecord) -> list[str]:
+    """Arms whose runs are those of another one, evaluation for evaluation."""
+    rates = {
+        arm.name: [
+            [(point.step, point.pass_rate) for point in run.record.evals] if run.record else []
+            for run in study.of_arm(arm.name)
+        ]
+        for arm in study.arms
+    }
+    twins = [
+        f"{name} and {other}"
+        for other, name in itertools.combinations(rates, 2)
+        if rates[name] == rates[other] and any(rates[name])
+    ]
+    if not twins:
+        return []
+    return [
+        f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in never "
+        "acted."
+    ]
+
+
+def _short(arm: ArmSummary, axis: str) -> list[str]:
+    """Runs that end too early for their ceiling, and the compute that is expected to tell it."""
+    sound = [fit for fit in arm.fits if not fit.misfit]
+    if not sound:
+        return []
+    reach = statistics.median(fit.c_max_over_c_mid for fit in sound)
+    open_runs = [fit for fit in sound if not fit.identified]
+    if reach >= ENOUGH_C_MID and 2 * len(open_runs) <= len(sound):
+        return []
+    text = f"{arm.name}: the runs reach {reach:.2g} C_mid"
+    text += f", less than {ENOUGH_C_MID:g}" if reach < ENOUGH_C_MID else ""
+    text += f"; the ceiling is identified in {len(sound) - len(open_runs)} of {len(sound)}"
+    if not open_runs:
+        return [f"{text}."]
+    needed = [fit.compute_to_tell for fit in open_runs]
+    known = sorted(compute for compute in needed if compute is not None)
+    if 2 * len(known) <= len(needed):
+        return [f"{text}, and eight times the compute may not tell it."]
+    return [f"{text}, and about {statistics.median(known):.3g} {axis} are expected to tell it in the others."]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,158 @@
+"""How the forecasts of a study held: frozen when they were made, and judged by what was measured since."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from scalerl.curve.fit import fit
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.forecast.backtest import RIVALS, PointForecast
+from scalerl.forecast.scores import interval_score
+from scalerl.record.reader import RunRecord
+from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.view.numbers import as_float, as_mapping
+from scalerl.view.run.frozen import FrozenForecast, Outcome, judge
+
+ALIKE = 0.08
+"""Shares of the target that differ by no more are pooled."""
+
+
+@dataclass(frozen=True)
+class JudgedForecast:
+    """A frozen forecast of a run, what it came to, and the points of the rivals from the same evaluations.
+
+    `rivals` are by the names of `scalerl.forecast.backtest.RIVALS`; one that could not answer is missing.
+    """
+
+    arm: str
+    seed: int
+    forecast: FrozenForecast
+    outcome: Outcome
+    rivals: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ForecastScore:
+    """Forecasts made at one share of their target, all runs pooled: how their intervals and points did."""
+
+    share: float
+    forecasts: int
+    """That could be judged; the scores are theirs, and NaN without any."""
+    open: int
+    """That could not: their runs failed, were stopped, or have not come to the target yet."""
+    coverage: float
+    width: float
+    score: float
+    """Mean interval score, in pass rate; lower is better."""
+    rms: float
+    bias: float
+    rivals_rms: Mapping[str, float]
+    """Of the rivals, each where it answered."""
+
+
+def judged_forecasts(study: StudyRecord) -> tuple[JudgedForecast, ...]:
+    """Every forecast on record, of the runs' own and of the study's, each once; run by run, by compute."""
+    return tuple(
+        one
+        for run in study.runs
+        if run.record is not None
+        for one in _of_run(
+            run, run.record, [row for row in study.forecasts if row.get("run") == run.plan.key]
+        )
+    )
+
+
+def _of_run(run: StudyRun, record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> Iterator[JudgedForecast]:
+    # Forecasts of several budgets, made at one of them, have their rivals in common.
+    rivals_then = functools.cache(functools.partial(_rivals, record))
+    for forecast in _frozen(record, rows):
+        outcome = judge(record, forecast)
+        points = {}
+        if outcome.measured is not None:
+            target_1 = np.array([forecast.target_compute])
+            rivals = rivals_then(forecast.axis, forecast.made_at_step)
+            points = {name: float(rival(target_1)[0]) for name, rival in rivals.items()}
+        yield JudgedForecast(run.plan.arm, run.plan.seed, forecast, outcome, points)
+
+
+def _frozen(record: RunRecord, rows: Sequence[Mapping[str, Any]]) -> list[FrozenForecast]:
+    """A run makes one of its budget half-way, and the study at every budget: they may be the same."""
+    found: dict[tuple[str, float, float], FrozenForecast] = {}
+    for row in (*record.forecasts, *rows):
+        forecast = FrozenForecast.from_row(row)
+        found.setdefault((forecast.axis, forecast.made_at_step, forecast.target_compute), forecast)
+    return sorted(found.values(), key=lambda forecast: (forecast.compute, forecast.target_compute))
+
+
+def _rivals(record: RunRecord, axis: str, made_at_step: float) -> dict[str, PointForecast]:
+    """The rivals, fitted to the evaluations that there were at the time; those that can answer."""
+    known = sum(point.step <= made_at_step for point in record.evals)
+    seen = replace(record, evals=record.evals[:known], lines=record.lines[:known])
+    rivals = {}
+    try:
+        result = fit(seen, x=axis)
+    except (CannotAnswerError, InputError):
+        return rivals
+    for name, rival in RIVALS.items():
+        with suppress(CannotAnswerError, InputError):
+            rivals[name] = rival(result)
+    return rivals
+
+
+def score_forecasts(judged: Sequence[JudgedForecast]) -> tuple[ForecastScore, ...]:
+    """Scores of what has been measured since, by share of the target compute."""
+    groups: list[list[JudgedForecast]] = []
+    placed = [one for one in judged if math.isfinite(one.forecast.share)]
+    for one in sorted(placed, key=lambda one: one.forecast.share):
+        if groups and one.forecast.share - groups[-1][0].forecast.share <= ALIKE:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return tuple(_score(group) for group in groups)
+
+
+def _score(made: Sequence[JudgedForecast]) -> ForecastScore:
+    group = [one for one in made if one.outcome.inside is not None and math.isfinite(one.forecast.mean)]
+    measured = np.array([_measured(one) for one in group])
+    error = np.array([one.forecast.mean for one in group]) - measured
+    rivals: dict[str, list[float]] = {}
+    for one in group:
+        for name, point in one.rivals.items():
+            rivals.setdefault(name, []).append(point - _measured(one))
+    return ForecastScore(
+        share=round(float(np.median([one.forecast.share for one in made])), 2),
+        forecasts=len(group),
+        open=len(made) - len(group),
+        coverage=_mean([bool(one.outcome.inside) for one in group]),
+        width=_mean([one.forecast.width for one in group]),
+        score=_mean([_interval_score(one) for one in group]),
+        rms=_rms(error),
+        bias=_mean(error),
+        rivals_rms={name: _rms(np.array(rivals[name])) for name in RIVALS if name in rivals},
+    )
+
+
+def _measured(one: JudgedForecast) -> float:
+    return one.outcome.measured.pass_rate if one.outcome.measured else math.nan
+
+
+def _interval_score(one: JudgedForecast) -> float:
+    level = as_float(as_mapping(one.forecast.fit.get("intervals")).get("level"))
+    low, high = (np.array([end]) for end in one.forecast.prediction)
+    level = level if 0 < level < 1 else 0.95  # that of forecasts which do not say
+    return float(interval_score(low, high, np.array([_measured(one)]), level)[0])
+
+
+def _rms(error: np.ndarray) -> float:
+    return math.sqrt(_mean(error**2))
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else math.nan

@@ -1,0 +1,97 @@
+"""What was measured, without any curve: pass rates at parts of the budget, seed by seed.
+
+Shapes: S seeds, M computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from scalerl.study.verdict.arm_fits import ArmSummary
+from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.view.numbers import DASH, rate, signed, unit_for
+from scalerl.view.table import Cell, Column, Row, Table, words
+
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
+_NEAR = 0.05  # a run counts at a compute that it has missed by no more than this share
+
+
+def measured_table(verdict: StudyVerdict) -> Table:
+    """One row per arm: its mean pass rate at parts of the budget, as a difference to the base's.
+
+    Between evaluations pass rates are taken to be linear in compute.
+    """
+    compute_M = np.array(SHARES) * verdict.budget
+    unit = unit_for(verdict.axis, verdict.budget)
+    rates = {arm.name: _rates(arm, verdict.axis, compute_M) for arm in verdict.arms}
+    base = str(verdict.study.plan["base"])
+    columns = [Column("arm", ("arm",), prose=True), Column("common seeds", ("common_seeds",))]
+    columns += [
+        Column(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
+        for share, compute in zip(SHARES, compute_M, strict=True)
+    ]
+    models = {arm.name: {run.run.plan.seed: run.run.plan.model for run in arm.runs} for arm in verdict.arms}
+    rows = [
+        _row(name, of_arm, rates[base], models[name], name == base)
+        for name, of_arm in rates.items()
+        if of_arm
+    ]
+    note = (
+        "The base: mean pass rate over seeds. The others: mean difference to it over the seeds that both "
+        "have, and its standard error, in which seeds of one base model count as one "
+        "where there are several. No curve is fitted."
+    )
+    return Table("measured", "Pass rates as measured", tuple(columns), tuple(rows), note)
+
+
+def _rates(arm: ArmSummary, axis: str, compute_M: np.ndarray) -> dict[int, np.ndarray]:
+    """By seed the pass rates at `compute_M`; NaN beyond the end of a run."""
+    found = {}
+    for run in arm.runs:
+        record = run.run.record
+        if record is None or axis not in record.logged_axes():
+            continue
+        compute_N = record.training_compute(axis)
+        rate_M = np.interp(compute_M, compute_N, [point.pass_rate for point in record.evals])
+        found[run.run.plan.seed] = np.where(compute_M <= compute_N[-1] * (1 + _NEAR), rate_M, math.nan)
+    return found
+
+
+def _row(
+    name: str, own: dict[int, np.ndarray], base: dict[int, np.ndarray], models: dict[int, str], is_base: bool
+) -> Row:
+    seeds = [seed for seed in own if seed in base]
+    value_SM = np.array([own[seed] - (0.0 if is_base else base[seed]) for seed in seeds])
+    cells = [words(name), Cell(str(len(seeds)), (len(seeds),))]
+    for m in range(len(SHARES)):
+        known = [s for s in range(len(seeds)) if not math.isnan(value_SM[s, m])]
+        cells.append(
+            _cell(value_SM[known, m] if known else np.empty(0), [models[seeds[s]] for s in known], is_base)
+        )
+    return Row(tuple(cells), "base" if is_base else "")
+
+
+def _cell(value_S: np.ndarray, models: Sequence[str], is_base: bool) -> Cell:
+    if not len(value_S):
+        return Cell(DASH, (None, None))
+    mean, se = float(value_S.mean()), _standard_error(value_S, models)
+    beside = f"± {rate(se)}" if math.isfinite(se) else ""
+    return Cell(rate(mean) if is_base else signed(mean), (mean, se if math.isfinite(se) else None), beside)
+
+
+def _standard_error(value_S: np.ndarray, models: Sequence[str]) -> float:
+    """Of the mean, robust to what seeds of one base model have in common; NaN where it cannot be told.
+
+    sqrt(G / (G - 1) sum_g (sum of the deviations in g)^2) / S over G models (Liang and Zeger, Biometrika
+    1986); with one seed each it is sd / sqrt(S). Where all begin from one model it is about that one alone.
+    """
+    names, group_S = np.unique(models, return_inverse=True)
+    if len(names) == 1:
+        group_S = np.arange(len(models))
+    sum_G = np.bincount(group_S, value_S - value_S.mean())
+    if len(sum_G) < 2:
+        return math.nan
+    return float(np.sqrt(len(sum_G) / (len(sum_G) - 1) * (sum_G**2).sum()) / len(value_S))

@@ -1,0 +1,55 @@
+"""A run on one page: the forecast as frozen, what was measured, the fit, and the health of the training.
+
+    write_report(run)     report.html, self-contained
+    curve_figure(run, fit, frozen=..., out="curve.png")     the main figure as a file
+    print_closing(run)    the closing table in a terminal
+
+    run/, runs/   what one run shows, and what several show
+    figures/      matplotlib: the curve, the health, recipes over one another
+    terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
+
+It may import `scalerl.record`, `scalerl.curve` and `scalerl.forecast`, serve/ also `scalerl.ingest`; never
+what trains. `study` and `cli` import it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.view.figures.curve_figure import curve_figure, curve_svg
+    from scalerl.view.figures.health_figure import health_svg
+    from scalerl.view.run.curve_view import axis_for
+    from scalerl.view.run.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
+    from scalerl.view.run.page import report_html, write_report
+    from scalerl.view.terminal.closing import closing_rows, print_closing
+
+__all__ = [
+    "FrozenForecast",
+    "Outcome",
+    "axis_for",
+    "closing_rows",
+    "curve_figure",
+    "curve_svg",
+    "frozen_forecasts",
+    "health_svg",
+    "judge",
+    "main_forecast",
+    "print_closing",
+    "report_html",
+    "write_report",
+]
+
+lazy(
+    __name__,
+    {
+        "figures.curve_figure": "curve_figure curve_svg",
+        "run.curve_view": "axis_for",
+        "run.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
+        "figures.health_figure": "health_svg",
+        "run.page": "report_html write_report",
+        "terminal.closing": "closing_rows print_closing",
+    },
+)

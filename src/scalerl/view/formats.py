@@ -1,0 +1,252 @@
+"""A table (`scalerl.view.table`) as Markdown, LaTeX, CSV and plain text.
+
+Names of arms, causes and warnings are somebody's text: each format escapes what it would take as its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scalerl.view.table import Cell, Column, Raw, Table
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    **{letter: f"\\{letter}" for letter in "&%$#_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "`": r"\textasciigrave{}",
+    "[": "{[}",  # after \\ it would begin an optional argument, and so would a star
+    "]": "{]}",
+    "*": "{*}",
+    "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "∞": r"$\infty$",
+    "→": r"$\to$",
+    "’": "'",
+}
+_LONG = 30
+"""Rows from which on a LaTeX table breaks over pages."""
+_TEXT_WIDTH = 84
+"""Letters that a line of an article has at \\footnotesize: 345 pt, of 4.1 pt each."""
+_LONGEST_PROSE, _SHORTEST_HEAD = 18, 7
+"""Letters at which words wrap in a LaTeX column, and at which a heading may."""
+_EM = 0.5
+"""Of a letter, about."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+_WIDEST = 60
+"""Characters at which prose wraps in a terminal."""
+
+
+def markdown(table: Table) -> str:
+    """A table of GitHub's Markdown under a heading, its note below."""
+    marks = [":--" if column.prose else "--:" for column in table.columns]
+    lines = [_markdown_row([column.header for column in table.columns]), f"| {' | '.join(marks)} |"]
+    lines += [_markdown_row([cell.whole for cell in row.cells]) for row in table.rows]
+    parts = [f"## {markdown_text(table.title)}", "\n".join(lines)]
+    return "\n\n".join([*parts, *([markdown_text(table.note)] if table.note else [])]) + "\n"
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(map(markdown_text, texts))} |"
+
+
+def markdown_text(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    escaped = re.sub(r"([\\`*_|~#])", r"\\\1", one_line(text)).replace("](", "]\\(")
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def latex(table: Table) -> str:
+    """The table with booktabs, in parts of as many columns as a page is wide; the first column is in each."""
+    parts = _latex_parts(table)
+    return "\n".join(_latex_part(table, columns, n, len(parts)) for n, columns in enumerate(parts))
+
+
+LATEX_HEAD = "% For the preamble: \\usepackage{booktabs,longtable}\n"
+
+
+def _latex_parts(table: Table) -> list[list[int]]:
+    """Places of the columns of each part, none wider than the text where two columns find room."""
+    widths = [_latex_width(table, place) for place in range(len(table.columns))]
+    parts: list[list[int]] = []
+    for place in range(1, len(widths)):
+        if parts and sum(widths[p] for p in (*parts[-1], place)) <= _TEXT_WIDTH:
+            parts[-1].append(place)
+        else:
+            parts.append([0, place])
+    return parts or [[0]]
+
+
+def _latex_part(table: Table, places: list[int], number: int, of: int) -> str:
+    shape = "".join(_latex_column(table, place) for place in places)
+    head = " & ".join(_latex_head(table, place) for place in places) + r" \\"
+    body = [
+        " & ".join(_latex_cell(table.columns[place], row.cells[place]) for place in places) + r" \\"
+        for row in table.rows
+    ]
+    title = latex_text(table.title) + (f" ({number + 1} of {of})" if of > 1 else "")
+    # A part that goes on is not explained again.
+    note = latex_text(table.note) if number == 0 else ""
+    caption = f"\\caption{{{title}. {note}}}".replace(". }", ".}")
+    label = f"\\label{{tab:{table.name}{f'-{number + 1}' if number else ''}}}"
+    if len(body) >= _LONG:
+        lines = [
+            "{\\footnotesize\\setlength{\\tabcolsep}{3pt}",
+            f"\\begin{{longtable}}{{{shape}}}",
+            f"{caption}{label}\\\\",
+            *("\\toprule", head, "\\midrule", "\\endfirsthead"),
+            *("\\toprule", head, "\\midrule", "\\endhead"),
+            *("\\bottomrule", "\\endfoot"),
+            *body,
+            *("\\end{longtable}", "}"),
+        ]
+    else:
+        lines = [
+            *("\\begin{table*}", "\\centering", caption + label),
+            "\\footnotesize\\setlength{\\tabcolsep}{3pt}",
+            f"\\begin{{tabular}}{{{shape}}}",
+            *("\\toprule", head, "\\midrule", *body, "\\bottomrule"),
+            *("\\end{tabular}", "\\end{table*}"),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_lines(cell: Cell) -> list[str]:
+    """A number, and below it what stands beside it."""
+    return [cell.text, *cell.beside.splitlines()]
+
+
+def _latex_content(table: Table, place: int) -> int:
+    """Letters of the widest line of a column, its heading aside."""
+    prose = table.columns[place].prose
+    cells = (row.cells[place] for row in table.rows)
+    lines = (line for cell in cells for line in ([cell.whole] if prose else _latex_lines(cell)))
+    return max(map(len, lines), default=0)
+
+
+def _latex_width(table: Table, place: int) -> int:
+    """Letters of a column with its gap: as wide as its cells, or where these wrap; its heading wraps."""
+    longest = _latex_content(table, place)
+    most = _LONGEST_PROSE if table.columns[place].prose else longest
+    words = (len(word) for word in table.columns[place].header.split())
+    return max(min(longest, most), *words, _SHORTEST_HEAD) + 2
+
+
+def _latex_column(table: Table, place: int) -> str:
+    """Prose that is long wraps; other words stand at the left, numbers at the right."""
+    if not table.columns[place].prose:
+        return "r"
+    wraps = _latex_content(table, place) > _LONGEST_PROSE
+    return f"p{{{_LONGEST_PROSE * _EM:g}em}}" if wraps else "l"
+
+
+def _latex_head(table: Table, place: int) -> str:
+    width = _latex_width(table, place) - 2
+    lines = textwrap.wrap(one_line(table.columns[place].header), width, break_long_words=False)
+    return _latex_stack([latex_text(line) for line in lines], "l" if table.columns[place].prose else "r", "b")
+
+
+def _latex_cell(column: Column, cell: Cell) -> str:
+    if column.prose:
+        return latex_text(cell.whole)
+    first, *others = map(latex_text, _latex_lines(cell))
+    return _latex_stack([first, *(f"{{\\scriptsize {line}}}" for line in others)], "r", "t")
+
+
+def _latex_stack(lines: Sequence[str], side: str, place: str) -> str:
+    """Lines over one another, as one cell."""
+    if len(lines) < 2:
+        return "".join(lines)
+    rows = r" \\ ".join(lines)
+    return f"\\begin{{tabular}}[{place}]{{@{{}}{side}@{{}}}}{rows}\\end{{tabular}}"
+
+
+def latex_text(text: str) -> str:
+    """Text that LaTeX sets as it is."""
+    escaped = "".join(_LATEX.get(letter, letter) for letter in one_line(text))
+    return re.sub("-(?=-)", "-{}", escaped) if "--" in text else escaped
+
+
+def csv_text(keys: Sequence[str], rows: Sequence[Sequence[Raw]]) -> str:
+    """Raw values with all of their digits; what is not known is empty.
+
+    Text that a spreadsheet would run as a formula gets an apostrophe before it; numbers stay numbers.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(keys)
+    writer.writerows([[_csv_value(value) for value in row] for row in rows])
+    return buffer.getvalue()
+
+
+def _csv_value(value: Raw) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_FORMULA) else value
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def plain_text(table: Table) -> str:
+    """A table for a pipe: columns apart by two spaces, long prose wrapped."""
+    texts = [[_wrapped(cell.whole) for cell in row.cells] for row in table.rows]
+    heads = [textwrap.wrap(column.header, 16) for column in table.columns]
+    widths = [
+        max(len(line) for cell in (head, *(row[place] for row in texts)) for line in cell)
+        for place, head in enumerate(heads)
+    ]
+    lines = _aligned(heads, widths, table.columns)
+    lines.append("  ".join("-" * width for width in widths))
+    for cells in texts:
+        lines += _aligned(cells, widths, table.columns)
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(one_line(text), _WIDEST) or [""]
+
+
+def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[Column]) -> list[str]:
+    lines = []
+    for number in range(max(map(len, cells))):
+        parts = [cell[number] if number < len(cell) else "" for cell in cells]
+        aligned = [
+            part.ljust(width) if column.prose else part.rjust(width)
+            for part, width, column in zip(parts, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(aligned).rstrip())
+    return lines
+
+
+def without_beside(table: Table, key: str) -> Table:
+    """The table with the text alone in the column whose first key this is."""
+    place = next(place for place, column in enumerate(table.columns) if column.keys[0] == key)
+    rows = [
+        replace(row, cells=tuple(replace(c, beside="") if n == place else c for n, c in enumerate(row.cells)))
+        for row in table.rows
+    ]
+    return replace(table, rows=tuple(rows))
+
+
+def joined(first: Table, second: Table) -> tuple[list[str], list[list[Raw]]]:
+    """Keys and raw rows of two tables with one row per arm each, side by side; the arm stands once."""
+    rows = [[*left, *right[1:]] for left, right in zip(first.raw_rows(), second.raw_rows(), strict=True)]
+    return [*first.keys, *second.keys[1:]], rows
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks, and without what else controls a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,0 +1,92 @@
+"""Results as HTML for a notebook: small tables, everything in them escaped; of a fit its plot, too.
+
+Nothing is loaded, and there is no style of its own: a notebook has one for tables, light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from scalerl.curve.result import span
+from scalerl.forecast.backtest_text import COLUMNS, PLACES, fates, fraction_text, heads, score_rows
+from scalerl.record.reader import unit_of
+from scalerl.view.figures.fit_plot import fit_svg
+from scalerl.view.numbers import plain, rate, unit_for
+from scalerl.view.run.alarm_rows import alarm_text
+from scalerl.view.run.fit_rows import fit_rows
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit, Forecast
+    from scalerl.forecast import Backtest, Comparison
+    from scalerl.record.reader import RunRecord
+
+
+def fit_html(fit: Fit) -> str:
+    """The plot of a fit, and the rows that `scalerl fit` prints."""
+    return f"{fit_svg(fit)}{_pairs(fit_rows(fit))}{_notes(fit.warnings)}"
+
+
+def forecast_html(forecast: Forecast) -> str:
+    """A forecast and its intervals."""
+    rows = [
+        ("pass rate", f"{forecast.mean:.3f}"),
+        ("curve", span(forecast.interval)),
+        ("evaluation", span(forecast.prediction)),
+        ("rerun", span(forecast.rerun)),
+        ("least squares (paper)", f"{forecast.paper_point:.3f}"),
+    ]
+    return _pairs([(f"at {forecast.compute:g} {unit_of(forecast.axis)}", ""), *rows])
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Every pair as the rows that `scalerl compare` prints, and what is taken for granted."""
+    tables = (_pairs(comparison.rows(pair)) for pair in comparison.pairs)
+    return "".join(tables) + _notes([comparison.priors()])
+
+
+def backtest_html(test: Backtest) -> str:
+    """The scores of every cut, pooled over the runs."""
+    parts = [_notes(heads(test))]
+    for fraction in test.fractions:
+        parts.append(_notes([f"first {fraction_text(fraction)} of the compute: {fates(test, fraction)}"]))
+        for end, title in PLACES:
+            if rows := score_rows(test, fraction, end):
+                parts.append(_table((title, *COLUMNS), [(label, *cells) for label, cells in rows]))
+    return "".join(parts)
+
+
+def run_html(run: RunRecord) -> str:
+    """A run: how far it is, what it cost, and what was wrong with it."""
+    rows = [("run", run.name), ("evaluations", str(len(run.evals)))]
+    if run.evals:
+        first, last = run.evals[0], run.evals[-1]
+        rows.append(("pass rate", f"{rate(first.pass_rate)} to {rate(last.pass_rate)} at step {last.step}"))
+        for axis in run.logged_axes():
+            largest = float(run.training_compute(axis).max())
+            rows.append((axis.replace("_", " "), unit_for(axis, largest).show(largest)))
+    if run.forecasts:
+        rows.append(("forecasts on record", plain(len(run.forecasts))))
+    if run.alarms:
+        rows.append(("health", alarm_text(run.alarms)))
+    return _pairs(rows) + _notes(run.warnings)
+
+
+def _pairs(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of two columns, its labels as headings."""
+    cells = (f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows)
+    return f'<table style="text-align:left; white-space:pre-wrap">{"".join(cells)}</table>'
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table with a header; rows may be shorter."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    filled = ([*row, *[""] * (len(header) - len(row))] for row in rows)
+    body = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in filled)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+
+
+def _notes(texts: Iterable[str]) -> str:
+    """Sentences, each once."""
+    return "".join(f"<p>{escape(text)}</p>" for text in dict.fromkeys(texts))

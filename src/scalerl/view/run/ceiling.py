@@ -1,0 +1,122 @@
+"""What a fit says of the ceiling, in words: its interval, or why there is none and what would give one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import CannotAnswerError
+from scalerl.view.numbers import (
+    DASH,
+    Unit,
+    as_float,
+    as_mapping,
+    pair,
+    plain,
+    rate,
+    rate_interval,
+    unit_for,
+)
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
+_KINDS = {
+    "peaked": "the run has peaked",
+    "jump": "the pass rate jumps",
+    "regime": "the slope changes for good",
+    "residuals": "slow waves around every curve",
+}
+_ROUNDING = 1e-9
+"""The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a reader must know before any number: in a few words, and in full."""
+
+    title: str
+    text: str
+
+
+def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
+    """The median of A with its interval, against the ceiling known beforehand where there is one (else NaN).
+
+    A forecast that was stored without medians gives its interval alone. A is withheld where no family of
+    curves describes the run.
+    """
+    A = as_float(as_mapping(fit_json.get("median")).get("A"))
+    lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
+    text = f"withheld: {misfit_in_words(fit_json)}" if fit_json.get("lack_of_fit") else "not fitted"
+    if math.isfinite(lo + hi):
+        text = f"{rate(A)} {rate_interval((lo, hi))}".removeprefix(f"{DASH} ")
+        text += "" if fit_json.get("identified", True) else ", not identified"
+    if math.isfinite(known):
+        text += f"; known beforehand {rate(known)}"
+        if math.isfinite(lo + hi):
+            text += ": inside" if lo <= known <= hi else ": outside"
+    return text
+
+
+def misfit_in_words(fit_json: Mapping[str, Any]) -> str:
+    """Why no family describes the run, in a few words; empty where one does, or where nothing is known."""
+    kind = fit_json.get("lack_of_fit")
+    return _KINDS.get(str(kind), str(kind)) if kind else ""
+
+
+def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.nan) -> str:
+    """How much compute in all would tell the ceiling, where it is not told yet; empty elsewhere.
+
+    `spent` is what was spent so far, in units of the axis, where the answer should name the multiple.
+    """
+    told = fit_json.get("identified") is not False or fit_json.get("lack_of_fit")
+    ending = as_mapping(fit_json.get("left_out")).get("ending")
+    if told or ending or "compute_to_tell" not in fit_json:
+        return ""
+    compute = as_float(fit_json["compute_to_tell"])
+    if not math.isfinite(compute):
+        return "not expected within 8 times the compute so far"
+    times = f" ({plain(compute / spent)} times the compute so far)" if spent > 0 else ""
+    return f"about {unit.show(compute)} in all{times}"
+
+
+def notices(fit: Fit, part: Fit | None) -> list[Notice]:
+    """What stands above all numbers of the fit on the whole run; `part` is the fit of what holds of it."""
+    spent = float(fit.points.compute_N[-1])
+    unit = unit_for(fit.axis, spent)
+    if fit.ending:
+        return [Notice("The newest evaluations have no number.", f"{sentence(fit.ending)}")]
+    if fit.misfit is not None:
+        said = [sentence(fit.misfit.why), "The ceiling of the whole run is withheld."]
+        if part is not None and fit.misfit.keep is not None:
+            low, high = (plain(end / unit.size) for end in fit.misfit.keep)
+            ceiling = ceiling_text(part.to_json(), math.nan)
+            said.append(f"The part from {low} to {high} {unit.name} is fitted alone: ceiling A {ceiling}.")
+        return [Notice("No saturating curve describes this run.", " ".join(said))]
+    if fit.identified:
+        return []
+    told = f"To tell it: {to_tell_text(fit.to_json(), unit, spent)}."
+    return [Notice("Too early to tell the ceiling.", f"{sentence(fit.why)} {told}")]
+
+
+def part_that_holds(fit: Fit) -> Fit | None:
+    """The part of a run that saturating curves describe, fitted alone; None where there is no such part."""
+    from scalerl.curve import fit as fit_curve
+
+    if fit.misfit is None or fit.misfit.keep is None:
+        return None
+    low, high = fit.misfit.keep[0] * (1 - _ROUNDING), fit.misfit.keep[1] * (1 + _ROUNDING)
+    # Not by min_compute, which keeps step 0: after a jump that was evaluated otherwise.
+    part = fit.points.select((fit.points.compute_N >= low) & (fit.points.compute_N <= high))
+    r0 = fit.r0_value if fit.r0_source == "given" else None
+    try:
+        return fit_curve(part, r0=r0, level=fit.intervals.level)
+    except CannotAnswerError:
+        return None  # it is too short, or does not rise
+
+
+def sentence(text: str) -> str:
+    """A reason as a sentence of its own."""
+    return f"{text[:1].upper()}{text[1:]}."

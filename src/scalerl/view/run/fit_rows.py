@@ -1,0 +1,94 @@
+"""A fit as rows for people, a label and what stands beside it: what `scalerl fit` and a notebook show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from scalerl.curve.result import span
+from scalerl.record.reader import unit_of
+from scalerl.view.numbers import family_weights, one_unit
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
+
+def fit_rows(
+    result: Fit, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
+) -> list[tuple[str, str]]:
+    """All of a fit, forecasts at the computes `at`, and the verdict where it is asked for."""
+    median, intervals = result.median, result.intervals
+    left_out = result.left_out
+    cut = f", {len(left_out) or 'none'} left out"
+    unit = unit_of(result.axis)
+    known = "" if math.isnan(result.noise.floor) else f" (sampling alone {result.noise.floor:.4f})"
+    rows = [
+        ("points", f"{result.n_points} on {result.axis}{cut}"),
+        *(("left out", text) for text in left_out.rows()),
+        _ceiling(result),
+        ("efficiency B", f"{median.B:.3g}   {span(intervals.B, '.3g')}"),
+        ("C_mid", f"{median.C_mid:.4g}   {span(intervals.C_mid, '.4g')} {unit}"),
+        ("least squares (paper)", result.least_squares),
+        ("R_0", f"{result.r0_value:.3f}   {result.r0_source}"),
+        ("noise sd", f"{result.noise.sd:.4f}{known}, neighbours correlated {result.noise.phi:.2f}"),
+        ("families", family_weights(result.families)),
+        *_identified(result),
+    ]
+    if len(result.basins) > 1 and not result.misfit:
+        rows.append(("other minima", "; ".join(str(curve) for curve, _ in result.basins[1:])))
+    rows += _answers(result, at, target, budget)
+    if result.campaign:
+        informed = result.campaign
+        rows += [("", ""), ("prior", informed.prior), _ceiling(informed), *_identified(informed)]
+        rows += _answers(informed, at, target, budget)
+    return rows
+
+
+def worth_rows(result: Fit, worth: float) -> list[tuple[str, str]]:
+    """Where to stop, if a further unit of compute has to gain `worth`."""
+    now = float(result.points.compute_N[-1])
+    gain, stop = result.gain_per_unit(now), result.stop_at(worth)
+    place = (
+        "now"
+        if stop <= now
+        else (f"at {stop:.4g}" if math.isfinite(stop) else "not within 32 times the compute")
+    )
+    return [
+        (f"gain per {one_unit(result.axis)}", f"{gain:.3g} of pass rate now"),
+        ("stop", f"{place}: from there a further unit gains less than {worth:g}"),
+    ]
+
+
+def _ceiling(result: Fit) -> tuple[str, str]:
+    """The ceiling with its interval."""
+    intervals = result.intervals
+    shown = f"{result.median.A:.3f}   {intervals.level:.0%} {span(intervals.A)}"
+    return "ceiling A", "withheld" if result.misfit else shown
+
+
+def _identified(result: Fit) -> list[tuple[str, str]]:
+    """Whether the ceiling is identified, and at what compute it is expected to be if it is not."""
+    rows = [("ceiling identified", f"{'yes' if result.identified else 'no'}: {result.why}")]
+    if not result.identified and not result.misfit and not result.ending:
+        tell, unit = result.compute_to_tell, unit_of(result.axis)
+        expected = "expected" if result.identification.ratio >= 1 else "a guess below 1 C_mid"
+        place = f"{tell:.4g} {unit}, {expected}" if tell else "more than 8 times the compute so far"
+        rows.append(("would be told at", place))
+    return rows
+
+
+def _answers(
+    result: Fit, at: Sequence[float], target: float | None, budget: float | None
+) -> list[tuple[str, str]]:
+    """Forecasts and the verdict."""
+    rows, unit = [], unit_of(result.axis)
+    for amount in at:
+        f = result.forecast(amount)
+        spans = f"curve {span(f.interval)}   evaluation {span(f.prediction)}   rerun {span(f.rerun)}"
+        rows.append((f"at {amount:g} {unit}", f"{f.mean:.3f}   {spans}"))
+    if target is not None and budget is not None:
+        asked, chance = f"{target:g} at {budget:g}", result.chance(target, budget)
+        again = f"{asked}, rerun"
+        rows += [(asked, chance.answer), (again, chance.answer_rerun), ("because", chance.why)]
+    return rows

@@ -1,0 +1,170 @@
+"""Forecasts as they were frozen during the run, and what became of them.
+
+Nothing here is fitted again: a forecast is judged by what stood on the disk before the outcome was known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.view.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
+from scalerl.view.run.ceiling import misfit_in_words
+
+REACHED = 0.05
+"""An evaluation counts as the outcome if its compute lies within this share of the forecast's target.
+
+Once the run is past the target, within twice this share.
+"""
+
+
+@dataclass(frozen=True)
+class Band:
+    """A forecast curve over compute: the median of the mean curve and its interval, each of shape (M,).
+
+    Several runs over one another have its mean instead, as their table does.
+    """
+
+    compute_M: np.ndarray
+    median_M: np.ndarray
+    lo_M: np.ndarray
+    hi_M: np.ndarray
+
+
+@dataclass(frozen=True)
+class FrozenForecast:
+    """One line of forecasts.jsonl. What the line lacks is NaN, or None for the band."""
+
+    made_at_step: float
+    axis: str
+    compute: float
+    """Compute spent when it was made, in units of `axis`."""
+    target_compute: float
+    mean: float
+    prediction: tuple[float, float]
+    """Interval of one evaluation at `target_compute`, its noise included."""
+    rerun: tuple[float, float] = (math.nan, math.nan)
+    """Interval of the mean curve there of another run of the recipe; older forecasts have none."""
+    band: Band | None = None
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    """The fit behind it, as `Fit.to_json` gives it."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> FrozenForecast:
+        """Read one parsed line of forecasts.jsonl."""
+        fit = as_mapping(row.get("fit_json"))
+        return cls(
+            made_at_step=as_float(row.get("made_at_step")),
+            axis=str(row.get("axis", "gpu_hours")),
+            compute=as_float(row.get("compute")),
+            target_compute=as_float(row.get("target_compute")),
+            mean=as_float(row.get("mean")),
+            prediction=pair(row.get("prediction")),
+            rerun=_rerun(fit.get("forecast")),
+            band=_band(row.get("curve")),
+            fit=fit,
+        )
+
+    @property
+    def width(self) -> float:
+        """Width of the prediction interval."""
+        return self.prediction[1] - self.prediction[0]
+
+    @property
+    def share(self) -> float:
+        """Share of the target compute that had been spent when the forecast was made."""
+        return self.compute / self.target_compute if self.target_compute > 0 else math.nan
+
+    @property
+    def share_in_words(self) -> str:
+        """`half of the compute`, or `24 % of the compute`."""
+        share = "half" if abs(self.share - 0.5) < 0.03 else percent(self.share)
+        return f"{share} of the compute"
+
+    def covers(self, pass_rate: float) -> bool:
+        """Whether the prediction interval holds `pass_rate`, its ends included."""
+        return self.prediction[0] <= pass_rate <= self.prediction[1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a forecast came to: the evaluation at its target, if the run has reached that."""
+
+    measured: EvalPoint | None
+    inside: bool | None
+    """None where nothing is measured yet or the forecast has no interval."""
+    progress: float
+    """Compute of the run's last evaluation, as a share of the target."""
+
+    @property
+    def word(self) -> str:
+        """`inside`, `outside` or `not measured`."""
+        return "not measured" if self.inside is None else ("inside" if self.inside else "outside")
+
+
+def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
+    """Hold `forecast` against the evaluation nearest its target compute, made after the forecast.
+
+    Raises:
+        InputError: the counters behind the forecast's axis are missing from the run.
+    """
+    if not run.evals or not forecast.target_compute > 0:
+        return Outcome(None, None, math.nan)
+    compute_N = run.compute(forecast.axis)
+    nearest = int(np.argmin(np.abs(compute_N - forecast.target_compute)))
+    progress = float(compute_N.max() / forecast.target_compute)
+    off = abs(compute_N[nearest] / forecast.target_compute - 1)
+    # The budget is overshot by up to a step, which may be a tenth of a short run.
+    if off > (REACHED if progress < 1 else 2 * REACHED) or compute_N[nearest] <= forecast.compute:
+        return Outcome(None, None, progress)
+    measured = run.evals[nearest]
+    known = math.isfinite(forecast.width)
+    return Outcome(measured, forecast.covers(measured.pass_rate) if known else None, progress)
+
+
+def frozen_forecasts(run: RunRecord) -> list[FrozenForecast]:
+    """All forecasts of a run, in the order in which they were made."""
+    return [FrozenForecast.from_row(row) for row in run.forecasts]
+
+
+def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
+    """The forecast that a report leads with: the one made nearest half of the compute."""
+    usable = [forecast for forecast in forecasts if math.isfinite(forecast.share)]
+    return min(usable, key=lambda forecast: abs(forecast.share - 0.5), default=None)
+
+
+def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
+    """The result in one sentence, as the page and the terminal give it."""
+    stated = f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"
+    if outcome.measured is None:
+        result = f"not measured yet: the run stands at {percent(outcome.progress)} of the target"
+    else:
+        result = f"measured {rate(outcome.measured.pass_rate)}: {outcome.word}"
+    text = f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
+    if math.isfinite(sum(forecast.rerun)):
+        text += f" Another seed: {rate_interval(forecast.rerun)}."
+    if misfit := misfit_in_words(forecast.fit):
+        text += f" No saturating curve described the run then: {misfit}."
+    return text
+
+
+def _rerun(forecasts: Any) -> tuple[float, float]:
+    """Of the first entry of `forecast` in the fit's JSON, which is the one for the target."""
+    first = forecasts[0] if isinstance(forecasts, list) and forecasts else None
+    return pair(as_mapping(first).get("rerun"))
+
+
+def _band(curve: Any) -> Band | None:
+    columns = [_column(as_mapping(curve).get(name)) for name in ("compute", "median", "lo", "hi")]
+    return Band(*columns) if columns[0].size and len({column.size for column in columns}) == 1 else None
+
+
+def _column(values: Any) -> np.ndarray:
+    """Numbers as read from a line, or as `freeze` gave them; empty where there is no list of them."""
+    listed = values if isinstance(values, list | np.ndarray) else ()
+    return np.array([as_float(value) for value in listed])

@@ -1,0 +1,137 @@
+"""Who did what when: the ledger of the groups, and how busy generators and trainer were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.view.figures.health_figure import in_blocks
+from scalerl.view.numbers import as_float, as_mapping, duration, many, percent, plain
+from scalerl.view.run.facts import Rows
+from scalerl.view.style import FORECAST, INK, LATER, inline_svg, new_figure, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Steps = Sequence[Mapping[str, Any]]
+
+FATES = (
+    ("trained", "trained"),
+    ("zero_variance", "left out: the rewards were all the same"),
+    ("truncated", "left out: truncation left fewer than two completions"),
+    ("failed", "left out: verification failed"),
+    ("in_flight", "in flight at the end"),
+)
+"""What became of the groups, and how the page says it."""
+_ROLES = (("generate", "generators", FORECAST), ("train", "trainer", LATER))
+
+
+def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
+    """What became of every group that was admitted; nothing where the steps hold no ledger.
+
+    `lost` are the lines of lost.jsonl that say what a resumed run had cost in vain.
+    """
+    last = as_mapping(steps[-1].get("ledger")) if steps else {}
+    if not last:
+        return []
+    rows = [("groups admitted", plain(as_float(last.get("admitted"))))]
+    rows += [(label, plain(as_float(last[name]))) for name, label in FATES if last.get(name)]
+    wrong = [row for row in steps if not balances(as_mapping(row.get("ledger")))]
+    rows.append(
+        ("the sums", f"DO NOT BALANCE at {many(len(wrong), 'step')}" if wrong else "balance at every step")
+    )
+    if restarted := as_float(steps[-1].get("restarted")):
+        rows.append(("begun again, as a process had died", plain(restarted)))
+    if lost:
+        again = int(np.nansum([as_float(as_mapping(row.get("lost")).get("steps")) for row in lost]))
+        rows.append(("resumed", f"{many(len(lost), 'time')}, running {many(again, 'step')} again"))
+    return rows
+
+
+def balances(ledger: Mapping[str, Any]) -> bool:
+    """Whether every admitted group is in just one place."""
+    return as_float(ledger.get("admitted")) == sum(as_float(ledger.get(name, 0)) for name, _ in FATES)
+
+
+def role_rows(steps: Steps, trainers: int = 1) -> Rows:
+    """How long each role worked and waited, all its processes together, and how fast they were at work."""
+    if not steps or not as_mapping(steps[-1].get("idle_seconds")):
+        return []
+    last, rows = steps[-1], []
+    for (role, name, _), made in zip(_ROLES, ("generated", "trained"), strict=True):
+        busy, idle, total = _seconds(last, role, trainers)
+        speed = as_float(as_mapping(last.get("tokens")).get(made)) / busy if busy > 0 else 0.0
+        share = idle / total if total > 0 else 0.0
+        text = f"busy {duration(busy)}, idle {duration(idle)} ({percent(share)})"
+        if (other := total - busy - idle) > 0.5:
+            text += f", verifying and recording {duration(other)}"
+        rows.append((name, f"{text}; {speed / 1000:.1f}k tokens a second of work"))
+    return rows
+
+
+def roles_svg(steps: Steps, trainers: int = 1) -> str | None:
+    """The share of its time that each role worked, over the run; None where the steps do not say."""
+    if len(steps) < 3 or not as_mapping(steps[-1].get("idle_seconds")):
+        return None
+    return inline_svg(_draw(steps, trainers), "roles", "how busy generators and trainer were over the run")
+
+
+def _draw(steps: Steps, trainers: int) -> Figure:
+    wall_N = np.array([as_float(row.get("wall_seconds")) for row in steps])
+    scale, unit = (60.0, "minutes") if wall_N[-1] < 7200 else (3600.0, "hours")
+    with style():
+        figure = new_figure(10.0, 2.3)
+        axes, queue = figure.subplots(
+            1, 2, gridspec_kw={"left": 0.05, "right": 0.9, "bottom": 0.24, "top": 0.84, "wspace": 0.36}
+        )
+        for role, name, colour in _ROLES:
+            busy_N, _, total_N = np.array([_seconds(row, role, trainers) for row in steps]).T
+            x_N, share_N = busy_shares(wall_N, busy_N, total_N)
+            axes.plot(x_N / scale, 100 * share_N, color=colour, lw=1.3, drawstyle="steps-post")
+            _name(axes, name, 100 * share_N[-1], colour)
+        axes.set_ylim(0, 105)
+        axes.set_title("Busy, % of the time of each role", loc="left", weight="bold")
+        for place, colour in (("generating", FORECAST), ("generated", LATER), ("verified", INK)):
+            y_N = in_blocks(np.array([as_float(as_mapping(row.get("queue")).get(place)) for row in steps]))
+            queue.plot(in_blocks(wall_N) / scale, y_N, color=colour, lw=1.1)
+            _name(queue, place, y_N[-1], colour)
+        queue.set_ylim(bottom=0)
+        queue.set_title("Groups in flight, by where they are", loc="left", weight="bold")
+        for each in (axes, queue):
+            each.set_xlabel(f"{unit} of training")
+    return figure
+
+
+def busy_shares(
+    wall_N: np.ndarray, busy_N: np.ndarray, total_N: np.ndarray, pieces: int = 60
+) -> tuple[np.ndarray, np.ndarray]:
+    """Share of its time that a role was busy, by pieces of the run; arguments are cumulative seconds.
+
+    Returns the ends of the pieces on `wall_N`, and the share of each.
+    """
+    at = np.unique(np.linspace(0, len(wall_N) - 1, min(pieces, len(wall_N) - 1) + 1).astype(int))
+    busy, total = np.diff(busy_N[at]), np.diff(total_N[at])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return wall_N[at[1:]], np.where(total > 0, busy / total, 0.0)
+
+
+def _seconds(row: Mapping[str, Any], role: str, trainers: int) -> tuple[float, float, float]:
+    """Busy and idle seconds of a role until this step, and all that its processes had."""
+    busy = as_float(as_mapping(row.get("device_seconds")).get(role))
+    idle = as_float(as_mapping(row.get("idle_seconds")).get(role))
+    return busy, idle, trainers * as_float(row.get("wall_seconds")) if role == "train" else busy + idle
+
+
+def _name(axes: Any, name: str, height: float, colour: str) -> None:
+    axes.annotate(
+        f"{name} {plain(height)}",
+        (1, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=colour,
+    )

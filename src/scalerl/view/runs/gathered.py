@@ -1,0 +1,174 @@
+"""Several runs that are shown together: what they were asked, how they compare, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from scalerl.curve.families import FAMILIES
+from scalerl.errors import CannotAnswerError, printable
+from scalerl.view.run.facts import imported
+from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
+from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.assets import without_folders
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+    from scalerl.forecast.comparison import Comparison
+
+_AXES = {
+    "gpu_hours": "hours of all devices while they generate, train and idle; evaluating is left out",
+    "flops": "floating-point operations of generating and training",
+    "tokens": "tokens that were generated and trained on",
+    "samples": "completions that the trainer consumed",
+    "steps": "trainer steps",
+    "dollars": "GPU-hours at a price",
+}
+
+
+@dataclass(frozen=True)
+class RunsView:
+    """Runs on one compute axis, each fitted or with the reason why not, and how their recipes compare."""
+
+    runs: tuple[OverlayRun, ...]
+    level: float = 0.95
+    budget: float | None = None
+    """Compute to forecast at, in the unit of the axis."""
+    target: float | None = None
+    """Pass rate to reach at the budget."""
+    r0: float | Literal["free"] | None = None
+    min_compute: float = 0.0
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the runs of every recipe that is compared, by the name of the recipe."""
+    comparison: Comparison | None = None
+    not_compared: str = ""
+    """Why nothing is compared, in a sentence."""
+
+    @property
+    def axis(self) -> str:
+        """The compute axis of all fits."""
+        return self.runs[0].points.axis
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of compute in tables."""
+        largest = max(float(run.points.compute_N.max(initial=0.0)) for run in self.runs)
+        return unit_for(self.axis, max(largest, self.budget or 0.0))
+
+    @property
+    def title(self) -> str:
+        """The names of a few runs, or how many there are."""
+        names = [run.name for run in self.runs]
+        return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs"
+
+
+def fit_or_reason(run: OverlayRun, **options: object) -> tuple[Fit | None, str]:
+    """The fit of a run, or why there is none.
+
+    Raises:
+        InputError: an option is not valid.
+    """
+    from scalerl.curve import fit
+
+    try:
+        return fit(run.points, **options), ""  # type: ignore[arg-type]
+    except CannotAnswerError as error:
+        return None, local(run, str(error)).removeprefix(f"{printable(Path(run.points.source).name)}: ")
+
+
+def warnings_of(run: OverlayRun) -> list[str]:
+    """What was said of a run while it was read and fitted, each once."""
+    found = run.fit.warnings if run.fit is not None else run.points.warnings
+    return list(dict.fromkeys(local(run, warning) for warning in found))
+
+
+def local(run: OverlayRun, message: str) -> str:
+    """The message without the folder that it is about: a page is shown on other machines."""
+    own = () if run.record is None else (run.record.path,)
+    return without_folders(message, Path(run.points.source).parent, *own)
+
+
+def assumptions(view: RunsView) -> list[str]:
+    """What the numbers rest on, in sentences."""
+    level = percent(view.level)
+    labels = ", ".join(family.label for family in FAMILIES)
+    said = [
+        f"{_compute(view)} All fits are on this axis; on "
+        "another, curves are drawn along each run’s own clock, and end where the run does.",
+        *_starts(view),
+        f"Intervals are central, at {level}. A, forecasts and bands average families of curves ({labels}) by "
+        "their posterior weights; B and C_mid are those of the log-logistic curve, R(C) = R_0 + (A − R_0) / "
+        "(1 + (C_mid / C)^B).",
+    ]
+    if view.min_compute > 0:
+        cut = view.unit.show(view.min_compute)
+        said.append(f"Evaluations below {cut}, but for those before training, are not fitted.")
+    if view.comparison is not None:
+        said.append(view.comparison.priors())
+    return said
+
+
+def _compute(view: RunsView) -> str:
+    """What compute is: the same of all runs, or of each what it was made of."""
+    by_meaning: dict[str, list[str]] = {}
+    for run in view.runs:
+        by_meaning.setdefault(_meaning(run, view.axis), []).append(run.name)
+    if len(by_meaning) == 1:
+        return f"Compute is {next(iter(by_meaning))}."
+    parts = [f"{meaning} ({', '.join(names)})" for meaning, names in by_meaning.items()]
+    return f"Compute is {'; '.join(parts)}."
+
+
+def _meaning(run: OverlayRun, axis: str) -> str:
+    """The compute of one run: by our own counters, by what was taken from a log, or by a column."""
+    if run.record is None:
+        return f"the column {axis} of the table"
+    if not imported(run.record) or axis == "steps":
+        return _AXES.get(axis, axis)
+    what = {"gpu_hours": "GPU-hours", "dollars": "GPU-hours", "flops": "FLOPs"}.get(axis, axis)
+    how = as_mapping(run.record.config.get("taken")).get(what)
+    priced = " at a price" if axis == "dollars" else ""
+    return f"{what}{priced} by the log" + (f": {how}" if how else "")
+
+
+START = {
+    "given": "given, and held there",
+    "measured": "measured; the evaluation enters the fit as the others do",
+    "fitted": "fitted, as no evaluation before training is used",
+}
+"""Where the pass rate before training comes from, by `Fit.r0_source`."""
+
+
+def _starts(view: RunsView) -> list[str]:
+    """The pass rate before training: of all runs in one sentence, or of those that have it from elsewhere."""
+    by_source: dict[str, list[str]] = {}
+    for run in view.runs:
+        if run.fit is not None:
+            by_source.setdefault(run.fit.r0_source, []).append(run.name)
+    about = "R_0, the pass rate before training, is"
+    if len(by_source) == 1:
+        (source,) = by_source
+        value = f" as {rate(view.r0)}" if source == "given" else ""
+        return [f"{about} {START[source].replace('given', f'given{value}')}."]
+    return [f"{about} {START[source]}: {', '.join(names)}." for source, names in by_source.items()]
+
+
+def taken(run: OverlayRun) -> str:
+    """Of the log of another trainer, what was taken for what; empty of a run folder and of a table."""
+    config = run.record.config if run.record is not None else {}
+    if not (said := as_mapping(config.get("taken"))):
+        return ""
+    source = as_mapping(config.get("source"))
+    parts = [f"{what}: {text}" for what, text in said.items()]
+    return f"{source.get('format')}, names of {source.get('trainer')}. {'; '.join(parts)}"
+
+
+def last_measured(run: OverlayRun, name: str) -> str:
+    """The last value that the evaluations have of a figure of health (a field of `EvalPoint`); or a dash."""
+    values = [getattr(point, name) for point in run.record.evals] if run.record is not None else []
+    known = [value for value in values if value == value]
+    if not known:
+        return plain(None)
+    return percent(known[-1]) if name in ("truncated", "failed") else plain(known[-1])

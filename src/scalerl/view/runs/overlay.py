@@ -1,0 +1,308 @@
+"""Runs laid over one another, as the JSON that `scalerlChart` (scalerl/view/web/chart.js) draws.
+
+A run is fitted on one compute axis. On another its curve is drawn along the run's own clock: at the compute
+of that axis which the run had spent when it had spent so much of the fit's own. Between evaluations the clock
+is linear, and beyond the last one it is not known, so that nothing is drawn there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.record.reader import RunRecord
+from scalerl.view.run.ceiling import misfit_in_words, part_that_holds
+from scalerl.view.run.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
+from scalerl.view.numbers import unit_for
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit, Points
+    from scalerl.curve.quantiles import Interval
+
+MOST_DRAWN = 4000
+"""Evaluations that a chart draws in all: beyond that a browser becomes slow."""
+_FEWEST_DRAWN, _MOST_OF_ONE = 40, 1200
+"""Of one run."""
+_PLACES, _PLACES_OF_MANY, _MANY = 81, 31, 24
+"""Where a curve is drawn: so many places even on a linear axis, and as many on a logarithmic one."""
+_PLACES_BEYOND = 61
+"""Between the last evaluation and the budget, where nothing else shows the shape of the curve."""
+
+Clock = Callable[[np.ndarray], np.ndarray]
+"""From compute on the axis of the fit to compute on another; NaN where the run has not been."""
+
+
+@dataclass(frozen=True)
+class OverlayRun:
+    """One run of a chart. A table has no `record`; without a `fit`, `reason` says why, in a sentence."""
+
+    name: str
+    """Under which it is shown: no two of a chart are alike."""
+    points: Points
+    """All of its evaluations, on the axis of the fit."""
+    record: RunRecord | None = None
+    fit: Fit | None = None
+    reason: str = ""
+    budget: float = math.nan
+    """Compute up to which its curve goes on, on the axis of the fit; NaN is the budget of the chart."""
+
+
+def overlay(
+    runs: Sequence[OverlayRun], *, budget: float | None = None, target: float | None = None
+) -> dict[str, Any]:
+    """What a chart of these runs holds, all of it numbers, texts, lists and None, for JSON.
+
+    Args:
+        runs: all on one compute axis.
+        budget: compute on that axis to mark, up to which curves go on; by default they end with their run,
+            or at its own budget.
+        target: pass rate to mark.
+
+    Returns an object with these keys. A list by AXIS has None where the compute of that axis is not known,
+    and an interval is [low, high]:
+        axis                  the axis of all fits, on which the chart opens
+        axes[].{key, label, size}   every axis that a run has: `shown = compute / size` in units of `label`
+        level                 of the intervals of fits; None without a fit
+        budget, target        as given
+        thinned               whether fewer evaluations are drawn than there are
+        runs[].name, .reason  as given
+        runs[].evaluations    how many there are
+        runs[].compute.AXIS   compute of every evaluation that is drawn, for the axes of this run
+        runs[].pass_rate, .noise, .step, .used    of each of them; noise is one sd or None, step may be None,
+                              and used says if the fit is of it
+        runs[].fit            None without a fit, else:
+            .A, .B, .C_mid    [median, low, high]; A is None where it is withheld
+            .identified, .why, .misfit    the ceiling in words; misfit is empty where a curve fits
+            .window.AXIS      interval of the compute that was fitted
+            .curve            {compute: {AXIS: [...]}, line, low, high}: the mean that tables give as the
+                              forecast, and the interval; of the part that holds where there is a misfit,
+                              None where there is no such part
+            .of_part          whether the curve is of that part alone
+        runs[].forecasts[]    those frozen during the run:
+            .axis, .step, .made.AXIS, .target.AXIS    when it was made, and for which compute
+            .mean, .interval  of one evaluation at the target
+            .measured, .outcome    what came of it: None, and "inside", "outside" or "not measured"
+            .leads            whether it is the one made nearest half of the compute
+            .curve            as above, as it was frozen (the line is its median), or None
+    """
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise InputError("two runs of a chart have one name")
+    axes = {run.points.axis for run in runs}
+    if len(axes) != 1:
+        found = ", ".join(sorted(axes)) or "none"
+        raise InputError(f"all runs of a chart need one compute axis, found {found}")
+    axis = axes.pop()
+    most = min(max(MOST_DRAWN // len(runs), _FEWEST_DRAWN), _MOST_OF_ONE)
+    places = _PLACES_OF_MANY if len(runs) > _MANY else _PLACES
+    clocks = [_clocks(run) for run in runs]
+    ends = [run.budget if math.isfinite(run.budget) else budget or 0.0 for run in runs]
+    fits = [run.fit for run in runs if run.fit is not None]
+    return {
+        "axis": axis,
+        "axes": _units(axis, clocks, max(ends)),
+        "level": fits[0].intervals.level if fits else None,
+        "budget": budget,
+        "target": target,
+        "thinned": any(len(run.points) > most for run in runs),
+        "runs": [_run(*each, most, places) for each in zip(runs, clocks, ends, strict=True)],
+    }
+
+
+def thin(value_N: np.ndarray, most: int) -> np.ndarray:
+    """Positions of at most about `most` of the values, in order, that look like all of them.
+
+    Half are even steps apart, the first and the last among them; the others are the highest and the lowest
+    of every bin, so that no outlier is lost. Steps and bins are even both in the place and in its logarithm:
+    a start that a logarithmic axis stretches stays whole.
+    """
+    n = len(value_N)
+    if n <= most:
+        return np.arange(n)
+    even = _even(n - 1, most // 4)
+    edges = _even(n, most // 8)
+    order = np.lexsort((value_N, np.searchsorted(edges[1:], np.arange(n), side="right")))
+    return np.unique(np.concatenate([even, order[edges[:-1]], order[edges[1:] - 1]]))
+
+
+def _even(last: int, count: int) -> np.ndarray:
+    """Whole numbers from 0 to `last`: `count` of them even steps apart, and as many in their logarithm."""
+    steps = np.concatenate([np.linspace(0, last, count), np.geomspace(1, last, count)])
+    return np.unique(steps.round().astype(int))
+
+
+def _clocks(run: OverlayRun) -> dict[str, np.ndarray]:
+    """Compute of every evaluation on every axis of the run, arrays (N,)."""
+    found = {run.points.axis: run.points.compute_N}
+    if run.record is not None:
+        for axis in run.record.logged_axes():
+            found.setdefault(axis, run.record.training_compute(axis))
+    return found
+
+
+def _units(axis: str, clocks: Sequence[dict[str, np.ndarray]], end: float) -> list[dict[str, Any]]:
+    found = []
+    for name in dict.fromkeys(name for clock in clocks for name in (axis, *clock)):
+        largest = max(float(clock[name].max(initial=0.0)) for clock in clocks if name in clock)
+        unit = unit_for(name, max(largest, end if name == axis else 0.0))
+        found.append({"key": name, "label": unit.name, "size": unit.size})
+    return found
+
+
+def _run(
+    run: OverlayRun, clocks: dict[str, np.ndarray], end: float, most: int, places: int
+) -> dict[str, Any]:
+    points, fit = run.points, run.fit
+    order_N = np.argsort(points.compute_N, kind="stable")
+    chosen = order_N[thin(points.pass_rate_N[order_N], most)]
+    used_N = np.zeros(len(points), dtype=bool) if fit is None else _used(points, fit)
+    along = {axis: _clock(points.compute_N, clock_N) for axis, clock_N in clocks.items()}
+    along[points.axis] = lambda compute_M: compute_M
+    return {
+        "name": run.name,
+        "reason": run.reason,
+        "evaluations": len(points),
+        "compute": {axis: _numbers(clock_N[chosen]) for axis, clock_N in clocks.items()},
+        "pass_rate": _numbers(points.pass_rate_N[chosen]),
+        "noise": _numbers(points.noise_sd_N[chosen], 3),
+        "step": [None] * len(chosen) if points.step_N is None else _numbers(points.step_N[chosen]),
+        "used": used_N[chosen].tolist(),
+        "fit": None if fit is None else _fit(fit, along, places, end),
+        "forecasts": _forecasts(run.record, clocks, places) if run.record else [],
+    }
+
+
+def _used(points: Points, fit: Fit) -> np.ndarray:
+    """Which evaluations the fit is of, booleans (N,)."""
+    inside_N = points.kept_from(fit.min_compute) & (points.compute_N <= fit.max_compute)
+    # Compute 0 is left out where R_0 was given; what was fitted starts with it where it was not.
+    return inside_N & (points.compute_N >= fit.points.compute_N[0])
+
+
+def _clock(from_N: np.ndarray, to_N: np.ndarray) -> Clock:
+    if not len(from_N):
+        return lambda compute_M: np.full(np.shape(compute_M), math.nan)
+    order_N = np.argsort(from_N, kind="stable")
+    known_N, then_N = from_N[order_N], np.maximum.accumulate(to_N[order_N])
+    if known_N[0] > 0:  # both clocks start together
+        known_N, then_N = np.insert(known_N, 0, 0.0), np.insert(then_N, 0, 0.0)
+    return lambda compute_M: np.interp(compute_M, known_N, then_N, right=math.nan)
+
+
+def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str, Any]:
+    part = part_that_holds(fit)
+    drawn = fit if fit.misfit is None else part
+    window = np.array([fit.points.compute_N[0], fit.points.compute_N[-1]])
+    median, intervals = fit.median, fit.intervals
+    curve = None
+    if drawn is not None:
+        last = drawn.points.compute_N[-1] if fit.misfit else max(fit.points.compute_N[-1], end)
+        compute_M = places_between(drawn.points.compute_N, float(last), places)
+        curve = _curve(along, compute_M, mean_band(drawn, compute_M))
+    return {
+        "A": None if fit.misfit else _spread(median.A, intervals.A),
+        "B": _spread(median.B, intervals.B),
+        "C_mid": _spread(median.C_mid, intervals.C_mid),
+        "identified": fit.identified,
+        "why": fit.why,
+        "misfit": misfit_in_words(fit.to_json()),
+        "window": _by_axis(along, window),
+        "curve": curve,
+        "of_part": fit.misfit is not None and part is not None,
+    }
+
+
+def places_between(compute_N: np.ndarray, last: float, places: int = _PLACES) -> np.ndarray:
+    """From the first evaluation that was fitted to `last`, the first half of the way to it included.
+
+    Beyond the last evaluation there are as many again, on a linear and on a logarithmic axis.
+    """
+    first = float(compute_N[compute_N > 0].min()) / (2 if compute_N[0] == 0 else 1)
+    even_M = np.linspace(min(float(compute_N[0]), first), last, places)
+    within_M = np.union1d(even_M, np.geomspace(first, last, places)[:-1])
+    known = float(compute_N.max())
+    if known >= last:
+        return within_M
+    beyond_M = np.linspace(known, last, _PLACES_BEYOND)
+    if last > 4 * known:
+        beyond_M = np.union1d(beyond_M, np.geomspace(known, last, _PLACES_BEYOND)[:-1])
+    return np.union1d(within_M[within_M < known], beyond_M)
+
+
+def mean_band(fit: Fit, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of the curve, which `Fit.forecast` gives, and its interval: three arrays (M,), for plots."""
+    post, (_, low_M, high_M) = fit.posterior, fit.band(compute_M)
+    mean_M = np.array([np.sum(post.curve_at(float(compute)) * post.weight) for compute in compute_M])
+    return np.clip(mean_M, 0.0, 1.0), low_M, high_M
+
+
+def _curve(
+    along: dict[str, Clock], compute_M: np.ndarray, band: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> dict[str, Any]:
+    line_M, low_M, high_M = band
+    return {
+        "compute": _by_axis(along, compute_M),
+        "line": _numbers(line_M, 4),
+        "low": _numbers(low_M, 4),
+        "high": _numbers(high_M, 4),
+    }
+
+
+def _forecasts(record: RunRecord, clocks: dict[str, np.ndarray], places: int) -> list[dict[str, Any]]:
+    made = [one for one in frozen_forecasts(record) if one.axis in clocks and one.target_compute > 0]
+    lead = main_forecast(made)
+    return [_forecast(record, one, clocks, places) | {"leads": one is lead} for one in made]
+
+
+def _forecast(
+    record: RunRecord, forecast: FrozenForecast, clocks: dict[str, np.ndarray], places: int
+) -> dict[str, Any]:
+    along = {axis: _clock(clocks[forecast.axis], clock_N) for axis, clock_N in clocks.items()}
+    along[forecast.axis] = lambda compute_M: compute_M
+    outcome, band = judge(record, forecast), forecast.band
+    ends = _by_axis(along, np.array([forecast.compute, forecast.target_compute]))
+    return {
+        "axis": forecast.axis,
+        "step": _number(forecast.made_at_step),
+        "made": {axis: end[0] for axis, end in ends.items()},
+        "target": {axis: end[1] for axis, end in ends.items()},
+        "mean": _number(forecast.mean),
+        "interval": _numbers(np.array(forecast.prediction)) if math.isfinite(forecast.width) else None,
+        "measured": _number(outcome.measured.pass_rate) if outcome.measured else None,
+        "outcome": outcome.word,
+        "curve": band and _frozen(along, band, places),
+    }
+
+
+def _frozen(along: dict[str, Clock], band: Band, places: int) -> dict[str, Any]:
+    """The curve of a forecast at as many of its own places as a fit has."""
+    count = len(band.compute_M)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, 2 * places)).round().astype(int))
+    return _curve(
+        along, band.compute_M[chosen], (band.median_M[chosen], band.lo_M[chosen], band.hi_M[chosen])
+    )
+
+
+def _by_axis(along: dict[str, Clock], compute_M: np.ndarray) -> dict[str, list[float | None]]:
+    return {axis: _numbers(clock(compute_M)) for axis, clock in along.items()}
+
+
+def _spread(median: float, interval: Interval) -> list[float | None]:
+    return _numbers(np.array([median, *interval]))
+
+
+def _numbers(value_N: np.ndarray, digits: int = 6) -> list[float | None]:
+    """Numbers as short as the eye allows, which makes a page half as large; None where one is not known."""
+    return [_number(value, digits) for value in value_N.tolist()]
+
+
+def _number(value: float, digits: int = 6) -> float | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

@@ -1,0 +1,283 @@
+"""The tables of several runs: their curves, their frozen forecasts, the comparison, and their health."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
+from scalerl.curve.result import Fit
+from scalerl.record.reader import RunRecord
+from scalerl.view.run.alarm_rows import NOT_CHECKED, WHO_CHECKS, health_text
+from scalerl.view.run.ceiling import misfit_in_words
+from scalerl.view.run.frozen import FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.numbers import DASH, p_value, percent, rate, rate_interval, unit_for
+from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.gathered import RunsView, last_measured
+from scalerl.view.table import (
+    Cell,
+    Column,
+    Estimate,
+    Mark,
+    Row,
+    Table,
+    amount_cell,
+    count,
+    difference_cell,
+    interval_cell,
+    rate_cell,
+    share,
+    spread_keys,
+    words,
+)
+
+_HEALTH = (
+    ("truncated", "truncated"),
+    ("failed", "verification failed"),
+    ("entropy", "entropy (nats per token)"),
+    ("mean_length", "mean length (tokens)"),
+)
+
+
+def runs_tables(view: RunsView) -> list[Table]:
+    """All tables that have something to say, in the order of the page."""
+    found = [curves_table(view)]
+    if view.comparison is not None:
+        found.append(comparison_table(view))
+    if any(run.record is not None and run.record.forecasts for run in view.runs):
+        found.append(forecasts_table(view))
+    return [*found, health_table(view)]
+
+
+def curves_table(view: RunsView) -> Table:
+    """One row per run: its curve, what is forecast at the budget, and the verdict on the target."""
+    columns = [
+        Column("run", ("run",), prose=True),
+        Column("evaluations", ("evaluations",)),
+        Column("last pass rate", ("last_pass_rate",)),
+        Column("ceiling A", spread_keys("A")),
+        Column("efficiency B", spread_keys("B")),
+        Column(f"C_mid ({view.unit.name})", spread_keys("C_mid")),
+        Column("ceiling identified", ("identified", "why"), prose=True),
+    ]
+    if view.budget is not None:
+        at = view.unit.show(view.budget)
+        columns[6:6] = [
+            Column(f"forecast at {at}, one evaluation", spread_keys("forecast")),
+            Column("another seed", ("rerun_low", "rerun_high")),
+        ]
+        if view.target is not None:
+            columns.insert(8, Column(f"reaches {rate(view.target)}?", ("verdict", "probability"), prose=True))
+    note = (
+        f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
+        "C_mid are for the log-logistic curve."
+    )
+    if view.budget is not None:
+        note += (
+            " The forecast is the mean curve at the budget with the interval of one evaluation there, its "
+            "noise included; another seed: the mean curve of a rerun of the recipe."
+        )
+    rows = tuple(_curve_row(view, run) for run in view.runs)
+    return Table("curves", "Curves and forecasts", tuple(columns), rows, note)
+
+
+def _curve_row(view: RunsView, run: OverlayRun) -> Row:
+    fit, rates_N = run.fit, run.points.pass_rate_N
+    last = float(rates_N[run.points.compute_N.argmax()]) if len(rates_N) else math.nan
+    found: dict[str, Estimate] = {}
+    if fit is not None:
+        names = ("B", "C_mid") if fit.misfit else ("A", "B", "C_mid")
+        found = {n: Estimate(getattr(fit.median, n), getattr(fit.intervals, n)) for n in names}
+    cells = [
+        words(run.name),
+        count(len(run.points), f"{len(run.points):,}"),
+        share(last, rate(last)),
+        rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
+        amount_cell(found.get("B")),
+        amount_cell(found.get("C_mid"), view.unit),
+    ]
+    if view.budget is not None:
+        cells += _forecast_cells(fit, view.budget)
+        if view.target is not None:
+            cells.append(_verdict_cell(fit, view.target, view.budget))
+    return Row((*cells, _identified_cell(run)), _mark(fit))
+
+
+def _forecast_cells(fit: Fit | None, budget: float) -> list[Cell]:
+    if fit is None:
+        return [rate_cell(None), Cell(DASH, (None, None))]
+    forecast = fit.forecast(budget)
+    return [rate_cell(Estimate(forecast.mean, forecast.prediction)), interval_cell(forecast.rerun)]
+
+
+def _verdict_cell(fit: Fit | None, target: float, budget: float) -> Cell:
+    if fit is None:
+        return Cell(DASH, (None, None))
+    chance = fit.chance(target, budget)
+    beside = f"probability {rate(chance.probability)}"
+    if chance.verdict_rerun != chance.verdict:
+        beside += f"; another seed: {chance.verdict_rerun}, {rate(chance.probability_rerun)}"
+    return Cell(chance.verdict, (chance.verdict, chance.probability), beside)
+
+
+def _identified_cell(run: OverlayRun) -> Cell:
+    fit = run.fit
+    if fit is None:
+        return Cell("no fit", ("no fit", run.reason), run.reason)
+    word = misfit_in_words(fit.to_json()) or ("yes" if fit.identified else "no")
+    return Cell(word, (word, fit.why), fit.why)
+
+
+def _mark(fit: Fit | None) -> Mark:
+    return "" if fit is not None and fit.identified else "open"
+
+
+def comparison_table(view: RunsView) -> Table:
+    """One row per recipe against the base; asked of a view that has a comparison."""
+    found = view.comparison
+    assert found is not None
+    columns = [
+        Column(f"against {found.base}", ("recipe", "runs"), prose=True),
+        Column("ceiling", _claim_keys("ceiling"), prose=True),
+        Column("A, difference", spread_keys("A_difference")),
+        Column("efficiency", _claim_keys("efficiency"), prose=True),
+        Column("compute to 3/4 of own gain, ratio", spread_keys("compute_to_own_ratio")),
+    ]
+    asked = []
+    if found.budget is not None:
+        at = view.unit.show(found.budget)
+        columns.append(Column(f"pass rate at {at}, difference", spread_keys("pass_rate_difference")))
+        asked.append("pass_rate")
+    if found.target is not None:
+        columns.append(
+            Column(f"compute to {rate(found.target)}, ratio", spread_keys("compute_to_target_ratio"))
+        )
+        asked.append("compute_to_target")
+    columns.append(Column("curves cross", ("crossing_probability",)))
+    rows = tuple(_pair_row(view, pair, asked) for pair in found.pairs)
+    return Table(
+        "comparison", f"Compared with {found.base}", tuple(columns), rows, _how_to_compare(view, found)
+    )
+
+
+def _how_to_compare(view: RunsView, found: Comparison) -> str:
+    """What the columns of the comparison mean, and which way they go."""
+    ends = {pair.crossing.within for pair in found.pairs if pair.crossing is not None}
+    sought = "from the first evaluation to well beyond the last"
+    if len(ends) == 1:
+        first, last = ends.pop()
+        sought = f"between {view.unit.show(first)} and {view.unit.show(last)}"
+    return (
+        f"A difference is the recipe of the row minus {found.base}. A ratio is its compute over that of "
+        f"{found.base}: ×2 takes twice the compute, ×0.5 half; own gain: of each recipe, from R_0 to its A. "
+        f"Each interval holds with {percent(found.level)} by itself, and counts that seeds of one recipe "
+        "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
+        f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
+        "stand beside 'not distinguishable'. How many seeds of each would tell the difference observed is "
+        f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is "
+        "given one family of curves, so that its difference is not that of the table above."
+    )
+
+
+def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
+    assert view.comparison is not None
+    differences, crossing = pair.differences, pair.crossing
+    probability = crossing.probability if crossing else math.nan
+    cells = [
+        Cell(pair.recipe, (pair.recipe, view.comparison.runs[pair.recipe]), view.comparison.counted(pair)),
+        _claim_cell(pair.ceiling, view.comparison.level),
+        _difference_cell(differences.get("A"), "withheld", pair.ceiling),
+        _claim_cell(pair.efficiency, view.comparison.level),
+        _difference_cell(differences.get("compute_to_own"), claim=pair.efficiency),
+        *(_difference_cell(differences.get(name)) for name in asked),
+        share(probability, percent(probability)),
+    ]
+    claims = {pair.ceiling.verdict, pair.efficiency.verdict}
+    moved = claims - {"no claim", "not distinguishable"}
+    return Row(tuple(cells), "moved" if moved else "open" if "no claim" in claims else "")
+
+
+def _difference_cell(found: Difference | None, without: str = DASH, claim: Claim | None = None) -> Cell:
+    """A difference of recipes, and the interval of these very runs below it; and if nothing is claimed."""
+    cell = difference_cell(found, without)
+    if found is None:
+        return cell
+    alone = difference_cell(replace(found, interval=found.runs_only)).beside
+    unclaimed = "no claim:\n" if claim is not None and claim.verdict == "no claim" else ""
+    return replace(cell, beside=f"{unclaimed}{cell.beside}\nthese runs:\n{alone}")
+
+
+def _claim_keys(name: str) -> tuple[str, str, str]:
+    return f"{name}_verdict", f"{name}_p_adjusted", f"{name}_seeds"
+
+
+def _claim_cell(claim: Claim, level: float) -> Cell:
+    beside = claim.why
+    if not beside:
+        beside = f"p {p_value(claim.p_adjusted)}"
+        if claim.verdict == "not distinguishable":
+            if claim.p is not None and claim.p <= 1 - level:
+                beside += f" corrected, {p_value(claim.p)} alone"
+            many = ">100" if claim.seeds is None else str(claim.seeds)
+            beside += f"; {many} seeds would tell"
+    return Cell(claim.verdict, (claim.verdict, claim.p_adjusted, claim.seeds), beside)
+
+
+def forecasts_table(view: RunsView) -> Table:
+    """One row per forecast that was frozen while a run went on."""
+    columns = (
+        Column("run", ("run",), prose=True),
+        Column("made at step", ("step",)),
+        Column("compute spent", ("share",)),
+        Column("for", ("axis", "target_compute"), prose=True),
+        Column("forecast, one evaluation", spread_keys("forecast")),
+        Column("measured", ("measured",)),
+        Column("outcome", ("outcome",), prose=True),
+    )
+    rows = tuple(
+        _frozen_row(run.name, run.record, forecast)
+        for run in view.runs
+        if run.record is not None
+        for forecast in frozen_forecasts(run.record)
+    )
+    note = "As they were written while the run went on; nothing in them was fitted again."
+    return Table("forecasts", "Frozen forecasts, and what came of them", columns, rows, note)
+
+
+def _frozen_row(name: str, record: RunRecord, forecast: FrozenForecast) -> Row:
+    # Counters that a later copy of a run lacks leave a forecast without its outcome.
+    logged = forecast.axis in record.logged_axes()
+    outcome = judge(record, forecast) if logged else Outcome(None, None, math.nan)
+    step = forecast.made_at_step
+    unit = unit_for(forecast.axis, forecast.target_compute)
+    measured = outcome.measured.pass_rate if outcome.measured else math.nan
+    cells = (
+        words(name),
+        share(step, f"{step:.0f}" if step >= 0 else DASH),
+        share(forecast.share, percent(forecast.share)),
+        Cell(unit.show(forecast.target_compute), (forecast.axis, forecast.target_compute)),
+        Cell(rate(forecast.mean), (forecast.mean, *forecast.prediction), rate_interval(forecast.prediction)),
+        share(measured, rate(measured)),
+        words(outcome.word),
+    )
+    return Row(cells, "open" if outcome.inside is False else "")
+
+
+def health_table(view: RunsView) -> Table:
+    """One row per run: alarms, and the health figures of its last evaluation that has them."""
+    columns = (
+        Column("run", ("run",), prose=True),
+        *(Column(label, (name,)) for name, label in _HEALTH),
+        Column("alarms and warnings", ("alarms",), prose=True),
+    )
+    rows, unchecked = [], False
+    for run in view.runs:
+        figures = [(last_measured(run, name)) for name, _ in _HEALTH]
+        alarms = health_text(run.record)
+        unchecked |= alarms == NOT_CHECKED
+        cells = (words(run.name), *(Cell(text, (text,)) for text in figures), words(alarms))
+        rows.append(Row(cells, "open" if alarms.partition(" ")[2].startswith("alarm") else ""))
+    note = "Figures of the last evaluation that has them; a dash is what a run did not log."
+    if unchecked:
+        note += f" {NOT_CHECKED.capitalize()}: {WHO_CHECKS}."
+    return Table("health", "Health", columns, tuple(rows), note)

@@ -1,0 +1,196 @@
+"""The page and its JSON, read-only.
+
+GET /                                    the page, and its files
+GET /api/runs?since=VERSION              the runs: all ids, and the rows that have changed since
+GET /api/overlay?runs=ID,ID&axis=AXIS    what a chart of these runs shows
+GET /api/compare?runs=ID,ID&axis=AXIS    the comparison of these runs
+GET /events                              server-sent events: the version, whenever it is another
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from scalerl.errors import ScalerlError
+from scalerl.jsonl import dumps
+from scalerl.view.assets import TEMPLATES, WEB
+from scalerl.view.serve.guard import Guard
+from scalerl.view.serve.store import Store, UnknownRunError
+
+_LOG = logging.getLogger("scalerl")
+_HERE = Path(__file__).parent
+_FILES = {
+    "/": (_HERE / "index.html", "text/html"),
+    "/page.js": (_HERE / "page.js", "text/javascript"),
+    "/page.css": (_HERE / "page.css", "text/css"),
+    "/look.css": (TEMPLATES / "look.html", "text/css"),
+    "/tables.css": (TEMPLATES / "tables-look.html", "text/css"),
+    "/chart.css": (WEB / "chart.css", "text/css"),
+    "/marks.js": (WEB / "marks.js", "text/javascript"),
+    "/chart.js": (WEB / "chart.js", "text/javascript"),
+    "/plotly-basic.min.js": (WEB / "plotly-basic.min.js", "text/javascript"),
+}
+_BEAT = 15.0
+"""Seconds after which a stream without news sends a line all the same, so that nobody between cuts it."""
+_TICK = 0.25
+_SLICE = 0.25
+"""Seconds for which changed runs are read at a stretch, before all are looked at again."""
+_DIGITS = 20
+"""Of a version, at most."""
+_MOST_STREAMS = 100
+_FIRST_LOOK = 1.0
+"""Seconds that the list waits for the first look at the folder to be done."""
+_IDLE = 20.0
+"""Seconds after the last request from which on nobody looks at the folder."""
+
+
+class Looker:
+    """The thread that looks at the folder and fits, as long as somebody looks at the page."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.streams = 0
+        self._asked = float("-inf")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after what is under way."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called: streams end then."""
+        return self._stop.is_set()
+
+    def asked(self) -> None:
+        """Somebody has asked for something."""
+        self._asked = time.monotonic()
+
+    def _work(self) -> None:
+        while not self.stopped:
+            if not self.streams and time.monotonic() - self._asked > _IDLE:
+                self._stop.wait(_TICK)
+                continue
+            try:
+                # What has changed is shown before any fit is made; until all is read once, nothing is fitted.
+                more = self.store.refresh(_SLICE)
+                if (self.store.looked.is_set() and self.store.fit_next()) or more:
+                    continue
+            except Exception:  # of one run: the others go on
+                _LOG.exception("while looking at %s", self.store.root)
+            self._stop.wait(_TICK)
+
+
+def make_app(
+    store: Store, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
+) -> tuple[ASGIApp, Looker]:
+    """The application, and what looks at the folder for it. `hosts`, `token`, `cookie`: see `Guard`."""
+    looker = Looker(store)
+
+    @asynccontextmanager
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        looker.start()
+        try:
+            yield
+        finally:
+            looker.stop()
+
+    routes = [
+        *(Route(path, _file(*file)) for path, file in _FILES.items()),
+        Route("/api/runs", _runs(looker)),
+        Route("/api/overlay", _of_several(looker, store.overlay)),
+        Route("/api/compare", _of_several(looker, store.compare)),
+        Route("/events", _events(looker)),
+    ]
+    inner = Starlette(routes=routes, lifespan=life, exception_handlers={Exception: _broken})
+    # Around all of it: as a middleware it would not see the answer to what nobody has thought of.
+    return Guard(inner, hosts, token, cookie), looker
+
+
+def _broken(request: Request, error: Exception) -> Response:
+    return _json({"error": "the server is at fault: its log says how"}, 500)
+
+
+def _file(path: Path, kind: str) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        return Response(path.read_bytes(), media_type=kind)
+
+    return answer
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(dumps(data), status, media_type="application/json")
+
+
+def _runs(looker: Looker) -> Callable[[Request], Any]:
+    async def answer(request: Request) -> Response:
+        looker.asked()
+        since = request.query_params.get("since", "0")
+        if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
+            return _json({"error": "since: expected a version, a whole number"}, 400)
+        # The looker looks; what it has found so far is told, and its events tell the rest.
+        await run_in_threadpool(looker.store.looked.wait, _FIRST_LOOK)
+        return await run_in_threadpool(lambda: _json(looker.store.listed(int(since))))
+
+    return answer
+
+
+def _of_several(
+    looker: Looker, ask: Callable[[list[str], str | None], dict[str, Any]]
+) -> Callable[[Request], Any]:
+    def asked(request: Request) -> Response:
+        looker.asked()
+        ids = [one for one in request.query_params.get("runs", "").split(",") if one]
+        try:
+            return _json(ask(ids, request.query_params.get("axis") or None))
+        except UnknownRunError as error:
+            return _json({"error": str(error)}, 404)
+        except ScalerlError as error:
+            return _json({"error": str(error)}, 422)
+
+    return asked  # no coroutine: it is run in a thread
+
+
+def _events(looker: Looker) -> Callable[[Request], Any]:
+    async def stream(request: Request) -> AsyncIterator[str]:
+        looker.streams += 1
+        told, since = 0, time.monotonic()
+        try:
+            while not (looker.stopped or await request.is_disconnected()):
+                if looker.store.version != told:
+                    told, since = looker.store.version, time.monotonic()
+                    yield f"data: {told}\n\n"
+                elif time.monotonic() - since > _BEAT:
+                    since = time.monotonic()
+                    yield ": still here\n\n"
+                await asyncio.sleep(_TICK)
+        finally:
+            looker.streams -= 1
+
+    async def answer(request: Request) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        if looker.streams >= _MOST_STREAMS:
+            return JSONResponse({"error": "too many pages are open"}, 503)
+        return StreamingResponse(stream(request), media_type="text/event-stream")
+
+    return answer

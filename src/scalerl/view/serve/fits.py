@@ -1,0 +1,98 @@
+"""Fits of the runs that are listed, and what was answered of them: kept as long as nothing has changed."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import CannotAnswerError
+from scalerl.record.reader import RunRecord
+
+if TYPE_CHECKING:
+    from scalerl.view.terminal.standing import Asked, Standing
+
+_LOG = logging.getLogger("scalerl")
+REFIT = 3.0
+"""Seconds between two fits of a growing run."""
+_KEPT = 64
+"""Fits that are kept whole, of two megabytes each."""
+_ANSWERS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A run with its fit."""
+
+    number: int
+    """No two fits have the same: what is kept of one is told by it, without holding it."""
+    standing: Standing
+    error: str = ""
+    """What the fit broke with; empty where it is there, or where the data allow none."""
+
+
+class Fits:
+    """Makes one fit at a time, and keeps those that were asked for last."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._numbers = itertools.count()
+        self._kept: OrderedDict[tuple[str, str], tuple[float, Fitted]] = OrderedDict()
+        self._fitting = threading.Lock()
+
+    def of(self, name: str, record: RunRecord, axis: str) -> Fitted:
+        """The run `name` on an axis; of a growing run as it stood at most some seconds ago.
+
+        Raises:
+            InputError: the run cannot be read on this axis.
+        """
+        with self._fitting:
+            at, kept = self._kept.get((name, axis), (0.0, None))
+            if kept is not None and (kept.standing.record is record or time.monotonic() - at < REFIT):
+                self._kept.move_to_end((name, axis))
+                return kept
+            made = self._fit(record, axis)
+            self._kept[name, axis] = time.monotonic(), made
+            self._kept.move_to_end((name, axis))
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+            return made
+
+    def _fit(self, record: RunRecord, axis: str) -> Fitted:
+        from scalerl.curve import Points
+        from scalerl.view.terminal.standing import stand
+
+        standing, error = stand(Points.from_record(record, axis), record, self._asked), ""
+        try:
+            standing = standing.fitted()
+        except Exception as fault:  # whatever one run does to its fit: the others are drawn
+            _LOG.exception("while fitting %s", record.path)
+            error = f"its fit broke: {type(fault).__name__}: {fault}"
+            standing = replace(standing, found=CannotAnswerError(error))
+        return Fitted(next(self._numbers), standing, error)
+
+
+class Answers:
+    """The last answers, by what they were made of."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, dict[str, Any]] = OrderedDict()
+        self._changing = threading.Lock()
+
+    def once(self, key: Hashable, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was answered before to the same, or the answer."""
+        with self._changing:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = answer()  # two threads may both make it; none waits for another's
+        with self._changing:
+            self._kept[key] = made
+            while len(self._kept) > _ANSWERS:
+                self._kept.popitem(last=False)
+        return made

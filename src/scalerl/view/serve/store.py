@@ -1,0 +1,369 @@
+"""What was read and fitted of the runs in a folder, what has changed since when, what is asked of several.
+
+Everything here blocks, and is called from threads. A source is read again when it has changed; a fit is made
+when it is asked for or when there is time, one at a time, and of a growing run every few seconds at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import InputError, ScalerlError
+from scalerl.record.reader import RunRecord
+from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
+from scalerl.view.serve.listing import Entry
+from scalerl.view.serve.sweep import Sweep
+
+if TYPE_CHECKING:
+    from scalerl.view.terminal.standing import Asked, Standing
+
+_LOG = logging.getLogger("scalerl")
+MOST = 40
+"""Runs that are laid over one another."""
+_OPTION = re.compile(r"(?<![\w-])--[a-z]")
+_TYPED = (
+    "this is typed in a terminal: scalerl ingest LOG -o FOLDER takes such options, and makes a run folder "
+    "that is listed here; fit and compare take them too"
+)
+
+
+class UnknownRunError(InputError):
+    """No run has the id that was asked for."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run as it is listed."""
+
+    id: str
+    row: dict[str, Any]
+    """For the page; without "version"."""
+    record: RunRecord | None = None
+    version: int = 0
+    """When `row` was changed last."""
+    stale: bool = False
+    """Whether the row's fit is not of all evaluations."""
+    fitted: float = field(default=float("-inf"))
+    """When it was fitted last, by the monotonic clock."""
+
+
+class Store:
+    """The runs in a folder. `version` grows with every change."""
+
+    def __init__(self, root: Path, asked: Asked) -> None:
+        self.root = root.resolve()
+        self._asked = asked
+        # A page that was open on another server of this folder has an older one than any here.
+        self.version = int(time.time() * 1000)
+        self._sweep = Sweep(self.root)
+        self._runs: dict[str, Run] = {}
+        self._of_entry: dict[str, list[str]] = {}
+        self._fits, self._answers = Fits(asked), Answers()
+        self._changing, self._looking = threading.Lock(), threading.Lock()
+        self.looked = threading.Event()
+        """Whether the folder was looked at once."""
+
+    def refresh(self, seconds: float = math.inf) -> bool:
+        """Look at the folder, unless that was done a moment ago, and read what has changed.
+
+        What is not read after so many `seconds` waits for the next call; returns whether anything does. The
+        runs that were written to last come first, and are looked at more often than the others.
+        """
+        with self._looking:
+            started = time.monotonic()
+            if (entries := self._sweep.look()) is not None:
+                self._list(entries)
+            while (entry := self._sweep.next()) is not None:
+                self._look(entry)
+                if time.monotonic() - started >= seconds:
+                    break
+            if not (self._sweep.waits or self.looked.is_set()):
+                self.looked.set()
+                self.version += 1
+            return self._sweep.waits
+
+    def look_again(self) -> None:
+        """Have the next `refresh` look at once, and read all runs."""
+        self._sweep.look_at_all_next()
+
+    def _list(self, entries: dict[str, Entry]) -> None:
+        """Entries that are gone are listed no more; those that are not read are, with why."""
+        for name in self._of_entry.keys() - entries.keys():
+            self._replace(name, [])
+            del self._of_entry[name]
+        for entry in entries.values():
+            if not entry.format:
+                row = _broken(entry, self._plain(entry.refused))
+                before = self._runs.get(entry.id)
+                if before is None or before.row != row:
+                    self._replace(entry.id, [Run(entry.id, row)])
+
+    def listed(self, since: int = 0) -> dict[str, Any]:
+        """All ids, and the rows that have changed since a version; all rows, if it is one that is to come.
+
+        Such a version is of another server of this folder, and the clock was set back between the two.
+        """
+        with self._changing:
+            since = since if since <= self.version else 0
+            runs = sorted(self._runs.values(), key=lambda run: run.row["path"])
+            changed = [run.row for run in runs if run.version > since]
+            return {
+                "folder": self.root.name,
+                "version": self.version,
+                "looking": not self.looked.is_set(),
+                "target": self._asked.target,
+                "ids": [run.id for run in runs],
+                "runs": changed,
+            }
+
+    def fit_next(self) -> bool:
+        """Fit one of the runs whose row waits for it; false where there is none."""
+        now = time.monotonic()
+        with self._changing:
+            waiting = [run for run in self._runs.values() if run.stale and now - run.fitted >= REFIT]
+            run = max(waiting, key=lambda run: run.row["updated"] or 0.0, default=None)
+            if run is None or run.record is None:
+                return False
+            run.fitted = now
+        try:
+            made = self._fits.of(run.id, run.record, self._axis(run.record))
+            row, whole = (
+                self._row(made.standing, run.row, error=made.error),
+                made.standing.record is run.record,
+            )
+        except Exception as error:  # it is not tried again before the run changes
+            _LOG.exception("while fitting %s", run.record.path)
+            row, whole = run.row | {"error": self._said(error), "waits": False}, True
+        with self._changing:
+            run.fitted, run.stale = time.monotonic(), not whole  # a growing run: the fit of some seconds ago
+            if whole:
+                self._change(run, row)
+        return True
+
+    def overlay(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
+        """The data of a chart of these runs: see `scalerl.view.runs.overlay`.
+
+        Raises:
+            UnknownRunError: there is no run of this id.
+            InputError: they are too many, or have no such axis in common.
+        """
+        from scalerl.view.numbers import axis_name
+        from scalerl.view.runs.overlay import OverlayRun, overlay
+
+        runs, axis, made = self._chosen(ids, axis)
+        names = _names(runs)
+
+        def answer() -> dict[str, Any]:
+            shown = [
+                OverlayRun(name, one.points, one.record, one.fit, self._plain(one.why_no_fit), one.budget)
+                for name, one in ((name, each.standing) for name, each in zip(names, made, strict=True))
+            ]
+            data = overlay(shown, budget=_common_budget(made), target=self._asked.target)
+            common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
+            return data | {"common": common, "ids": [run.id for run in runs]}
+
+        return self._answers.once(_key("overlay", axis, names, made), answer)
+
+    def compare(self, ids: Sequence[str], axis: str | None) -> dict[str, Any]:
+        """The comparison of these runs, runs of one recipe being its seeds.
+
+        Raises:
+            UnknownRunError: there is no run of this id.
+            InputError: they cannot be compared, or one of them cannot be fitted.
+        """
+        from scalerl.forecast import compare
+        from scalerl.forecast.recipes import by_recipe
+        from scalerl.ingest.load import check_devices
+        from scalerl.view.runs.gathered import RunsView
+        from scalerl.view.runs.overlay import OverlayRun
+        from scalerl.view.runs.tables import comparison_table
+
+        runs, axis, made = self._chosen(ids, axis)
+        check_devices([(one.standing.name, one.standing.record) for one in made], axis)
+        for run, one in zip(runs, made, strict=True):
+            if one.standing.fit is None:
+                raise InputError(f"{run.row['name']}: {self._plain(one.standing.why_no_fit)}")
+
+        def answer() -> dict[str, Any]:
+            groups = by_recipe(
+                [one.standing for one in made],
+                lambda one: one.record,
+                lambda one: self._plain(str(one.record.path)) if one.record else one.name,
+            )
+            if len(groups) < 2:
+                raise InputError("these runs are of one recipe: there is nothing to compare it with")
+            fits = {name: [one.fit for one in group if one.fit] for name, group in groups.items()}
+            target, budget = self._asked.target, _common_budget(made)
+            result = compare(
+                fits,
+                budget=budget,
+                target=target if target is not None and 0 < target < 1 else None,
+                level=self._asked.level,
+            )
+            shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
+            table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
+            told = {"table": asdict(table), "priors": result.priors(), "result": result.to_json()}
+            told["notes"] = [
+                {"name": name, "notes": run.row["notes"]}
+                for name, run in zip(_names(runs), runs, strict=True)
+                if run.row["notes"]
+            ]
+            return {"axis": axis} | told
+
+        return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
+
+    def _chosen(self, ids: Sequence[str], axis: str | None) -> tuple[list[Run], str, list[Fitted]]:
+        """The runs of these ids, the axis for all of them, and their fits on it."""
+        with self._changing:
+            unknown = [one for one in ids if one not in self._runs]
+            if unknown:
+                raise UnknownRunError(f"no run {unknown[0]!r}")
+            runs = [self._runs[one] for one in dict.fromkeys(ids)]
+        if not 0 < len(runs) <= MOST:
+            raise InputError(f"choose 1 to {MOST} runs, found {len(runs)}")
+        for run in runs:
+            if run.record is None:
+                raise InputError(f"{run.row['name']}: {run.row['error']}")
+            if not run.record.evals:
+                raise InputError(f"{run.row['name']}: no evaluation yet")
+        common = self._common(runs)
+        own = [self._axis(run.record) for run in runs if run.record]
+        axis = axis or next((one for one in own if one in common), common[0])
+        if axis not in common:
+            raise InputError(f"not all of these runs have the axis {axis!r}; they have {', '.join(common)}")
+        return runs, axis, [self._fits.of(run.id, run.record, axis) for run in runs if run.record]
+
+    def _axis(self, record: RunRecord) -> str:
+        """The axis on which a run is listed: the one that is asked for, where it was logged."""
+        asked = self._asked.axis
+        return asked if asked in record.logged_axes() else record.default_axis
+
+    @staticmethod
+    def _common(runs: Sequence[Run]) -> list[str]:
+        """Axes that all of the runs have; the steps always are."""
+        axes = [run.record.logged_axes() for run in runs if run.record is not None]
+        return [axis for axis in axes[0] if all(axis in others for others in axes)]
+
+    def _look(self, entry: Entry) -> None:
+        try:
+            runs = self._sweep.read(entry, self._read)
+            if runs is None:
+                return
+            self._replace(entry.id, runs)
+        except Exception as error:  # whatever one log does to its reader: the other runs are listed
+            said = self._said(error)
+            before = self._of_entry.get(entry.id)
+            if before:  # it may be in the middle of being written
+                with self._changing:
+                    for run in map(self._runs.__getitem__, before):
+                        if run.row["error"] != said:
+                            self._change(run, run.row | {"error": said})
+            else:
+                self._replace(entry.id, [Run(entry.id, _broken(entry, said))])
+
+    def _read(self, entry: Entry) -> list[Run]:
+        if entry.refused:
+            raise InputError(entry.refused)
+        if entry.format == "run":
+            return [self._run(entry, RunRecord.read(entry.path), None)]
+        from scalerl.ingest.sources import read_source
+
+        found = read_source(entry.path, format=entry.format)
+        is_one = len(found.runs) + len(found.unread) == 1
+        runs = [self._run(entry, one.record, None if is_one else n) for n, one in enumerate(found.runs)]
+        for n, one in enumerate(found.unread):  # it costs only itself
+            broken = _broken(entry, self._plain(one.reason)) | {"id": f"{entry.id}.x{n}"}
+            runs.append(Run(broken["id"], broken | {"name": one.run or broken["name"]}))
+        return runs
+
+    def _run(self, entry: Entry, record: RunRecord, number: int | None) -> Run:
+        from scalerl.curve import Points
+        from scalerl.view.terminal.standing import stand
+
+        name = entry.id if number is None else f"{entry.id}.{number}"
+        standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
+        before = self._runs.get(name)
+        about = {"id": name, "path": entry.shown, "format": entry.format}
+        row = self._row(standing, about, waits=True)
+        if before is not None and before.record is not None:
+            kept = ("forecast", "no_forecast", "ceiling", "target")
+            row |= {key: before.row[key] for key in kept}
+        run = Run(name, row, record, stale=True)
+        run.fitted = before.fitted if before is not None else run.fitted
+        return run
+
+    def _row(
+        self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
+    ) -> dict[str, Any]:
+        from scalerl.view.run.facts import imported, notes
+
+        now = time.time()
+        found = standing.to_json(now)
+        kept = {key: about[key] for key in ("id", "path", "format")}
+        why = self._plain(found["no_forecast"])
+        updated = standing.last_line if math.isfinite(standing.last_line) else None
+        told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
+        # Compute in words, and whether anybody said that the run ends there.
+        told |= {"end_shown": standing.unit.show(standing.end), "end_known": math.isfinite(standing.budget)}
+        if standing.record is not None:
+            told["notes"] = [self._plain(note) for note in notes(standing.record)]
+            told |= {"ended": None} if imported(standing.record) else {}  # such a log does not say it
+        return kept | found | told | {"updated": updated, "as_of": now}
+
+    def _replace(self, entry: str, runs: list[Run]) -> None:
+        """The runs of an entry are these from now on."""
+        with self._changing:
+            for name in set(self._of_entry.get(entry, ())) - {run.id for run in runs}:
+                self._runs.pop(name, None)
+                self.version += 1
+            self._of_entry[entry] = [run.id for run in runs]
+            for run in runs:
+                self._runs[run.id] = run
+                self._change(run, run.row)
+
+    def _change(self, run: Run, row: dict[str, Any]) -> None:
+        self.version += 1
+        run.row, run.version = row, self.version
+
+    def _said(self, error: Exception) -> str:
+        if isinstance(error, ScalerlError):
+            return self._plain(str(error))
+        return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")
+
+    def _plain(self, text: str) -> str:
+        """Without the folder that is served, as a page may be read elsewhere; and what an option in it is."""
+        text = text.replace(f"{self.root}/", "")
+        return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
+
+
+def _broken(entry: Entry, error: str) -> dict[str, Any]:
+    name = os.fsencode(entry.path.name).decode(errors="replace")
+    about = {"id": entry.id, "path": entry.shown, "format": entry.format, "name": name}
+    return about | {"error": error, "waits": False, "updated": None, "pass_rate": None}
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """No two alike."""
+    from scalerl.forecast.recipes import distinct
+
+    return distinct([run.row["name"] for run in runs], [run.row["path"] for run in runs])
+
+
+def _common_budget(made: Sequence[Fitted]) -> float | None:
+    """The budget that all of these runs have; None where they have none, or not the same."""
+    budgets = {one.standing.budget for one in made}
+    budget = budgets.pop()
+    return budget if not budgets and budget > 0 else None
+
+
+def _key(what: str, axis: str, names: Sequence[str], made: Sequence[Fitted]) -> Hashable:
+    return what, axis, *names, *(one.number for one in made)

@@ -1,0 +1,294 @@
+"""How a run stands while it is under way: what is measured, what is forecast, and how fast it goes.
+
+    run = stand(points, record, Asked(target=0.6))
+    run.forecast, run.chance, run.eta(now), run.to_json(now)
+
+Whoever follows a run shows this: `scalerl watch` in a terminal or as lines, `scalerl serve` in a page.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from scalerl.errors import CannotAnswerError
+from scalerl.jsonl import read_last
+from scalerl.record.alarms import Alarm
+from scalerl.record.reader import RunRecord, final_folder
+from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit, Forecast, Points
+    from scalerl.curve.result import Chance
+
+_RECENT = 6
+"""Evaluations over which the speed is measured: a run that was resumed is judged by what came after."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a run that is followed."""
+
+    target: float | None = None
+    """Pass rate to reach."""
+    budget: float | None = None
+    """Compute at which it ends, in the unit of `axis`; None is the budget that the run itself has."""
+    level: float = 0.95
+    r0: Any = None
+    min_compute: float = 0.0
+    axis: str | None = None
+    """The axis of `budget`, where runs are read on several; None is the one that the run is read on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """A run as far as it has come. Made by `stand`."""
+
+    name: str
+    points: Points = field(repr=False)
+    record: RunRecord | None = field(repr=False)
+    asked: Asked = field(repr=False)
+    row: dict[str, Any] = field(repr=False)
+    """The last line of steps.jsonl; empty where there is none."""
+    ended: bool = False
+    written: float = math.nan
+    """Unix seconds at which its files were written to last; NaN where nobody looked, as times are logged."""
+    found: Fit | CannotAnswerError = field(repr=False, default=CannotAnswerError("not fitted yet"))
+
+    @property
+    def fit(self) -> Fit | None:
+        """The fit of all evaluations, or None; `why_no_fit` says why."""
+        return None if isinstance(self.found, CannotAnswerError) else self.found
+
+    @property
+    def why_no_fit(self) -> str:
+        """Why there is no fit, in words; empty where there is one."""
+        return str(self.found).removeprefix(f"{self.points.source}: ") if self.fit is None else ""
+
+    @property
+    def step(self) -> int | None:
+        """Trainer step of the last evaluation; None where it is not known."""
+        steps_N = self.points.step_N
+        return int(steps_N[-1]) if steps_N is not None and len(steps_N) else None
+
+    @property
+    def last_step(self) -> int | None:
+        """Trainer step of the last line of the run, an evaluation's or a step's; None where not known."""
+        row = as_float(self.row.get("step"))
+        if not math.isfinite(row):
+            return self.step
+        return int(row) if self.step is None else max(int(row), self.step)
+
+    @property
+    def pass_rate(self) -> float:
+        """Of the last evaluation; NaN before the first."""
+        return float(self.points.pass_rate_N[-1]) if len(self.points) else math.nan
+
+    @property
+    def compute(self) -> float:
+        """Spent at the last evaluation, in the unit of the axis."""
+        return float(self.points.compute_N.max(initial=0.0))
+
+    @property
+    def unit(self) -> Unit:
+        """A unit for the compute of the run."""
+        return unit_for(self.points.axis, max(self.compute, self.end))
+
+    @property
+    def budget(self) -> float:
+        """Compute at which the run ends; NaN where nobody says it on this axis."""
+        if self.asked.budget is not None:
+            return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
+        own = as_mapping(self.record.config.get("budget")) if self.record is not None else {}
+        return as_float(own.get("amount")) if own.get("kind") == self.points.axis else math.nan
+
+    @property
+    def end(self) -> float:
+        """Compute that is forecast: the budget, else twice the compute so far."""
+        return self.budget if math.isfinite(self.budget) else 2 * self.compute
+
+    @property
+    def where(self) -> str:
+        """What `end` is, in words."""
+        return "at the end" if math.isfinite(self.budget) else "at twice the compute so far"
+
+    @property
+    def share(self) -> float:
+        """Of the budget, at the last evaluation; NaN where there is none."""
+        return self.compute / self.budget if self.budget > 0 else math.nan
+
+    @functools.cached_property
+    def forecast(self) -> Forecast | None:
+        """Of one evaluation at `end`; None where there is no fit."""
+        return self.fit.forecast(self.end) if self.fit is not None else None
+
+    @functools.cached_property
+    def chance(self) -> Chance | None:
+        """Whether the target is reached at the budget; None where either is not known, or nothing fitted."""
+        if self.fit is None or self.asked.target is None or not math.isfinite(self.budget):
+            return None
+        return self.fit.chance(self.asked.target, self.end)
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Alarms and warnings that had begun by the last line."""
+        step = math.inf if self.last_step is None else self.last_step
+        told = self.record.alarms if self.record is not None else ()
+        return tuple(alarm for alarm in told if alarm.first <= step)
+
+    @property
+    def health_is_watched(self) -> bool:
+        """Whether anybody looks for alarms; where nobody does, that there are none says nothing."""
+        return self.record is not None and self.record.health_is_watched
+
+    @property
+    def time(self) -> float:
+        """Unix seconds of the last evaluation; NaN where they were not logged."""
+        return self.record.evals[-1].time if self.record is not None and self.record.evals else math.nan
+
+    @property
+    def last_line(self) -> float:
+        """Unix seconds of the last line of the run, an evaluation's or a step's; else by its files."""
+        logged = float(np.fmax(self.time, as_float(self.row.get("time"))))
+        return self.written if math.isnan(logged) else logged
+
+    def health(self, name: str) -> float:
+        """`truncated`, `entropy` or `mean_length`: of the last step, else of the last evaluation."""
+        value = as_float(self.row.get(name))
+        if math.isfinite(value) or self.record is None or not self.record.evals:
+            return value
+        return as_float(getattr(self.record.evals[-1], name))
+
+    @property
+    def speed(self) -> float:
+        """Compute per second of wall time, over the last evaluations; NaN where times were not logged."""
+        return self._per_second(self.points.compute_N)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens generated per second of wall time, over the last evaluations."""
+        evals = self.record.evals if self.record is not None else ()
+        return self._per_second(np.array([point.tokens.generated for point in evals]))
+
+    def _per_second(self, amount_N: np.ndarray) -> float:
+        evals = self.record.evals if self.record is not None else ()
+        time_N = np.array([point.time for point in evals])[-_RECENT:]
+        if len(time_N) < 2 or not time_N[-1] > time_N[0]:
+            return math.nan
+        recent_N = amount_N[-_RECENT:]
+        return float((recent_N[-1] - recent_N[0]) / (time_N[-1] - time_N[0]))
+
+    def eta(self, now: float) -> float:
+        """Seconds from `now` to the budget at the present speed; NaN where either is not known."""
+        if self.ended or not self.speed > 0:
+            return math.nan
+        return max((self.budget - self.compute) / self.speed - (now - self.time), 0.0)
+
+    def until(self, n: int) -> Standing:
+        """The run as it stood at its `n`-th evaluation, fitted to those up to there."""
+        if n == len(self.points):
+            return self
+        record = self.record and replace(
+            self.record, evals=self.record.evals[:n], lines=self.record.lines[:n]
+        )
+        then = replace(self, points=self.points.select(np.arange(n)), record=record, row={}, ended=False)
+        return then.fitted()
+
+    def fitted(self) -> Standing:
+        """The same with a fit of all evaluations, or with the reason why there is none."""
+        from scalerl.curve import fit
+
+        asked = self.asked
+        try:
+            found = fit(self.points, r0=asked.r0, min_compute=asked.min_compute, level=asked.level)
+        except CannotAnswerError as error:
+            return replace(self, found=error)
+        return replace(self, found=found)
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """One object: the line of `scalerl watch --json`, and the run's row in the list of a server."""
+        return {
+            "name": self.name,
+            "step": self.step,
+            "last_step": self.last_step,
+            "evaluations": len(self.points),
+            "pass_rate": self.pass_rate,
+            "axis": self.points.axis,
+            "compute": self.compute,
+            "end": self.end,
+            "share": self.share,
+            "forecast": self.forecast.to_json() if self.forecast else None,
+            "no_forecast": self.why_no_fit,
+            "ceiling": self._ceiling(),
+            "target": self._target(),
+            "alarms": [self._alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
+            "truncated": self.health("truncated"),
+            "entropy": self.health("entropy"),
+            "mean_length": self.health("mean_length"),
+            "time": self.time,
+            "last_line": self.last_line,
+            "compute_per_second": self.speed,
+            "tokens_per_second": self.tokens_per_second,
+            "eta": self.eta(now),
+            "ended": self.ended,
+        }
+
+    def _ceiling(self) -> dict[str, Any] | None:
+        if self.fit is None:
+            return None
+        low, high = self.fit.intervals.A
+        return {
+            "A": self.fit.ceiling,
+            "interval": None if self.fit.misfit else [low, high],
+            "identified": self.fit.identified,
+            "why": self.fit.why,
+            "lack_of_fit": self.fit.lack_of_fit,
+        }
+
+    def _target(self) -> dict[str, Any] | None:
+        if self.chance is None:
+            return None
+        told = self.chance
+        return {
+            "pass_rate": self.asked.target,
+            "compute": self.end,
+            "verdict": told.verdict,
+            "probability": told.probability,
+        }
+
+    @staticmethod
+    def _alarm(alarm: Alarm) -> dict[str, Any]:
+        return {
+            "metric": alarm.metric,
+            "level": alarm.level,
+            "since": alarm.first,
+            "until": alarm.last,
+            "text": str(alarm),
+        }
+
+
+def stand(points: Points, record: RunRecord | None, asked: Asked, name: str = "") -> Standing:
+    """How the run of these points stands, not fitted yet (`Standing.fitted`).
+
+    Of a run folder the last line of steps.jsonl is read, and whether the run has ended.
+
+    Raises:
+        InputError: steps.jsonl cannot be read.
+    """
+    path = record.path if record is not None else Path(points.source)
+    own = record is not None and (path / "evals.jsonl").is_file()
+    row = read_last(path / "steps.jsonl") if own else {}
+    named = record.config.get("name") if record is not None else None
+    return Standing(
+        name or str(named or path.name),
+        points,
+        record,
+        asked,
+        row,
+        ended=own and final_folder(path).is_dir(),
+    )

@@ -1,0 +1,194 @@
+"""How a run stands, for a person: the view of a terminal, and the line of one evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from scalerl.record.alarms import Alarm
+from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
+from scalerl.view.run.alarm_rows import NOT_CHECKED, alarm_text
+from scalerl.view.run.ceiling import ceiling_text, to_tell_text
+from scalerl.view.run.curve_view import known_ceiling
+from scalerl.view.run.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.terminal.standing import Standing
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_LEAST_ROWS, _MOST_ROWS = 7, 18
+"""Of the plot."""
+_SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line")
+"""Rows that a console does without where it has no room for all, the least missed first."""
+
+
+def view(
+    run: Standing, now: float, console: Console, note: str = "", is_whole: bool = False
+) -> RenderableType:
+    """The view in the size of the console; `note` is what there is to say of the last look.
+
+    A small console gets no legend, then no plot, and then none of the rows `_SPARE` unless it `is_whole`.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from scalerl.view.terminal.plot import ASCII, UNICODE, key, plot
+
+    signs = ASCII if console.options.ascii_only else UNICODE
+
+    def room(*parts: RenderableType) -> int:
+        return console.height - 2 - sum(len(console.render_lines(part, pad=False)) for part in parts)
+
+    def table_of(rows: Sequence[tuple[str, str]]) -> Table:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for label, value in rows:
+            table.add_row(Text(label, style="bold cyan"), Text(value, style=_colour(label, value)))
+        return table
+
+    rows = [*view_rows(run, now), *([("note", note)] if note else [])]
+    head, table = Text(title(run), style="bold"), table_of(rows)
+    for label in () if is_whole else _SPARE:
+        if room(head, table) >= 0:
+            break
+        rows = [row for row in rows if row[0] != label]
+        table = table_of(rows)
+    legend = key(run, console.width - 1, signs)
+    if room(head, table, *legend) < _LEAST_ROWS:
+        legend = []
+    height = min(room(head, table, *legend), _MOST_ROWS)
+    if not len(run.points) or height < _LEAST_ROWS:
+        return Group(head, table)
+    return Group(head, *plot(run, min(console.width - 1, 110), height, signs), *legend, table)
+
+
+def title(run: Standing) -> str:
+    """The name of the run, and where it is."""
+    state = "ended" if run.ended else ""
+    step = f"step {run.last_step:,}" if run.last_step is not None else ""
+    share = f"{percent(run.share)} of the budget" if math.isfinite(run.share) else ""
+    return "  ".join(part for part in (run.name, state, step, share) if part)
+
+
+def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
+    """What stands below the plot, as rows (label, value)."""
+    count = len(run.points)
+    measured = f"{rate(run.pass_rate)}  evaluation {count}, at {run.unit.show(run.compute)}"
+    rows = [("pass rate", measured if count else "no evaluation yet"), *_forecast_rows(run)]
+    if run.chance is not None:
+        asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
+        rows.append(("verdict", f"{asked}: {run.chance.answer}"))
+    rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
+    if speed := _speed(run):
+        rows.append(("speed", speed))
+    rows.append(("last line", _last(run, now)))
+    return rows
+
+
+def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
+    fit, told = run.fit, run.forecast
+    if fit is None or told is None:
+        return [("forecast", run.why_no_fit)] if len(run.points) else []
+    at = f"{run.where} ({run.unit.show(run.end)})"
+    fit_json = fit.to_json()
+    known = known_ceiling(run.record) if run.record is not None else math.nan
+    rows = [
+        ("forecast", f"{rate(told.mean)} {rate_interval(told.prediction)}  {at}"),
+        ("ceiling A", ceiling_text(fit_json, known)),
+    ]
+    if fit.misfit:
+        rows.append(("why withheld", fit.why))
+    elif not fit.identified:
+        rows.append(("to tell it", to_tell_text(fit_json, run.unit, run.compute)))
+    if run.record is not None and (frozen := main_forecast(frozen_forecasts(run.record))):
+        rows.append(("frozen", sentence(frozen, judge(run.record, frozen))))
+    return rows
+
+
+def _health(run: Standing) -> list[str]:
+    still = [alarm for alarm in run.alarms if alarm.last is None]
+    over = len(run.alarms) - len(still)
+    figures = {"truncated": percent, "entropy": plain, "mean_length": plain}
+    shown = [
+        f"{name.replace('_', ' ')} {show(run.health(name))}"
+        for name, show in figures.items()
+        if math.isfinite(run.health(name))
+    ]
+    told = [f"open: {alarm_text(still)}"] if still else []
+    told += [f"{over} over"] if over else []
+    if not run.health_is_watched:
+        told = [NOT_CHECKED]
+    elif not run.alarms and shown:
+        told = ["no alarms"]
+    return [text for text in ("; ".join(told), "  ".join(shown)) if text]
+
+
+def _speed(run: Standing) -> str:
+    parts = []
+    if run.speed > 0:
+        parts.append(f"{run.unit.show(3600 * run.speed)} per hour")
+    if run.tokens_per_second > 0:
+        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
+    return "  ".join(parts)
+
+
+def _last(run: Standing, now: float) -> str:
+    parts = []
+    if math.isfinite(run.time):
+        parts.append(f"evaluation {ago(now - run.time)}")
+    elif math.isfinite(run.written):
+        parts.append(_written(run, now))
+    if run.last_line > run.time:
+        parts.append(f"step {ago(now - run.last_line)}")
+    if run.ended:
+        parts.append("the run has ended")
+    elif math.isfinite(eta := run.eta(now)):
+        parts.append(f"budget spent in {duration(eta)}" if eta > 0 else "beyond the time expected")
+    return "  ".join(parts) or "times are not logged"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was; clocks of two machines may differ by some seconds."""
+    return "now" if seconds < 1 else f"{duration(seconds)} ago"
+
+
+def line(run: Standing, now: float = math.nan) -> str:
+    """One evaluation and what is forecast with it, in one line without the name of the run.
+
+    `now` is given where the evaluation may be an old one, and how old it is belongs into the line.
+    """
+    from scalerl.forecast.online import forecast_line
+
+    parts = [f"evaluation {len(run.points)}" if run.step is None else f"step {run.step}"]
+    if math.isfinite(run.share):
+        parts.append(f"{percent(run.share)} of the budget")
+    where = "of the end" if math.isfinite(run.budget) else run.where
+    parts.append(f"pass rate {run.pass_rate:.3f}")
+    if run.tokens_per_second > 0:
+        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
+    parts.append(forecast_line(run.points, run.found, run.end, where))
+    if run.chance is not None:
+        parts.append(run.chance.answer)
+    if still := [alarm for alarm in run.alarms if alarm.last is None]:
+        parts.append(alarm_text(still))
+    if math.isfinite(now) and math.isfinite(run.last_line):
+        logged = math.isfinite(run.time)
+        parts.append(f"last evaluation {ago(now - run.time)}" if logged else _written(run, now))
+    return "  ".join(parts)
+
+
+def _written(run: Standing, now: float) -> str:
+    """By the time of its files: what was written last need not be an evaluation."""
+    return f"log written {ago(now - run.written)}"
+
+
+def alarm_line(alarm: Alarm) -> str:
+    """An alarm that has begun or is over, as a line."""
+    return f"{alarm.level}: {alarm}"
+
+
+def _colour(label: str, value: str) -> str:
+    if label == "verdict":
+        return "green" if value.startswith("GO:") else "red" if value.startswith("NO-GO:") else ""
+    return "bold yellow" if label == "health" and value.startswith("open:") else ""
