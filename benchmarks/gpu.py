@@ -29,9 +29,10 @@ from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.batch import make_batch
-from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import FlopCount, compute_device
 from scalerl.rl.types import Group, Prompt, Reward, Rollout
 

@@ -20,15 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from scalerl.rl.config.health import Head, Health, LogpGap, Sampling
 from scalerl.rl.config.recipe import Recipe, load_recipe
-from scalerl.rl.engine.build import load_generator, load_learner, load_verifier
-from scalerl.rl.health.figures import Head, Health, LogpGap, Sampling
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.model.demo_base import find_model
 from scalerl.rl.types import Weights
+from scalerl.rl.verify.verifier import load_verifier
 
 Change = Callable[[Weights, int], Weights]
 

@@ -107,11 +107,13 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     import torch
 
     from scalerl.record.writer import RunWriter
-    from scalerl.rl.engine.build import load_learner, load_verifier, place_generator
+    from scalerl.rl.learner.build import load_learner
     from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
+    from scalerl.rl.loop.parts import place_generator
     from scalerl.rl.loop.pipeline import Pipeline
     from scalerl.rl.loop.pool import PromptPool
     from scalerl.rl.model.causal_lm import load_tokenizer
+    from scalerl.rl.verify.verifier import load_verifier
 
     torch.set_num_threads(1)
     recipe = make_recipe(args.lr, args.steps, args.side.removesuffix(PLAIN), args.seed)

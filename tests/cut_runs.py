@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.record.reader import RunRecord
-from scalerl.rl.checkpoint.store import Checkpointing
-from scalerl.rl.config.recipe import BatchSize, Evaluation, Recipe, Steps
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import BatchSize, Checkpointing, Evaluation, Steps
 from scalerl.rl.train import train
 from small_runs import small_recipe
 

@@ -14,9 +14,9 @@ from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record.reader import RunRecord
 from scalerl.rl import train as training
+from scalerl.rl.config.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.health.figures import Health, RewardDrop, Sampling, Truncated, ZeroVariance
 from scalerl.rl.loop import parts
 from scalerl.rl.pending import Done
 from scalerl.rl.train import train

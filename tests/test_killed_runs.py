@@ -13,7 +13,7 @@ from killed_runs import killed_and_resumed, steps_of, trains
 from record_checker import check
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.algo.schedule import OffPolicy
-from scalerl.rl.config.recipe import Evaluation, Local, Steps
+from scalerl.rl.config.settings import Evaluation, Local, Steps
 from small_runs import small_recipe
 
 STEPS = 40

@@ -16,9 +16,10 @@ from scalerl.errors import InputError, WriteError
 from scalerl.record.reader import RunRecord, final_folder
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.algo.schedule import OffPolicy
-from scalerl.rl.checkpoint.store import Checkpointing, load_state
-from scalerl.rl.config.recipe import Evaluation, Local, load_recipe
-from scalerl.rl.model.lora import Lora
+from scalerl.rl.checkpoint.store import load_state
+from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.settings import Checkpointing, Evaluation, Local
 from small_runs import small_recipe
 
 STEPS = 14

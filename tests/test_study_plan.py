@@ -12,7 +12,8 @@ from scalerl.errors import InputError
 from scalerl.forecast.recipes import by_recipe
 from scalerl.jsonl import plain
 from scalerl.record.reader import RunRecord
-from scalerl.rl.config.recipe import FlopsBudget, load_recipe
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.config.settings import FlopsBudget
 from scalerl.study.arms import Axis, Grid, Listed
 from scalerl.study.plan import make_plan, rate_in_words, write_plan
 from scalerl.study.record import StudyRecord

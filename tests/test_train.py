@@ -20,7 +20,8 @@ from scalerl.errors import InputError, WorkerError, WriteError
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
-from scalerl.rl.config.recipe import Inline, Local, from_dict, load_recipe
+from scalerl.rl.config.recipe import from_dict, load_recipe
+from scalerl.rl.config.settings import Inline, Local
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.train import train
 

@@ -25,10 +25,12 @@ from transformers import (
 )
 
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, Marker
-from scalerl.rl.config.recipe import BatchSize, Context, Recipe, Steps
-from scalerl.rl.engine.build import load_generator, load_learner
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import BatchSize, Context, Steps
+from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
-from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer

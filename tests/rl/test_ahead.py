@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import Local
-from scalerl.rl.engine.build import load_learner
+from scalerl.rl.config.settings import Local
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool, Uniform
+from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.pending import Done
 from scalerl.rl.placement.local import LocalGenerator

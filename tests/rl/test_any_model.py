@@ -9,9 +9,9 @@ import torch
 
 from scalerl.curve import Points
 from scalerl.errors import InputError
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.recipe import BatchSize, Evaluation, Steps
-from scalerl.rl.loop.pool import Uniform
+from scalerl.rl.config.settings import BatchSize, Evaluation, Steps
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function

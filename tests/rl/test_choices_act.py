@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import LengthPenalty, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import BatchSize, Context
-from scalerl.rl.engine.build import load_learner
-from scalerl.rl.learner.learner import AdamW
-from scalerl.rl.loop.pool import NoPositiveResampling, Uniform
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize, Context
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 

@@ -14,14 +14,14 @@ import pytest
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import ForcedInterruption
-from scalerl.rl.config.recipe import Context, Evaluation, Recipe, Steps
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Context, Evaluation, Steps, Timeouts
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluationProcess, EvaluatorAside
 from scalerl.rl.tasks.chain import Chain, Demonstrations
-from scalerl.rl.workers.supervision import Timeouts
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.jsonl import dumps
 from scalerl.record.reader import EvalPoint
-from scalerl.rl.config.recipe import from_dict, load_recipe
-from scalerl.rl.health.figures import (
+from scalerl.rl.config.health import (
     EffectiveSample,
     Failed,
     GradNorm,
@@ -25,6 +24,7 @@ from scalerl.rl.health.figures import (
     Truncated,
     ZeroVariance,
 )
+from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.health.watch import Watch
 
 

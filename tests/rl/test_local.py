@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from scalerl.errors import WorkerError
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import Local
-from scalerl.rl.engine.build import load_learner
+from scalerl.rl.config.settings import Local, Timeouts
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool, Uniform
+from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.placement import local
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.workers.supervision import Timeouts
 
 P = 2  # groups a step of the recipe
 

@@ -4,9 +4,11 @@ import torch
 
 from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.checkpoint.store import save_model
-from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import copy_weights, install_weights, load_model, load_tokenizer
-from scalerl.rl.model.lora import Lora
+from scalerl.rl.model.lora import add_adapters
 
 TOKEN_MT = torch.arange(12)[None] + 3
 WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
@@ -14,7 +16,7 @@ WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
 
 @pytest.fixture
 def learner(llama_folder):
-    model = Lora(rank=4, alpha=8).apply(load_model(llama_folder), 0)
+    model = add_adapters(load_model(llama_folder), Lora(rank=4, alpha=8), 0)
     return Learner(model, Cispo(), AdamW(lr=1e-2, warmup_steps=0), 1.0, True, 64)
 
 

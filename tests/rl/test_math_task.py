@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict
-from scalerl.rl.engine.build import load_verifier
 from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
 from scalerl.rl.model.demo_base import find_model
 from scalerl.rl.placement.evaluate import Evaluator
 from scalerl.rl.tasks.verifiers import Exact, Math, last_box
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits, Prompt, Reward
+from scalerl.rl.verify.verifier import load_verifier
 
 
 def judged(verifier, answer, text):

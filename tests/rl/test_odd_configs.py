@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hostile_logs import alarm
 from odd_configs import mutated
 from scalerl.errors import InputError
-from scalerl.rl.engine.build import load_generator, load_learner
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.model.causal_lm import empty_model, load_model
 
 LLAMA = {

@@ -5,9 +5,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import BatchSize
-from scalerl.rl.loop.pool import NoPositiveResampling
+from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import Reward
 

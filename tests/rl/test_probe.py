@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import BatchSize
-from scalerl.rl.engine.build import load_generator, load_learner
-from scalerl.rl.health.figures import Head, Health, LogpGap, Sampling
+from scalerl.rl.config.health import Head, Health, LogpGap, Sampling
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import BatchSize
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.held import ranks_of
-from scalerl.rl.learner.learner import AdamW
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool

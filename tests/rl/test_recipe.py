@@ -3,11 +3,12 @@ import json
 import pytest
 
 from scalerl.errors import InputError
+from scalerl.rl.algo.curriculum import NoPositiveResampling
 from scalerl.rl.algo.length import ForcedInterruption, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo
-from scalerl.rl.config.recipe import BatchSize, FlopsBudget, Recipe, Steps, from_dict, load_recipe
-from scalerl.rl.learner.learner import AdamW
-from scalerl.rl.loop.pool import NoPositiveResampling
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.recipe import Recipe, from_dict, load_recipe
+from scalerl.rl.config.settings import BatchSize, FlopsBudget, Steps
 from scalerl.rl.tasks.chain import Chain
 
 LEAST = """

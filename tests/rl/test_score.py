@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from scalerl.rl.config.lora import Lora
 from scalerl.rl.kernels import compiled, packed
 from scalerl.rl.kernels.packing import Packing
 from scalerl.rl.learner import score as score_module
 from scalerl.rl.learner.score import Scorer
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
-from scalerl.rl.model.lora import Lora
+from scalerl.rl.model.lora import add_adapters
 
 TEMPERATURE = 0.8
 
@@ -124,7 +125,7 @@ def test_what_was_done_to_a_model_decides_too(save_model, llama_folder, monkeypa
         return Scorer(model, 1.0, fp32_logits=True).dense
 
     assert dense(load_model(llama_folder))
-    assert dense(Lora(rank=2).apply(load_model(llama_folder), 0)) is None
+    assert dense(add_adapters(load_model(llama_folder), Lora(rank=2), 0)) is None
     assert dense(load_model(llama_folder, torch.bfloat16)) is None
     model = load_model(llama_folder)
     score = Scorer(model, 1.0, fp32_logits=True)

@@ -9,13 +9,14 @@ import pytest
 
 from scalerl.rl.algo.advantage import BatchStd, LeaveOneOut, NoStd, PromptStd
 from scalerl.rl.algo.averaging import ConstantAverage, PromptAverage, SampleAverage, TokenAverage
+from scalerl.rl.algo.curriculum import NoPositiveResampling, Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, NoLengthControl
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Reinforce
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.recipe import BatchSize, Context, from_dict
-from scalerl.rl.learner.learner import AdamW
-from scalerl.rl.loop.pool import NoPositiveResampling, Uniform
-from scalerl.rl.model.lora import Lora
+from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.recipe import from_dict
+from scalerl.rl.config.settings import BatchSize, Context
 
 SWITCHES = {
     "schedule": [PipelineRL(k=2), PipelineRL(k=0), OffPolicy(k=2)],

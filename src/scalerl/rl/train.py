@@ -35,8 +35,9 @@ from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Checkpoints, drop_asides, save_model, write_whole
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
-from scalerl.rl.engine.build import check_prompts, load_learner
+from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.agenda import Agenda
 from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
@@ -60,6 +61,7 @@ from scalerl.rl.loop.resume import (
 )
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tracking import TrackedRun, Tracker
+from scalerl.rl.tracking.built_in import trackers_of
 from scalerl.rl.tracking.follow import Sender, check
 from scalerl.rl.tracking.process import Setup
 
@@ -149,7 +151,7 @@ def train(
         if restart:
             check_restart(place.path)
         check_writable(place.path)
-        trackers = [*recipe.tracking.trackers(), *trackers]
+        trackers = [*trackers_of(recipe.tracking), *trackers]
         check(trackers, forecaster)
         torch.set_num_threads(1)  # results must not depend on how many cores there are
         if restart and (apart := place.set_apart()):

@@ -19,6 +19,7 @@ from scalerl.jsonl import dumps, plain
 from scalerl.record.reader import UNTRAINED
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 from scalerl.rl.model.demo_base import CHAIN_BASE
+from scalerl.rl.tracking.built_in import trackers_of
 from scalerl.study.arms import Arm, combine, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Stop, Study
@@ -121,7 +122,7 @@ def make_plan(study: Study) -> Plan:
         InputError: a recipe is refused, or the study could not compare what it runs.
     """
     base = _base(study)
-    base.tracking.trackers()  # which complains of one that is not installed
+    trackers_of(base.tracking)  # which complains of one that is not installed
     rule = study.rule
     arms = expand(base, rule)
     budgets = study.budgets or (base.budget.amount,)

@@ -14,7 +14,8 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import Cluster, Patience, Transport
 from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.engine.build import load_generator, load_learner
+from scalerl.rl.engine.build import load_generator
+from scalerl.rl.learner.build import load_learner
 
 pytestmark = pytest.mark.slow
 
@@ -103,10 +104,10 @@ def test_in_lockstep_the_tokens_are_those_of_one_process(nodes, recipe, small_ba
 
 def inline(recipe, model):
     """The steps of the same recipe in one process, and the weights that sampled each."""
-    from scalerl.rl.engine.build import load_verifier
     from scalerl.rl.loop.pipeline import Pipeline
     from scalerl.rl.loop.pool import PromptPool
     from scalerl.rl.model.causal_lm import load_tokenizer
+    from scalerl.rl.verify.verifier import load_verifier
 
     learner = load_learner(recipe, model)
     generator = load_generator(recipe, model, recipe.seed, recipe.rows)

@@ -17,10 +17,10 @@ import ray
 from cluster_runs import check, check_record, steps_of, when_step
 from ray_nodes import Run, simulated, until
 from scalerl.errors import LearnerLostError
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import Patience
 from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.loop.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from ray_nodes import Run, simulated
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import Patience
-from scalerl.rl.loop.pool import Uniform
 from scalerl.rl.placement.ray.seat import Seat
 from scalerl.rl.workers.ray import members
 from scalerl.rl.workers.ray.members import Calls, LostError, Member

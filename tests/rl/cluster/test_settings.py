@@ -6,7 +6,8 @@ from scalerl.cli.main import main
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Cluster, Share
 from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.config.recipe import Inline, from_dict, load_recipe
+from scalerl.rl.config.recipe import from_dict, load_recipe
+from scalerl.rl.config.settings import Inline
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.workers.ray.session import connected

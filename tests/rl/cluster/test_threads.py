@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from scalerl.rl.checkpoint.store import Checkpointing, Checkpoints
+from scalerl.rl.checkpoint.store import Checkpoints
+from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.ray.generator_actor import GeneratorActor
 from scalerl.rl.workers.ray import members
 from scalerl.rl.workers.ray.members import Member

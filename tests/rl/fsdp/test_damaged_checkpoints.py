@@ -11,8 +11,7 @@ import learner_work
 from learner_ranks import Ranks, free_port
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
-from scalerl.rl.checkpoint.store import Checkpointing
-from scalerl.rl.config.recipe import Evaluation, Steps
+from scalerl.rl.config.settings import Checkpointing, Evaluation, Steps
 from scalerl.rl.loop.resume import find_checkpoint
 
 OLDER, NEWER, LAST = 2, 4, 6

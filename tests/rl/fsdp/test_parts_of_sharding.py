@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from scalerl.errors import InputError
 from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.engine.build import load_learner
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.fsdp.checkpoint import check_index
 from scalerl.rl.learner.fsdp.rows import passes, passes_of_rank, share_rows
 from scalerl.rl.learner.fsdp.score import can_pack

@@ -11,9 +11,9 @@ import learner_work
 from learner_ranks import Ranks
 from scalerl.rl.algo.loss import Gspo, Kl
 from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.engine.build import load_learner
+from scalerl.rl.config.lora import Lora
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.model.causal_lm import copy_weights, load_model
-from scalerl.rl.model.lora import Lora
 
 
 def plain(recipe, batches):

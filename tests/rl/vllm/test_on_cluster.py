@@ -13,10 +13,10 @@ from cluster_runs import check, check_record, when_step
 from own_vllm import SETTINGS, needs_vllm
 from ray_nodes import Run, simulated, until
 from replayed_rollouts import TEMPERATURE, difference, models_of, replay
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.config.cluster import Cluster, Patience
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.rl.loop.pool import Uniform
 from scalerl.rl.train import train
 
 pytestmark = needs_vllm

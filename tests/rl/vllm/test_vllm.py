@@ -20,15 +20,17 @@ import pytest
 
 from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
 from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
+from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.recipe import BatchSize, Context, Recipe, Steps
-from scalerl.rl.engine.build import load_learner
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.learner.learner import AdamW
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
-from scalerl.rl.loop.pool import PromptPool, Uniform
+from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
 from scalerl.rl.types import Prompt

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +30,7 @@ from torch import Tensor
 from scalerl.errors import WriteError
 from scalerl.files import sync
 from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
+from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.model.lora import plain_state
 
 FORMAT = 3
@@ -42,22 +41,6 @@ _ARRAY, _NUMPY = "$array", "$numpy"
 
 Write = Callable[[Path], Sums]
 """Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
-
-
-@dataclass(frozen=True)
-class Checkpointing:
-    """When checkpoints are made: after so many steps, or minutes, whichever comes first; 0 is never."""
-
-    steps: int = 50
-    minutes: float = 30.0
-    keep: int = 2
-    """How many are kept: the last ones."""
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or not 0 <= self.minutes < math.inf:
-            raise ValueError("steps and minutes must not be negative")
-        if self.keep < 1:
-            raise ValueError("keep must be at least 1")
 
 
 class Savable(Protocol):

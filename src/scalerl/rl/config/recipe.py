@@ -25,148 +25,31 @@ from scalerl.errors import InputError
 from scalerl.jsonl import read_object
 from scalerl.rl.algo.advantage import AnyAdvantage, BatchStd
 from scalerl.rl.algo.averaging import AnyAveraging, PromptAverage
+from scalerl.rl.algo.curriculum import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
-from scalerl.rl.checkpoint.store import Checkpointing
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.form import Form
+from scalerl.rl.config.health import Health
+from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import (
+    BatchSize,
+    Checkpointing,
+    Context,
+    Evaluation,
+    FlopsBudget,
+    Inline,
+    Local,
+    Steps,
+    Timeouts,
+    _at_least,
+)
 from scalerl.rl.config.toml import add_override, parse_toml
 from scalerl.rl.config.tracking import Tracking
-from scalerl.rl.health.figures import Health
-from scalerl.rl.learner.learner import AdamW
-from scalerl.rl.loop.pool import AnyCurriculum, NoPositiveResampling
-from scalerl.rl.model.lora import Lora
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
-from scalerl.rl.workers.supervision import Timeouts
-
-
-@dataclass(frozen=True)
-class BatchSize:
-    """Completions per trainer step: `prompts` groups of `samples` completions each."""
-
-    prompts: int = 48
-    samples: int = 16
-    micro: int = 64
-    """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, prompts=self.prompts, micro=self.micro)
-        _at_least(2, samples=self.samples)  # a group of one has no baseline
-
-
-@dataclass(frozen=True)
-class Context:
-    """Budgets in tokens. After an interruption the answer has its own; with no length control, thinking and
-    answer share theirs."""
-
-    prompt: int = 2048
-    thinking: int = 12288
-    answer: int = 2048
-
-    def __post_init__(self) -> None:
-        _at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
-
-    @property
-    def sampled(self) -> int:
-        """The most tokens that a completion may sample."""
-        return self.thinking + self.answer
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A budget of trainer steps."""
-
-    amount: float
-    kind: Literal["steps"] = "steps"
-
-    def __post_init__(self) -> None:
-        _positive(amount=self.amount)
-
-
-@dataclass(frozen=True)
-class FlopsBudget:
-    """A budget of floating-point operations, of generation and training together."""
-
-    amount: float
-    kind: Literal["flops"] = "flops"
-
-    def __post_init__(self) -> None:
-        _positive(amount=self.amount)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Evaluations on the held-out prompts: `count` of them evenly over the budget, and one before it.
-
-    All have the same seed, so that the noise between them is the least.
-    """
-
-    count: int = 30
-    samples: int = 4
-    rows: int = 1000
-    seed: int = 20251016
-    forecast_at: tuple[float, ...] = (0.25, 0.5, 0.75)
-    """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
-        _at_least(0, seed=self.seed)
-        if not all(0 < share < 1 for share in self.forecast_at):
-            raise ValueError("forecast_at must be shares of the budget between 0 and 1")
-
-    def rows_for(self, n_prompts: int) -> int:
-        """Completions decoded at once, where there are so many prompts."""
-        return min(self.rows, n_prompts * self.samples)
-
-
-@dataclass(frozen=True)
-class Inline:
-    """Generator and trainer take turns in one process: a run is a function of its seed, bit for bit."""
-
-    kind: Literal["inline"] = "inline"
-
-    @property
-    def processes(self) -> int:
-        """Processes that decode."""
-        return 1
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted, where one process trains."""
-        return 1
-
-    @property
-    def apart(self) -> bool:
-        """Whether generators have devices of their own."""
-        return False
-
-
-@dataclass(frozen=True)
-class Local:
-    """Generators in processes of their own beside the trainer, on one machine; they never wait for it."""
-
-    generators: int = 1
-    kind: Literal["local"] = "local"
-
-    def __post_init__(self) -> None:
-        _at_least(1, generators=self.generators)
-
-    @property
-    def processes(self) -> int:
-        """Processes that decode."""
-        return self.generators
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted: the generators and the trainer."""
-        return self.generators + 1
-
-    @property
-    def apart(self) -> bool:
-        """Whether generators have devices of their own."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -347,18 +230,6 @@ def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and kind:
             out[item.name] = {"kind": kind, **value}
     return out
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite")
-
-
-def _at_least(bound: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < bound:
-            raise ValueError(f"{name} must be at least {bound}")
 
 
 _FORM = Form(Recipe)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
-
-from scalerl.errors import InputError
-from scalerl.rl.tracking.mlflow import MlflowTracker
-from scalerl.rl.tracking.tensorboard import TensorboardTracker
-from scalerl.rl.tracking.tracker import Tracker
-from scalerl.rl.tracking.trackio import TrackioTracker
-from scalerl.rl.tracking.wandb import WandbTracker
-
-_BUILT_IN = (WandbTracker, TensorboardTracker, MlflowTracker, TrackioTracker)
 
 
 def _listed(value: Any) -> Any:
@@ -45,15 +35,3 @@ class Tracking:
             raise ValueError("project must not be empty")
         if not 0 <= self.close_seconds < math.inf:
             raise ValueError("close_seconds must not be negative")
-
-    def trackers(self) -> list[Tracker]:
-        """Those of `to`, not open yet.
-
-        Raises:
-            InputError: the package of one is not installed.
-        """
-        chosen = [kind for kind in _BUILT_IN if kind.name in self.to]
-        for kind in chosen:
-            if find_spec(kind.name) is None:  # the packages have the names of the trackers
-                raise InputError(f"tracking.to: {kind.name} is not installed: pip install {kind.name}")
-        return [kind() for kind in chosen]

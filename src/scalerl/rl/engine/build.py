@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run."""
+"""From a recipe to its generator: checked against the model, the tokenizer and the memory."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ from torch import nn
 from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.check import check_cache, check_sampling, check_training
+from scalerl.rl.engine.check import check_cache, check_sampling
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
-from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import (
-    checkpoint_activations,
-    compute_device,
-    dtype_of,
-    load_model,
     load_tokenizer,
+    model_of,
 )
 from scalerl.rl.model.prompt_tokens import prompt_tokens
-from scalerl.rl.placement.local import LocalGenerator
-from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
-from scalerl.rl.types import Generator
-from scalerl.rl.verify.verifier import Verifier
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
@@ -35,13 +27,14 @@ def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: in
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
     """
-    model, tokenizer = _load(recipe, model_folder), load_tokenizer(model_folder)
-    return _generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+    model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
+    return new_generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
 
 
-def _generator(
+def new_generator(
     recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, rows: int
 ) -> TorchGenerator:
+    """A generator of `rows` rows on `model`, once a few tokens sampled by it have been checked."""
     check_sampling(model, tokenizer, sampling, recipe.model)
     return TorchGenerator(model, tokenizer, sampling, rows)
 
@@ -73,23 +66,6 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         length,
         tokenizer.eos_token_id,
     )
-
-
-def place_generator(
-    recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
-) -> Generator:
-    """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
-
-    Raises:
-        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
-    """
-    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
-    if recipe.placement.kind == "inline":
-        generator = _generator(recipe, _load(recipe, model_folder), tokenizer, sampling, recipe.rows)
-        generator.start(learner.weights(), version)
-        return generator
-    n_processes = recipe.placement.generators
-    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)
 
 
 def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
@@ -140,37 +116,3 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     raise InputError(
         f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"
     )
-
-
-def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
-    """The learner of a recipe, at version 0.
-
-    Raises:
-        InputError: the model cannot be loaded, or computes at random while it is trained.
-    """
-    plain = _load(recipe, model_folder)
-    check_training(plain, recipe.model)
-    model: Any = recipe.lora.apply(plain, recipe.seed)
-    if recipe.activation_checkpointing:
-        checkpoint_activations(model)
-    return Learner(
-        model,
-        recipe.loss,
-        recipe.optimiser,
-        recipe.temperature,
-        recipe.fp32_logits in ("both", "trainer"),
-        recipe.batch.micro,
-        recipe.kl,
-        _load(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None,
-    )
-
-
-def _load(recipe: Recipe, model_folder: str | Path) -> nn.Module:
-    """The model in the recipe's precision, where it computes."""
-    return load_model(model_folder, dtype_of(recipe.precision)).to(compute_device())
-
-
-def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
-    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
-    task = recipe.task
-    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)

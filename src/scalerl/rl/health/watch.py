@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scalerl.record.reader import EvalPoint
-from scalerl.rl.health.figures import LONGEST_WINDOW, Health, Level, NonFinite, PassRateDrop
+from scalerl.rl.config.health import LONGEST_WINDOW, Health, Level, NonFinite, PassRateDrop
 
 _STEPS_KEPT = 2 * LONGEST_WINDOW
 _LABELS = {

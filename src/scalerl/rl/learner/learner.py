@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from scalerl.errors import DivergedError, InputError
 from scalerl.rl.algo.loss import Kl, Loss
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write, copied_state
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.held import copies, scores_of_held
 from scalerl.rl.learner.score import Scorer
@@ -26,50 +27,6 @@ from scalerl.rl.model.causal_lm import FlopCount, copy_weights
 from scalerl.rl.model.lora import merged_parameters
 from scalerl.rl.pending import Done, Pending
 from scalerl.rl.types import Weights
-
-
-@dataclass(frozen=True)
-class AdamW:
-    """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
-
-    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
-    gradients are not far above it. The learning rate has no part in that.
-    `max_grad_norm` clips the norm of the whole gradient.
-    """
-
-    lr: float = 5e-7
-    warmup_steps: int = 100
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-15
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    kind: Literal["adamw"] = "adamw"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr <= 1000:
-            raise ValueError("lr must be positive, and at most 1000")
-        if not 0 < self.eps <= 1 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError("eps must be positive and at most 1, and betas in [0, 1)")
-        if self.warmup_steps < 0 or not 0 <= self.weight_decay <= 1000 or not self.max_grad_norm > 0:
-            raise ValueError(
-                "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
-                "positive"
-            )
-
-    def build(self, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
-        """The optimiser over `parameters`."""
-        parameters = list(parameters)
-        matrices = [p for p in parameters if p.ndim >= 2]
-        vectors = [p for p in parameters if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
-        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
 
 
 @dataclass(frozen=True)
@@ -123,7 +80,7 @@ class Learner:
         self._settings = optimiser
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
-        self._optimiser = optimiser.build(self._masters)
+        self._optimiser = _adamw(optimiser, self._masters)
         self._score = self._scorer(model, temperature, fp32_logits)
         self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
@@ -352,3 +309,13 @@ def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
     own_N, prompt_U = read_N - prompt_N, prompt_N[first_U]
     positions_N = (read_N * (read_N + 1) - prompt_N * (prompt_N + 1)) / 2
     return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
+
+
+def _adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
+    """Build the optimiser over `parameters`; biases and norms do not decay."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)

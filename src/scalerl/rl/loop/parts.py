@@ -10,11 +10,14 @@ from typing import Any, Protocol
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.build import load_verifier, place_generator
+from scalerl.rl.engine.build import check_sampler, new_generator
+from scalerl.rl.learner.learner import Learner
+from scalerl.rl.model.causal_lm import model_of
 from scalerl.rl.placement.evaluate import Evaluate, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluationProcess, EvaluatorAside
+from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.types import Generator
-from scalerl.rl.verify.verifier import Verification
+from scalerl.rl.verify.verifier import Verification, load_verifier
 
 Load = Callable[[Recipe, str], Any]
 """Makes the learner of a recipe and a model's folder."""
@@ -101,3 +104,20 @@ def parts_of(
     from scalerl.rl.placement.ray.parts import RayParts
 
     return RayParts(recipe, model_folder, closing, folder)
+
+
+def place_generator(
+    recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
+) -> Generator:
+    """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
+
+    Raises:
+        InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
+    """
+    tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
+    if recipe.placement.kind == "inline":
+        generator = new_generator(recipe, model_of(recipe, model_folder), tokenizer, sampling, recipe.rows)
+        generator.start(learner.weights(), version)
+        return generator
+    n_processes = recipe.placement.generators
+    return LocalGenerator(recipe, str(model_folder), learner.weights(), n_processes, version)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from scalerl.errors import InputError, ScalerlError, brief_error, counted, first_line
 from scalerl.model_config import read_model_config
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.lora import merged_parameters
 from scalerl.rl.types import Weights
 
@@ -185,3 +186,8 @@ class FlopCount:
     def forward(self, tokens: float, positions: float) -> float:
         """Cost of `tokens` tokens that attend to `positions` positions in all."""
         return 2.0 * self.matrix_weights * tokens + self.attention_per_position * positions
+
+
+def model_of(recipe: Recipe, model_folder: str | Path) -> nn.Module:
+    """Load the model in the recipe's precision onto the device that computes."""
+    return load_model(model_folder, dtype_of(recipe.precision)).to(compute_device())

@@ -6,57 +6,42 @@ Generators, evaluations and checkpoints see a plain model: what they get are the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from scalerl.errors import InputError
+from scalerl.rl.config.lora import Lora
 
 
-@dataclass(frozen=True)
-class Lora:
-    """Low-rank adapters (arXiv 2106.09685) on every linear layer but the head; off at rank 0.
+def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
+    """Put adapters into `model`, in place, and let only them be trained; returns it.
 
-    An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
-    log-probabilities must be those of the weights that are published.
+    A is drawn from `seed`.
+
+    Raises:
+        InputError: peft is not installed, or the rank is more than the model has.
     """
-
-    rank: int = 0
-    alpha: int = 32
-
-    def __post_init__(self) -> None:
-        if self.rank < 0 or not self.alpha > 0:
-            raise ValueError("rank must not be negative, and alpha must be positive")
-
-    def apply(self, model: nn.Module, seed: int) -> nn.Module:
-        """Put adapters into `model`, in place, and let only them be trained; returns it.
-
-        A is drawn from `seed`.
-
-        Raises:
-            InputError: peft is not installed, or the rank is more than the model has.
-        """
-        if not self.rank:
-            return model
-        config: Any = model.config
-        if self.rank > config.hidden_size:
-            raise InputError(f"lora.rank: {self.rank} exceeds the model's hidden size ({config.hidden_size})")
-        try:
-            from peft import LoraConfig, inject_adapter_in_model
-        except ImportError:
-            raise InputError("lora: needs peft: pip install 'scalerl[lora]'") from None
-        head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
-        linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-        adapters = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=linear, lora_dropout=0.0)
-        devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-        with torch.random.fork_rng(devices):  # peft draws from the generator of the process
-            torch.manual_seed(seed)
-            inject_adapter_in_model(adapters, model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("lora_" in name)
+    if not settings.rank:
         return model
+    config: Any = model.config
+    if settings.rank > config.hidden_size:
+        raise InputError(f"lora.rank: {settings.rank} exceeds the model's hidden size ({config.hidden_size})")
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise InputError("lora: needs peft: pip install 'scalerl[lora]'") from None
+    head: Any = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    adapters = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=linear, lora_dropout=0.0)
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices):  # peft draws from the generator of the process
+        torch.manual_seed(seed)
+        inject_adapter_in_model(adapters, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    return model
 
 
 @torch.no_grad()

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from scalerl.errors import WorkerError
-from scalerl.rl.engine.build import load_generator, load_verifier
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.build import load_generator
 from scalerl.rl.types import Prompt, Weights
+from scalerl.rl.verify.verifier import load_verifier
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Evaluator:
 
     def __init__(
         self,
-        recipe: Any,
+        recipe: Recipe,
         model_folder: str,
         prompts: Sequence[Prompt] | None = None,
         beat: Callable[[], None] = lambda: None,

@@ -29,11 +29,13 @@ from typing import Any, Protocol
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError, brief_error
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import Evaluation, Evaluator
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.workers.outbox import Outbox
 from scalerl.rl.workers.process import follow_the_parent, masked_signals
-from scalerl.rl.workers.supervision import Timeouts, Watchdog, WorkerLostError
+from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
 
 _LOG = logging.getLogger("scalerl")
 _SPAWN = get_context("spawn")
@@ -194,7 +196,7 @@ class EvaluatorAside:
 class EvaluationProcess:
     """A worker on this machine; see `EvaluationWorker`."""
 
-    def __init__(self, recipe: Any, model_folder: str, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]) -> None:
         self.beats = 0
         self._began, self._startup = time.perf_counter(), 0.0
         self._channel, theirs = _SPAWN.Pipe()

@@ -37,6 +37,7 @@ import numpy as np
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import CLOSED, decode
 from scalerl.rl.engine.ordered import Admission, Asked, sum_of
 from scalerl.rl.sync.shared_weights import SharedWeights
@@ -60,7 +61,7 @@ class LocalGenerator(Admission):
     """
 
     def __init__(
-        self, recipe: Any, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
+        self, recipe: Recipe, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
     ) -> None:
         super().__init__()
         self._shared = SharedWeights(weights, version)
@@ -166,7 +167,7 @@ class _Process:
     """A generator's process as seen from here."""
 
     number: int
-    recipe: Any
+    recipe: Recipe
     model_folder: str
     shared: SharedWeights
     in_flight: dict[int, Asked] = field(default_factory=dict)

@@ -20,9 +20,22 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from scalerl.errors import LearnerLostError, WorkerError
-from scalerl.rl.engine.vllm.client import Client
 from scalerl.rl.sync.buckets import buckets_of
 from scalerl.rl.types import Weights
+
+
+class VllmServer(Protocol):
+    """A vLLM server as weights are sent to it (`scalerl.rl.engine.vllm.client.Client`)."""
+
+    name: str
+
+    async def ask(self, path: str, body: Any = None, *, seconds: float) -> Any:
+        """POST, or GET where there is no `body`; raises `Gone` where it does not answer within `seconds`."""
+        ...
+
+    async def progress(self, seconds: float) -> Any:
+        """Return the tokens sampled so far of each completion in flight."""
+        ...
 
 
 class Transport(Protocol):
@@ -39,11 +52,11 @@ class Transport(Protocol):
         """The newest version, and what `load` needs of it, which stays until the end of the block."""
         ...
 
-    async def load(self, client: Client, source: Any, seconds: float) -> Any:
+    async def load(self, server: VllmServer, source: Any, seconds: float) -> Any:
         """Have a server that is paused load them; what its worker extension says of its completions."""
         ...
 
-    def forget(self, client: Client) -> None:
+    def forget(self, server: VllmServer) -> None:
         """The server has died."""
         ...
 
@@ -82,12 +95,12 @@ class FileTransport:
             for old in [v for v in self._written if v != self.version and not self._readers.get(v)]:
                 shutil.rmtree(self._written.pop(old), ignore_errors=True)
 
-    async def load(self, client: Client, source: Path, seconds: float) -> Any:
+    async def load(self, server: VllmServer, source: Path, seconds: float) -> Any:
         """See `Transport`."""
         call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
-        return await client.ask("/collective_rpc", call, seconds=2 * seconds)
+        return await server.ask("/collective_rpc", call, seconds=2 * seconds)
 
-    def forget(self, client: Client) -> None:
+    def forget(self, server: VllmServer) -> None:
         """See `Transport`."""
 
     def _write(self, weights: Weights, version: int) -> Path:
@@ -108,3 +121,7 @@ class FileTransport:
                 "--shm-size), or weights_folder names another place"
             ) from error
         return path
+
+
+class Gone(Exception):  # noqa: N818 - it says so
+    """The server does not answer any more."""

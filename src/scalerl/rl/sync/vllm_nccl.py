@@ -23,8 +23,8 @@ import torch
 from torch.cuda import nccl
 
 from scalerl.errors import InputError, LearnerLostError, brief_error
-from scalerl.rl.engine.vllm.client import Client, Gone
 from scalerl.rl.sync.buckets import buckets_of, layout_of
+from scalerl.rl.sync.vllm_http import Gone, VllmServer
 from scalerl.rl.types import Weights
 
 
@@ -38,7 +38,7 @@ class NcclTransport:
     def __init__(self, weights: Weights, version: int) -> None:
         if not torch.cuda.is_available():
             raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
-        self._groups: dict[Client, Any] = {}
+        self._groups: dict[VllmServer, Any] = {}
         self.offer(weights, version)
 
     def offer(self, weights: Weights, version: int) -> None:
@@ -50,41 +50,41 @@ class NcclTransport:
         """See `Transport`."""
         yield self.version, self._weights
 
-    async def load(self, client: Client, source: Weights, seconds: float) -> Any:
+    async def load(self, server: VllmServer, source: Weights, seconds: float) -> Any:
         """See `Transport`."""
-        if client not in self._groups:
-            self._groups[client] = await self._join(client, seconds)
+        if server not in self._groups:
+            self._groups[server] = await self._join(server, seconds)
         layout = layout_of(source)
         info = {
             "names": [name for name, _ in layout],
             "dtype_names": ["float32"] * len(layout),
             "shapes": [list(shape) for _, shape in layout],
         }
-        await client.ask("/start_weight_update", {}, seconds=seconds)
+        await server.ask("/start_weight_update", {}, seconds=seconds)
         await asyncio.gather(
-            client.ask("/update_weights", {"update_info": info}, seconds=seconds),
-            _aside(client, seconds, _broadcast, source, self._groups[client]),
+            server.ask("/update_weights", {"update_info": info}, seconds=seconds),
+            _aside(server, seconds, _broadcast, source, self._groups[server]),
         )
-        await client.ask("/finish_weight_update", {}, seconds=seconds)
-        return await client.progress(seconds)
+        await server.ask("/finish_weight_update", {}, seconds=seconds)
+        return await server.progress(seconds)
 
-    def forget(self, client: Client) -> None:
+    def forget(self, server: VllmServer) -> None:
         """See `Transport`."""
-        self._groups.pop(client, None)
+        self._groups.pop(server, None)
 
-    async def _join(self, client: Client, seconds: float) -> Any:
-        world = (await client.ask("/get_world_size", seconds=seconds))["world_size"] + 1
+    async def _join(self, server: VllmServer, seconds: float) -> Any:
+        world = (await server.ask("/get_world_size", seconds=seconds))["world_size"] + 1
         name = nccl.unique_id()
         info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
         info |= {"packed": False}
         _, group = await asyncio.gather(
-            client.ask("/init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
-            _aside(client, seconds, _first, world, name),
+            server.ask("/init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
+            _aside(server, seconds, _first, world, name),
         )
         return group
 
 
-async def _aside(client: Client, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
+async def _aside(server: VllmServer, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
     """What `do` returns, in a thread of its own.
 
     Raises:
@@ -103,11 +103,11 @@ async def _aside(client: Client, seconds: float, do: Callable[..., Any], *args: 
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
     except TimeoutError as error:
-        raise Gone(f"{client.name}: NCCL took longer than {seconds:g} s") from error
+        raise Gone(f"{server.name}: NCCL took longer than {seconds:g} s") from error
     except LearnerLostError:
         raise
     except Exception as error:
-        raise Gone(f"{client.name}: NCCL: {brief_error(error)}") from error
+        raise Gone(f"{server.name}: NCCL: {brief_error(error)}") from error
 
 
 def _first(world: int, name: bytes) -> Any:

@@ -27,7 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.pending import Done, Pending
+from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout, Task
 from scalerl.rl.verify.pool import Outcome, Workers
 
@@ -153,3 +155,9 @@ class Verifier(Verification):
     def _text(self, token_T: np.ndarray) -> str:
         ended = len(token_T) and token_T[-1] == self._tokenizer.eos_token_id
         return self._tokenizer.decode(token_T[:-1] if ended else token_T)
+
+
+def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
+    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
+    task = recipe.task
+    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from dataclasses import dataclass
 
 from scalerl.errors import WorkerError
 
@@ -17,26 +15,6 @@ _AWAY = 1.5  # seconds between two looks, beyond which the driver did something 
 
 class WorkerLostError(WorkerError):
     """A worker has exited, or was given up; the text names it and the cause. Another can take its place."""
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds without progress after which a process is replaced: one that is slow sends heartbeats.
-
-    Nothing that is trained depends on them. Reported after 30 s, or half of these where that is less.
-    """
-
-    evaluation: float = 600.0
-    """For the process that evaluates, wherever it is: no decode step, no verdict."""
-    generator: float = 600.0
-    """For a generator of the placement `local`: no decode step."""
-    start: float = 600.0
-    """For either to start and load its model, which sends no heartbeats."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite")
 
 
 class Attention:

@@ -10,7 +10,8 @@ from statistics import median
 
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
-from scalerl.rl.config.recipe import Evaluation, Recipe
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import Evaluation
 from scalerl.rl.engine.check import cache_bytes
 from scalerl.rl.model.causal_lm import FlopCount
 from scalerl.rl.model.demo_base import model_shape

@@ -15,7 +15,6 @@ from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.forecast.effect_tables import Effects
 from scalerl.jsonl import plain
-from scalerl.study.designs import allocation_of_batches, effects_of_switches
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import (
     ArmSummary,
@@ -27,6 +26,7 @@ from scalerl.study.verdict.arm_fits import (
     summarise,
 )
 from scalerl.study.verdict.cautions import cautions
+from scalerl.study.verdict.designs import allocation_of_batches, effects_of_switches
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
     JudgedForecast,

@@ -18,15 +18,12 @@ import httpx
 
 from scalerl.errors import WorkerError, brief, brief_error
 from scalerl.rl.engine.vllm.protocol import WORKER, complaints
+from scalerl.rl.sync.vllm_http import Gone
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a server that is full is asked again."""
 IDLE = 2.0
 """Seconds after which a connection is not used again: vLLM drops one after 5, perhaps as it is used."""
-
-
-class Gone(Exception):  # noqa: N818 - it says so
-    """The server does not answer any more."""
 
 
 class Client:

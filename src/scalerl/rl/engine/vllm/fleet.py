@@ -29,7 +29,7 @@ from typing import Any
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.generator import Sampling
-from scalerl.rl.engine.vllm.client import Client, Gone, Wanted, check_server
+from scalerl.rl.engine.vllm.client import Client, Wanted, check_server
 from scalerl.rl.engine.vllm.completions import (
     Event,
     Failed,
@@ -42,7 +42,7 @@ from scalerl.rl.engine.vllm.completions import (
 from scalerl.rl.engine.vllm.kept import Kept, Times
 from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.engine.vllm.server import Server
-from scalerl.rl.sync.vllm_http import FileTransport, Transport
+from scalerl.rl.sync.vllm_http import FileTransport, Gone, Transport
 from scalerl.rl.types import Weights
 
 _LOG = logging.getLogger("scalerl")

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from scalerl.errors import InputError, ScalerlError
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.generator import PROMPTS_KEPT, Sampling
@@ -138,7 +139,7 @@ class VllmGenerator(Admission):
     @classmethod
     def of(
         cls,
-        recipe: Any,
+        recipe: Recipe,
         model_folder: str | Path,
         settings: Vllm,
         weights: Weights,

@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from scalerl.rl.engine.vllm.client import Client, Gone
+from scalerl.rl.engine.vllm.client import Client
 from scalerl.rl.engine.vllm.completions import Flight, Lost
 from scalerl.rl.engine.vllm.server import Server
+from scalerl.rl.sync.vllm_http import Gone
 
 
 @dataclass(frozen=True)

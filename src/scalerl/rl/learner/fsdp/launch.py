@@ -23,6 +23,7 @@ from torch import Tensor
 from scalerl.errors import InputError, ScalerlError, WorkerError
 from scalerl.rl.checkpoint.store import with_arrays, without_arrays
 from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
 from scalerl.rl.pending import Done, Pending
 from scalerl.rl.workers.process import STOPPING
@@ -34,7 +35,7 @@ noticed at once, by its closed connection."""
 _STOP = "stop"
 
 
-def settings_of(recipe: Any) -> Fsdp2:
+def settings_of(recipe: Recipe) -> Fsdp2:
     """Those of the recipe's `[cluster]`, or the usual ones.
 
     Raises:

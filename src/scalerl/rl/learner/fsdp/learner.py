@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from scalerl.errors import InputError
 from scalerl.rl.algo.loss import Kl, Loss
 from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.batch import Batch
@@ -42,7 +43,7 @@ from scalerl.rl.learner.fsdp.score import ShardedScorer, can_pack
 from scalerl.rl.learner.fsdp.sharding import Whole, blocks_of, group_of, shard, tensors_of
 from scalerl.rl.learner.fsdp.tensor_parallel import check_plan
 from scalerl.rl.learner.held import copies, scores_of_held
-from scalerl.rl.learner.learner import AdamW, Learner
+from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import (
     checkpoint_activations,
     compute_device,
@@ -51,6 +52,7 @@ from scalerl.rl.model.causal_lm import (
     load_model,
     without_dropout,
 )
+from scalerl.rl.model.lora import add_adapters
 from scalerl.rl.types import Weights
 from scalerl.rl.workers.ranks import on_all_ranks
 
@@ -291,7 +293,7 @@ def _model(
     blocks_of(model)  # complains where there are none
     if not trained:
         return model.requires_grad_(False)
-    model = recipe.lora.apply(model, recipe.seed)
+    model = add_adapters(model, recipe.lora, recipe.seed)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     return model

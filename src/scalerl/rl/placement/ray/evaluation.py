@@ -11,6 +11,7 @@ import ray
 import torch
 
 from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.placement.evaluate import Evaluation, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.sync.object_store import StoredWeights, store
@@ -28,7 +29,7 @@ class EvaluationActor:
         self._began, self._beats = time.perf_counter(), 0
 
     def start(
-        self, recipe: Any, model_folder: str, prompts: Sequence[Prompt]
+        self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]
     ) -> tuple[tuple[str, int], float]:
         """Load model and verifier; node and process, and the seconds that it took."""
         torch.set_num_threads(1)
@@ -110,7 +111,7 @@ class EvaluationMember:
         self._timeline.event("arrived", "evaluate", member.name, member.node, what)
 
 
-def evaluator_on(recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> EvaluatorAside:
+def evaluator_on(recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> EvaluatorAside:
     """Evaluations by an actor with the share of a generator."""
     cluster, patience = recipe.cluster, recipe.cluster.patience
     ask = remote(EvaluationActor, {"life": 1}, cluster.generator, session.room["evaluation"])

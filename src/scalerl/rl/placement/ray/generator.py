@@ -27,6 +27,7 @@ import ray
 
 from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Admission, Asked, sum_of
 from scalerl.rl.placement.ray.generator_actor import GROUPS, GeneratorActor, Message
 from scalerl.rl.placement.ray.seat import Seat
@@ -54,7 +55,7 @@ class RayGenerator(Admission):
 
     def __init__(
         self,
-        recipe: Any,
+        recipe: Recipe,
         model_folder: str,
         weights: Weights,
         session: Session,

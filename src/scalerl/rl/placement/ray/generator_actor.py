@@ -12,6 +12,7 @@ import ray
 import torch
 
 from scalerl.errors import brief_error
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import decode
 from scalerl.rl.engine.ordered import Asked
 from scalerl.rl.types import Counters, Weights
@@ -38,7 +39,7 @@ class GeneratorActor:
         """Node and process."""
         return here()
 
-    def start(self, recipe: Any, model_folder: str) -> None:
+    def start(self, recipe: Recipe, model_folder: str) -> None:
         """Load the model, and begin to listen.
 
         Raises:

@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup
 from scalerl.rl.pending import Pending
 from scalerl.rl.placement.ray.trainer_actor import GROUPS, TrainerActor
@@ -160,7 +161,7 @@ class RayLearner(LearnerGroup):
         LearnerLostError: (by any method) a rank was lost.
     """
 
-    def __init__(self, recipe: Any, model_folder: str, session: Session) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session) -> None:
         cluster: Cluster = recipe.cluster
         self._actors = RayRanks(cluster, session)
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.engine.build import check_sampler, load_learner, load_verifier
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.build import check_sampler
+from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.placement.evaluate import Evaluate
 from scalerl.rl.placement.ray.evaluation import evaluator_on
@@ -16,7 +18,7 @@ from scalerl.rl.placement.ray.learner import RayLearner
 from scalerl.rl.placement.ray.verifier import RayVerifier
 from scalerl.rl.sync.transport import transport_of
 from scalerl.rl.types import Generator
-from scalerl.rl.verify.verifier import Verification
+from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.ray.timeline import Timeline
 
@@ -24,7 +26,9 @@ from scalerl.rl.workers.ray.timeline import Timeline
 class RayParts:
     """Parts as Ray actors; `closing` ends them, and gives their room back."""
 
-    def __init__(self, recipe: Any, model_folder: str, closing: ExitStack, folder: str | Path = ".") -> None:
+    def __init__(
+        self, recipe: Recipe, model_folder: str, closing: ExitStack, folder: str | Path = "."
+    ) -> None:
         """Logs of servers that are started go to `folder`."""
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._folder = folder

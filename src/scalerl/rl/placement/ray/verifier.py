@@ -22,6 +22,7 @@ import torch
 
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.pending import Pending
 from scalerl.rl.types import Prompt
@@ -51,9 +52,9 @@ class VerifierActor:
         """Node and process."""
         return here()
 
-    def start(self, recipe: Any, model_folder: str) -> None:
+    def start(self, recipe: Recipe, model_folder: str) -> None:
         """Load the tokenizer, and start the processes."""
-        from scalerl.rl.engine.build import load_verifier
+        from scalerl.rl.verify.verifier import load_verifier
 
         torch.set_num_threads(1)
         self._verifier = load_verifier(recipe, load_tokenizer(model_folder))
@@ -77,7 +78,7 @@ class RayVerifier(Verification):
         WorkerError: the verifiers do not start; or (by what `ask` begins) are lost again and again.
     """
 
-    def __init__(self, recipe: Any, model_folder: str, session: Session, timeline: Timeline) -> None:
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
         cluster = recipe.cluster
         self._patience: Patience = cluster.patience

@@ -1,0 +1,56 @@
+"""Curricula: which prompts are never drawn again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class NoPositiveResampling:
+    """A prompt whose pass rate has reached `threshold` is never drawn again (arXiv 2510.13786, section 2).
+
+    The pass rate is over all completions of the prompt's whole history, or of its `latest` group alone;
+    truncated ones count as failures.
+    """
+
+    threshold: float = 0.9
+    history: Literal["all", "latest"] = "all"
+    kind: Literal["no_positive_resampling"] = "no_positive_resampling"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ValueError("threshold must be in (0, 1]")
+
+    def retires(self, history: History) -> bool:
+        """Whether a prompt with this history is done with."""
+        correct, n = history.latest if self.history == "latest" else (history.correct, history.n)
+        return n > 0 and correct / n >= self.threshold  # not correct >= threshold * n: .55 * 100 is above 55
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every prompt is drawn in every pass, whatever its pass rate."""
+
+    kind: Literal["uniform"] = "uniform"
+
+    def retires(self, history: History) -> bool:
+        """Never."""
+        return False
+
+
+AnyCurriculum = NoPositiveResampling | Uniform
+"""The curricula that a recipe can name."""
+
+
+@dataclass
+class History:
+    """What became of a prompt's completions: over all of its groups, and of the latest (correct, n)."""
+
+    correct: int = 0
+    n: int = 0
+    latest: tuple[int, int] = (0, 0)
+
+    def add(self, correct: int, n: int) -> None:
+        """Take note of a group."""
+        self.correct, self.n, self.latest = self.correct + correct, self.n + n, (correct, n)
