@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.least_squares import least_squares, least_squares_many
 from scalerl.curve.noise import ar1
 from scalerl.curve.sample import Sample, make_sample
-from scalerl.curve.solver.least_squares import least_squares, least_squares_many
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.paper import PAPER_CEILINGS, paper_fit
 

@@ -24,8 +24,8 @@ import numpy as np
 
 from scalerl.curve import FAMILIES, SEED_PRIOR
 from scalerl.curve.posterior import Draws
-from scalerl.forecast.allocation import GridRun, allocate
 from scalerl.forecast.effects import Moments, effects_of
+from scalerl.forecast.splits.allocation import GridRun, allocate
 from scalerl.study.design import Resolution, alias_chains, columns, levels
 
 SD, GRID_SD = np.array([0.006, 0.05, 0.04]), np.array([0.004, 0.05, 0.03])

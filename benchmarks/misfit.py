@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Family, Frechet, Gompertz, Points, Weibull
+from scalerl.curve.least_squares import LeastSquares, least_squares_many
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import LeastSquares, least_squares_many
 from scalerl.record.reader import RunRecord
 
 C_MID = 1000.0

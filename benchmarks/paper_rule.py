@@ -19,10 +19,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points
+from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import LeastSquares
-from scalerl.curve.solver.standard_errors import standard_errors
 from scalerl.forecast.paper import PAPER_MIN_COMPUTE, PaperComparison, paper_compare, paper_fit
+from scalerl.forecast.standard_errors import standard_errors
 
 R_0, B, C_MID, END, EVALUATIONS = 0.40, 1.92, 2542.0, 8000.0, 40
 APART = (0.005, 0.010, 0.015, 0.020)

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from scalerl.curve import FAMILIES, Fit, Points, PowerLaw, fit
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares
 from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
 from simulation import CELLS, FRACTIONS, TRUTHS, Truth, simulate

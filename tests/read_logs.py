@@ -1,6 +1,6 @@
 """Reading a source whose runs can all be read."""
 
-from scalerl.ingest.log import Log
+from scalerl.ingest.logs.log import Log
 
 
 def read_logs(format, path, wanted):

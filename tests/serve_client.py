@@ -6,9 +6,9 @@ import time
 
 from starlette.testclient import TestClient
 
+from scalerl.view.facts.standing import Asked
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.store import Store
-from scalerl.view.terminal.standing import Asked
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 

@@ -14,7 +14,8 @@ import example_files
 from growing import Growing
 from scalerl.cli.main import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
-from scalerl.forecast.backtest import OURS, RIVALS
+from scalerl.forecast.backtest_result import OURS
+from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.freeze import freeze
 from scalerl.forecast.sides import quantities
 from scalerl.study.record import StudyRecord

@@ -15,7 +15,7 @@ import scalerl
 import scalerl.curve
 from scalerl.cli.main import _parser
 from scalerl.ingest.vocabularies import VOCABULARIES
-from scalerl.ingest.vocabulary import ROLES
+from scalerl.ingest.vocabularies.vocabulary import ROLES
 
 ROOT = docs_examples.ROOT
 DOCS = docs_examples.DOCS

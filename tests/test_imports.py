@@ -1,6 +1,7 @@
 """The import rules: what points where, and what the light half never loads."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,65 +9,117 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "scalerl"
-
-# Each part may import itself, these, and the modules at the bottom.
-ALLOWED = {
-    "record": set(),
-    "run_writer": {"record"},
-    "ingest": {"record", "curve"},
-    "curve": {"record"},
-    "report": {"record", "curve"},
-    "rl": {"record", "run_writer"},
-    "console": set(),
-    "integrations": {"record", "run_writer", "ingest", "curve"},
-    "serve": {"record", "ingest", "curve", "report"},
-    "study": {"record", "run_writer", "curve", "report", "rl"},
-    "plan": {"record", "curve", "rl"},
-    "commands": {
-        "record",
-        "run_writer",
-        "ingest",
-        "curve",
-        "report",
-        "rl",
-        "study",
-        "plan",
-        "console",
-        "serve",
-    },
-}
-BOTTOM = {
-    *("errors", "_version", "_lazy", "_views", "alarms", "left_out", "files", "frames", "jsonl", "limits"),
-    *("model_config", "run_cut", "run_folder", "tty"),
-}
+ROOMS = (
+    *("errors", "_version", "_lazy", "_views", "tty", "limits", "files", "frames", "jsonl", "model_config"),
+    *("record", "curve", "forecast"),
+    *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest"),
+    *("rl.pending", "rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
+    *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
+    *("rl.loop", "rl.tracking", "rl.train", "rl"),
+    *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.labels"),
+    *("view.facts", "view.figures", "view.runs", "view.run", "view.terminal", "view.notebook", "view.serve"),
+    *("view", "integrations", "plan", "study", "cli", "__main__"),
+)
+"""From the bottom to the top: a room may import itself and those before it."""
+APART = (
+    ("rl", ("curve", "forecast", "ingest", "view", "study", "plan", "integrations", "cli")),
+    ("curve", ("rl",)),
+    ("forecast", ("rl", "ingest")),
+    ("ingest", ("rl", "forecast")),
+    ("view", ("rl",)),
+    ("integrations", ("rl", "view")),
+    ("plan", ("view", "ingest")),
+)
+"""Rooms that must not import some of those before them."""
+_NAME = re.compile(r"scalerl(?:\.[a-z_]\w*)+")
 
 
-def imported(file: Path) -> set[str]:
-    """The parts of scalerl that a file imports, anywhere in it."""
-    parts = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = []
+def modules():
+    """All modules of the package and their files."""
+    for file in sorted(SRC.rglob("*.py")):
+        yield ".".join(file.relative_to(SRC.parent).with_suffix("").parts).removesuffix(".__init__"), file
+
+
+MODULES = dict(modules())
+
+
+def room(module):
+    """The room that a module is in: the longest of the names."""
+    name = module.removeprefix("scalerl.")
+    return next((r for r in sorted(ROOMS, key=len, reverse=True) if f"{name}.".startswith(f"{r}.")), None)
+
+
+def imported(module):
+    """The modules that one imports, anywhere in it, those that it names in strings included."""
+    tree = ast.parse(MODULES[module].read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    names = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        parts |= {name.split(".")[1] for name in names if name.startswith("scalerl.")}
-    return parts
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            below = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= (below & set(MODULES)) or {node.module or ""}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            names |= set(_NAME.findall(node.value))
+    return {name for name in names if name.startswith("scalerl.")} & set(MODULES)
 
 
-@pytest.mark.parametrize("part", sorted(ALLOWED))
-def test_imports_point_one_way(part):
-    place = SRC / part
-    files = sorted(place.rglob("*.py")) if place.is_dir() else [SRC / f"{part}.py"]
-    assert files
-    for file in files:
-        astray = imported(file) - ALLOWED[part] - BOTTOM - {part}
-        assert not astray, f"{file} imports {sorted(astray)}"
+IMPORTED = {module: imported(module) for module in MODULES}
 
 
-def test_every_part_has_a_rule():
-    parts = {path.stem for path in SRC.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert parts - {"__init__", "cli"} - BOTTOM == set(ALLOWED)
+def test_every_module_is_in_a_room():
+    astray = [module for module in MODULES if module != "scalerl" and room(module) is None]
+    assert not astray
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_imports_point_down(name):
+    allowed = ROOMS[: ROOMS.index(name) + 1]
+    found = {
+        f"{module} -> {other}"
+        for module in MODULES
+        if module != "scalerl" and room(module) == name
+        for other in IMPORTED[module]
+        if room(other) not in allowed and not is_package_of_lazy_names(module)
+    }
+    assert not found
+
+
+def is_package_of_lazy_names(module):
+    """Whether it is an `__init__.py`, which offers the names of the modules below it."""
+    return MODULES[module].name == "__init__.py"
+
+
+@pytest.mark.parametrize(("part", "others"), APART)
+def test_halves_do_not_know_each_other(part, others):
+    for module, found in IMPORTED.items():
+        if f"{module}.".startswith(f"scalerl.{part}."):
+            astray = [other for other in found if other.split(".")[1] in others]
+            assert not astray, f"{module} imports {astray}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: IMPORTED[module] for module in MODULES if not is_package_of_lazy_names(module)}
+    done, path = set(), []
+
+    def visit(module):
+        assert module not in path, " -> ".join([*path[path.index(module) :], module])
+        if module not in done and module in graph:
+            path.append(module)
+            for other in sorted(graph[module]):
+                visit(other)
+            done.add(path.pop())
+
+    for module in graph:
+        visit(module)
+
+
+def test_rooms_are_small_and_say_what_is_in_them():
+    for folder in {file.parent for file in MODULES.values()} - {SRC}:
+        assert len(list(folder.glob("*.py"))) <= 21, f"{folder} has more than 20 files and its __init__.py"
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
 def test_the_light_half_loads_nothing_heavy():
@@ -83,14 +136,16 @@ def test_the_light_half_loads_nothing_heavy():
 def test_a_submodule_never_takes_the_place_of_its_function():
     code = (
         "import scalerl.curve.fit, scalerl.forecast.compare, scalerl.forecast.backtest\n"
-        "from scalerl.curve import backtest, compare, fit\n"
+        "from scalerl.curve import fit\nfrom scalerl.forecast import backtest, compare\n"
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
         "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)"
     )
     _run_afresh(code)
 
 
-@pytest.mark.parametrize("package", ["scalerl", "scalerl.curve", "scalerl.integrations", "scalerl.view"])
+@pytest.mark.parametrize(
+    "package", ["scalerl", "scalerl.curve", "scalerl.forecast", "scalerl.integrations", "scalerl.view"]
+)
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"
     _run_afresh(code)
@@ -99,7 +154,7 @@ def test_every_public_name_is_there(package):
 def test_a_fit_waits_for_no_other_command():
     code = (
         "import sys; from scalerl import fit\n"
-        "late = {f'scalerl.curve.{name}' for name in ('backtest', 'compare', 'online')}\n"
+        "late = {f'scalerl.forecast.{name}' for name in ('backtest', 'compare', 'online')}\n"
         "assert not late & set(sys.modules), late & set(sys.modules)"
     )
     _run_afresh(code)
@@ -114,7 +169,7 @@ def test_the_table_of_a_fit_waits_for_no_page(tmp_path):
         "import sys; from scalerl.cli.main import main\n"
         f"assert main(['fit', {str(log)!r}, '--worth', '1e-6']) == 0\n"
         "late = {name for name in sys.modules if name.startswith('scalerl.view.')}\n"
-        "assert late == {'scalerl.view.run.fit_rows', 'scalerl.view.numbers'}, late"
+        "assert late == {'scalerl.view.facts.fit_rows', 'scalerl.view.numbers'}, late"
     )
     _run_afresh(code)
 

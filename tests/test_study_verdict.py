@@ -18,7 +18,7 @@ from scalerl.study.verdict.best import below_best
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
 from scalerl.study.verdict.kinds import WORDS, kind_of
 from scalerl.study.verdict.verdict import judge_study
-from scalerl.view.run.frozen import FrozenForecast, Outcome
+from scalerl.view.facts.frozen import FrozenForecast, Outcome
 
 
 @pytest.fixture(scope="module")

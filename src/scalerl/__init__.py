@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy
 from scalerl._version import __version__
+from scalerl._views import shown_by
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast, Points, fit
@@ -55,3 +57,12 @@ lazy(
         "record.writer": "RunWriter",
     },
 )
+
+
+def _notebook() -> ModuleType:
+    from scalerl.view import notebook
+
+    return notebook
+
+
+shown_by(_notebook)

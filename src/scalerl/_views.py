@@ -1,26 +1,24 @@
-"""How results show themselves to a person in a notebook or on axes of matplotlib.
+"""How results are shown in a notebook or on axes of matplotlib.
 
 A notebook asks the object itself (`_repr_html_`), and people look for a plot there (`Fit.plot`). But what
-draws is `scalerl.view`, which is made on top of the results, and which these must not import. So they ask
-here, by name, when somebody looks; everything else points one way.
+draws is `scalerl.view`, which is built on the results, and which these must not import. So the package
+itself, above both, hands `scalerl.view.notebook` over as a function that imports it when it is first needed.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-VIEWS = {
-    "plot_fit": "scalerl.view.figures.fit_plot",
-    "fit_html": "scalerl.view.notebook",
-    "forecast_html": "scalerl.view.notebook",
-    "comparison_html": "scalerl.view.notebook",
-    "backtest_html": "scalerl.view.notebook",
-    "run_html": "scalerl.view.notebook",
-}
-"""The views, and the module of each."""
+_source: list[Callable[[], ModuleType]] = []
+
+
+def shown_by(source: Callable[[], ModuleType]) -> None:
+    """Have `source()` return the module whose functions show results."""
+    _source[:] = [source]
 
 
 def view(name: str, *args: Any, **options: Any) -> Any:
-    """What the view of this name makes of a result."""
-    return getattr(import_module(VIEWS[name]), name)(*args, **options)
+    """Return what the view of this name makes of a result."""
+    return getattr(_source[0](), name)(*args, **options)

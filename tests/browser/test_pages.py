@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from browser_tools import redrawn
-from scalerl.view.figures.runs_figures import runs_figures
 from scalerl.view.labels import run_look
 from scalerl.view.numbers import rate
+from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.overlay import overlay
 from simulated_runs import BUDGET, HOSTILE, tokens_at
 

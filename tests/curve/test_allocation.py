@@ -9,8 +9,8 @@ import pytest
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, SEED_PRIOR, Curve, Points, fit
 from scalerl.curve.posterior import Draws
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.allocation import GridRun, allocate
-from scalerl.forecast.hull import places_within
+from scalerl.forecast.splits.allocation import GridRun, allocate
+from scalerl.forecast.splits.hull import places_within
 
 SD = np.array([0.004, 0.05, 0.03])
 """Errors of a fit, in A, log B and log C_mid."""

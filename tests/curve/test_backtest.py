@@ -9,7 +9,8 @@ import pytest
 from scalerl import EvalPoint, InputError, RunWriter
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.forecast.backtest import OURS, _crps, backtest
+from scalerl.forecast.backtest import _crps, backtest
+from scalerl.forecast.backtest_result import OURS
 from scalerl.forecast.paper import paper_fit
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)

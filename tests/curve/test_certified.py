@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Family, Frechet, Points, Weibull
+from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.sample import Sample, make_sample
-from scalerl.curve.solver.least_squares import LeastSquares, least_squares
-from scalerl.curve.solver.standard_errors import standard_errors
+from scalerl.forecast.standard_errors import standard_errors
 
 RAT42_X = [9, 14, 21, 28, 42, 57, 63, 70, 79]
 RAT42_Y = [8.93, 10.80, 18.59, 22.33, 39.35, 56.11, 61.73, 64.62, 67.08]

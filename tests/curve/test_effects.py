@@ -10,7 +10,7 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.effects import DesignRun, Moments, effects, effects_of
-from scalerl.forecast.mixed import ScalePrior, half_t, linear_posterior
+from scalerl.forecast.splits.mixed import ScalePrior, half_t, linear_posterior
 
 FULL_2 = {
     "factors": ["a", "b"],

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Fit, Points, fit
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.28)
 N = 24

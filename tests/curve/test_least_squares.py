@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points
+from scalerl.curve.least_squares import least_squares, least_squares_many
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares, least_squares_many
 
 # C_mid, B, A of the published fits (arXiv 2510.13786), R_0 about .40.
 PUBLISHED = [

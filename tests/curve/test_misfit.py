@@ -11,10 +11,10 @@ from scalerl.curve.evidence import (
     noise_nodes,
 )
 from scalerl.curve.families import Gompertz, Weibull
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.misfit import find_misfit
 from scalerl.curve.noise import ar1
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares
 
 TRUTH = Curve(LOG_LOGISTIC, 0.60, 1.9, 1000.0, 0.25)
 COMPUTE = np.linspace(0, 4000, 49)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.nodes import B_RANGE, PRIOR_REACH
 from scalerl.curve.noise import PHI, SD_RANGE, make_noise
 from scalerl.curve.posterior import posterior
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares
 
 
 def noisy(ratio=2.5, sd=0.008, n=14, seed=5):

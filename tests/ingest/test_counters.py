@@ -8,9 +8,9 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.ingest.counters import counters
 from scalerl.ingest.flops import ModelCost, model_cost
-from scalerl.ingest.log import Log, LogBuilder, Series
+from scalerl.ingest.logs.log import Log, LogBuilder, Series
 from scalerl.ingest.vocabularies import VOCABULARIES
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
     "mine",

@@ -9,8 +9,8 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.imported import Asked, as_pass_rate, as_run, n_samples
-from scalerl.ingest.log import LogBuilder
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.logs.log import LogBuilder
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
     "mine",

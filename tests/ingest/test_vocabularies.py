@@ -3,9 +3,9 @@ import math
 import pytest
 
 from scalerl.ingest.imported import Asked, as_run, n_samples
-from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
-from scalerl.ingest.vocabulary import ROLES, known_names, tell
+from scalerl.ingest.vocabularies.vocabulary import ROLES, known_names, tell
 
 # Metrics of one step of every trainer, those of an evaluation included, as its source logs them.
 STEPS = {

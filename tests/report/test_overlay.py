@@ -10,8 +10,8 @@ from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import script_json
-from scalerl.view.figures.runs_figures import runs_figures
 from scalerl.view.numbers import plain
+from scalerl.view.runs.figures import runs_figures
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.overlay import OverlayRun, _clock, overlay, thin
 from scalerl.view.runs.tables import curves_table

@@ -6,8 +6,8 @@ from dataclasses import replace
 from scalerl.curve import Points
 from scalerl.record.alarms import Alarm
 from scalerl.view import closing_rows, health_svg, report_html
-from scalerl.view.run.alarm_rows import health_text
-from scalerl.view.terminal.standing import Asked, stand
+from scalerl.view.facts.alarm_rows import health_text
+from scalerl.view.facts.standing import Asked, stand
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),

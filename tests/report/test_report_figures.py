@@ -12,9 +12,9 @@ import pytest
 from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.view import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
+from scalerl.view.facts.curve_view import axis_for, curve_view
+from scalerl.view.facts.in_flight import in_flight_rows
 from scalerl.view.figures.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
-from scalerl.view.run.curve_view import axis_for, curve_view
-from scalerl.view.run.in_flight import in_flight_rows
 from scalerl.view.run.strata import Stratum, strata, strata_svg
 from scalerl.view.runs.overlay import OverlayRun, overlay
 from scalerl.view.style import inline_svg, new_figure

@@ -10,7 +10,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.record.reader import EvalPoint, Flops, RunRecord
-from scalerl.view.run.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
+from scalerl.view.facts.frozen import REACHED, FrozenForecast, judge, main_forecast, sentence
 
 
 def record(*points: tuple[int, float, float]) -> RunRecord:

@@ -11,8 +11,8 @@ import docs_logs
 from scalerl.curve import Points, fit
 from scalerl.ingest import load_run
 from scalerl.view import report_html
+from scalerl.view.facts.facts import counted
 from scalerl.view.numbers import duration, rate, rate_interval
-from scalerl.view.run.facts import counted
 from scalerl.view.runs.gathered import RunsView, assumptions
 from scalerl.view.runs.overlay import OverlayRun
 

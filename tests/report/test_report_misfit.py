@@ -14,10 +14,10 @@ from scalerl.curve import fit
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
+from scalerl.view.facts.ceiling import ceiling_text, part_that_holds, to_tell_text
+from scalerl.view.facts.curve_view import curve_view
 from scalerl.view.figures.curve_figure import _draw
 from scalerl.view.numbers import unit_for
-from scalerl.view.run.ceiling import ceiling_text, part_that_holds, to_tell_text
-from scalerl.view.run.curve_view import curve_view
 
 TERA = 1e12
 END, MID = 240 * 0.061 * TERA, 55 * 0.061 * TERA  # of the run, and C_mid of its curve, in flops

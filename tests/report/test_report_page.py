@@ -14,8 +14,8 @@ from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, frozen_forecasts, main_forecast, report_html, write_report
-from scalerl.view.run.curve_view import curve_view
-from scalerl.view.run.frozen import REACHED
+from scalerl.view.facts.curve_view import curve_view
+from scalerl.view.facts.frozen import REACHED
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert('x')</script>\"&"

@@ -10,10 +10,10 @@ import pytest
 from starlette.responses import JSONResponse
 
 from growing import TRUTH, Growing
+from scalerl.view.facts.standing import Asked
 from scalerl.view.serve.guard import Guard
 from scalerl.view.serve.listing import Listing
 from scalerl.view.serve.store import Store
-from scalerl.view.terminal.standing import Asked
 from serve_client import LOCAL, logs_of_trl, serving, settled
 
 TOKEN = "t" * 43

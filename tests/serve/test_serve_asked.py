@@ -4,7 +4,7 @@ import pytest
 
 from growing import Growing
 from scalerl.cli.main import main
-from scalerl.view.terminal.standing import Asked
+from scalerl.view.facts.standing import Asked
 from serve_client import serving, settled
 
 HOURS = {"kind": "gpu_hours", "amount": 0.2}

@@ -9,9 +9,9 @@ import pytest
 
 from growing import Growing
 from scalerl.errors import InputError
+from scalerl.view.facts.standing import Asked, Standing
 from scalerl.view.serve.fits import Answers
 from scalerl.view.serve.store import Store
-from scalerl.view.terminal.standing import Asked, Standing
 from serve_client import serving, settled
 
 

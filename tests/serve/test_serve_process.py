@@ -14,10 +14,10 @@ import uvicorn
 
 from growing import Growing
 from scalerl.cli.main import main
+from scalerl.view.facts.standing import Asked
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.server import is_loopback
 from scalerl.view.serve.store import Store
-from scalerl.view.terminal.standing import Asked
 from serve_process import server
 
 

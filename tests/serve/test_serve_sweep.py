@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 from growing import Growing
+from scalerl.view.facts.standing import Asked
 from scalerl.view.serve import listing
 from scalerl.view.serve.store import Store
-from scalerl.view.terminal.standing import Asked
 
 MANY = 2000
 

@@ -17,7 +17,7 @@ from scalerl.record.reader import holds_run
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
-    from scalerl.view.terminal.standing import Asked, Standing
+    from scalerl.view.facts.standing import Asked, Standing
 
 _AFTER_READ, _AFTER_FIT = 10, 4
 """A look is followed by at least this many times as long as it read, or fitted, without one."""
@@ -66,7 +66,7 @@ class Follower:
             return False
 
     def _read(self) -> Standing:
-        from scalerl.view.terminal.standing import stand
+        from scalerl.view.facts.standing import stand
 
         data = read_data(self.path, *self._how)
         self._how[1].check_used([self.path], data.foreign)

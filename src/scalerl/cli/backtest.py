@@ -12,7 +12,7 @@ from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError
 
 if TYPE_CHECKING:
-    from scalerl.forecast.backtest import Backtest
+    from scalerl.forecast.backtest_result import Backtest
     from scalerl.record.reader import RunRecord
 
 

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         print(dumps(answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result)))
         return
     print_warnings(result.warnings)
-    from scalerl.view.run.fit_rows import fit_rows, worth_rows
+    from scalerl.view.facts.fit_rows import fit_rows, worth_rows
 
     asked = args.at, args.target, args.budget
     points_row, *rows = fit_rows(result, *asked)

@@ -1,4 +1,4 @@
-"""The command line: `scalerl COMMAND ...`. The commands are in `scalerl.cli.main`, one file each.
+"""The command line: `scalerl COMMAND ...`. The commands are in `scalerl.cli`, one file each.
 
 Exit status: 0 done; 1 a run failed; 2 bad usage or unreadable input; 3 the data cannot answer; 4 an alarm
 paused a run; 130 interrupted; 141 the reader of a pipe has left; 143 terminated (watch). One line on
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from scalerl._version import __version__
+from scalerl.cli._parser import Parser, examples
 from scalerl.cli import (
     backtest,
     compare,
@@ -27,7 +28,6 @@ from scalerl.cli import (
     train,
     watch,
 )
-from scalerl.cli._parser import Parser, examples
 from scalerl.errors import ScalerlError
 
 _EPILOG = (

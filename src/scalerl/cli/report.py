@@ -114,7 +114,7 @@ def _several(args: argparse.Namespace) -> None:
     if args.latex:
         written.append(write_text(args.latex, runs_latex(view)))
     if args.figures:
-        from scalerl.view.figures.runs_figures import write_figures
+        from scalerl.view.runs.figures import write_figures
 
         written += write_figures(view, args.figures)
     if args.json:

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         if missing not in ("starlette", "uvicorn"):
             raise
         raise InputError(f"serve needs {missing}: pip install 'scalerl[serve]'") from None
-    from scalerl.view.terminal.standing import Asked
+    from scalerl.view.facts.standing import Asked
 
     asked = Asked(args.target, args.budget, args.level, axis=args.x)
     ready = partial(print, flush=True)

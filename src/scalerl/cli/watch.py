@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scalerl.cli._follow import Follower
-    from scalerl.view.terminal.standing import Standing
+    from scalerl.view.facts.standing import Standing
 
 _BLINK = 1.0
 """Seconds after which a view is drawn again, as times go by."""
@@ -59,7 +59,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
     from scalerl.cli._follow import Follower
-    from scalerl.view.terminal.standing import Asked
+    from scalerl.view.facts.standing import Asked
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")

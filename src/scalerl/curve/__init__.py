@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
+    from scalerl.curve.answers import Forecast, NoiseEstimate
     from scalerl.curve.families import (
         FAMILIES,
         LOG_LOGISTIC,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     )
     from scalerl.curve.fit import fit
     from scalerl.curve.points import Points
-    from scalerl.curve.result import Fit, Forecast, Intervals, Medians, NoiseEstimate
+    from scalerl.curve.result import Fit, Intervals, Medians
     from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 
 __all__ = [

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scalerl.curve.families import Curve
+from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver.least_squares import LeastSquares
 
 WANDER_SD, WAVES_SD = 0.003, 0.02
 """Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""

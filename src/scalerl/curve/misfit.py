@@ -31,9 +31,9 @@ from scalerl.curve.evidence import (
     weigh,
     without_outliers,
 )
+from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
 from scalerl.curve.points import Points
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
-from scalerl.curve.solver.least_squares import LeastSquares, least_squares, least_squares_many
 
 MIN_POINTS = 8
 """Evaluations at distinct compute below which nothing is said."""

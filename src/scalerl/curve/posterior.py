@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve.families import Family, log_compute, log_compute_to, shares
+from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.nodes import family_nodes
 from scalerl.curve.noise import PHI, make_noise
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver.least_squares import LeastSquares
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,24 @@ import bisect
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from scalerl._views import view
+from scalerl.curve.answers import (
+    GO,
+    NO_GO,
+    Chance,
+    Forecast,
+    NoiseEstimate,
+    Verdict,
+    check_compute,
+    check_target,
+    span,
+)
 from scalerl.curve.families import Curve
-from scalerl.curve.fit_json import fit_json
 from scalerl.curve.identify import (
     MIN_RATIO,
     MIN_RATIO_LOW,
@@ -31,90 +41,8 @@ from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError, number_of
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
 
-GO, NO_GO = 0.95, 0.05
-"""Probability of reaching the target from which the verdict is go, and to which it is no-go."""
 _DRAWS = 2000
 _TELL_WITHIN = 8.0  # times the compute so far, beyond which it is not said when A will be told
-
-Verdict = Literal["go", "no-go", "too close", "too early"]
-
-
-@dataclass(frozen=True)
-class NoiseEstimate:
-    """Posterior means of the noise of one evaluation, and what is known beside the run.
-
-    `phi` is the correlation of neighbours, `floor` the sampling noise on fixed prompts, NaN where not known,
-    and `seed_sd` the sd of A from seed to seed that the intervals of a rerun assume (`scalerl.curve.seeds`).
-    """
-
-    sd: float
-    phi: float
-    floor: float
-    seed_sd: float
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What an evaluation at `compute` should show.
-
-    `mean` is the posterior mean of the mean curve, `paper_point` the least-squares log-logistic curve,
-    `interval` holds the mean curve of this run, `prediction` one more evaluation of it with its noise, and
-    `rerun` the mean curve of another run of the recipe, with another seed.
-    """
-
-    compute: float
-    mean: float
-    paper_point: float
-    interval: Interval
-    prediction: Interval
-    rerun: Interval
-    axis: str = "compute"
-    """Of `compute`."""
-
-    def __str__(self) -> str:
-        parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
-        spans = "  ".join(f"{name} {span(ends, '.3f')}" for name, ends in parts.items())
-        return f"at {self.compute:g}: {self.mean:.3f}  {spans}  paper {self.paper_point:.3f}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of `forecast` in the JSON output."""
-        return {
-            "compute": self.compute,
-            "mean": self.mean,
-            "paper_point": self.paper_point,
-            "interval": list(self.interval),
-            "prediction": list(self.prediction),
-            "rerun": list(self.rerun),
-        }
-
-    def _repr_html_(self) -> str:
-        return view("forecast_html", self)
-
-
-@dataclass(frozen=True)
-class Chance:
-    """Whether a target is reached at a budget, by this run and by a rerun with another seed."""
-
-    probability: float
-    probability_rerun: float
-    verdict: Verdict
-    verdict_rerun: Verdict
-    why: str
-    """One sentence: why the verdict for this run is what it is."""
-
-    @property
-    def answer(self) -> str:
-        """The verdict in capitals, with the probability where there is one to act on."""
-        return _answer(self.verdict, self.probability)
-
-    @property
-    def answer_rerun(self) -> str:
-        """The same for a rerun."""
-        return _answer(self.verdict_rerun, self.probability_rerun)
-
-
-def _answer(verdict: Verdict, probability: float) -> str:
-    return verdict.upper() + ("" if verdict == "too early" else f", probability {probability:.2f}")
 
 
 @dataclass(frozen=True)
@@ -212,7 +140,7 @@ class Fit:
         Raises:
             InputError: `compute` is negative or not finite.
         """
-        _check_compute(compute, "a compute to forecast at")
+        check_compute(compute, "a compute to forecast at")
         at_Q, value = tails(self.intervals.level), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q)
         mean, prediction = self._evaluation(value)
@@ -233,7 +161,7 @@ class Fit:
         Raises:
             InputError: `compute` is negative or not finite.
         """
-        _check_compute(compute, "a compute to forecast at")
+        check_compute(compute, "a compute to forecast at")
         return self._evaluation(self.posterior.curve_at(compute))
 
     def _evaluation(self, value: np.ndarray) -> tuple[float, Interval]:
@@ -315,7 +243,7 @@ class Fit:
 
     def gain_per_unit(self, compute: float) -> float:
         """Expected gain in pass rate per further unit of compute, or dollar on that axis."""
-        _check_compute(compute, "a compute")
+        check_compute(compute, "a compute")
         return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
 
     def stop_at(self, worth: float) -> float:
@@ -402,25 +330,64 @@ class Fit:
         )
 
 
-def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
-    """An interval as `[low, high]`; an end that is None is open."""
-    low, high = ("open" if end is None else f"{end:{spec}}" for end in interval)
-    return f"[{low}, {high}]"
+def fit_json(fit: Fit, at: Sequence[float], target: float | None, budget: float | None) -> dict[str, Any]:
+    """All of a fit; what is not computed, or withheld because no family describes the run, is None.
+
+    "fit" is the least-squares curve. "median" and "intervals" are of the posterior: A over all families, and
+    A_given_family, B and C_mid given the log-logistic.
+    """
+    level = fit.intervals.level
+    intervals = {name: list(ends) for name, ends in asdict(fit.intervals).items() if name != "level"}
+    return {
+        "points": fit.n_points,
+        "axis": fit.axis,
+        "min_compute": fit.min_compute,
+        "max_compute": _finite(fit.max_compute),
+        "r0": {"value": fit.r0_value, "source": fit.r0_source},
+        "fit": {**_curve(fit.curve), "rmse": fit.rmse} | _withheld(fit, "A"),
+        "basins": [_curve(curve) | {"rss": rss} | _withheld(fit, "A") for curve, rss in fit.basins],
+        "intervals": {"level": level, **intervals, **_withheld(fit, "A", "A_given_family")},
+        "median": asdict(fit.median) | _withheld(fit, "A", "A_given_family"),
+        "families": dict(fit.families),
+        "prior": fit.prior,
+        "noise": {
+            "sd": fit.noise.sd,
+            "phi": fit.noise.phi,
+            "floor": _finite(fit.noise.floor),
+            "seed_sd": fit.noise.seed_sd,
+        },
+        "identified": fit.identified,
+        "why": fit.why,
+        "c_max_over_c_mid": fit.c_max_over_c_mid,
+        "c_max_over_c_mid_interval": list(fit.identification.ratio_interval),
+        "at_bounds": dict(fit.identification.at_bounds),
+        "compute_to_tell": None if fit.misfit else fit.compute_to_tell,
+        "lack_of_fit": fit.lack_of_fit,
+        "part_that_holds": list(fit.misfit.keep) if fit.misfit and fit.misfit.keep else None,
+        "forecast": [fit.forecast(compute).to_json() for compute in at],
+        "target": _target(fit, target, budget),
+        "campaign": fit_json(fit.campaign, at, target, budget) if fit.campaign else None,
+        "left_out": fit.left_out.to_json(),
+        "warnings": list(fit.warnings),
+    }
 
 
-def check_level(level: float) -> None:
-    """Raise an InputError unless `level` is between 0 and 1."""
-    if not 0 < number_of(level, "the level of the intervals") < 1:
-        raise InputError(f"the level of the intervals is between 0 and 1, found {level:g}")
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {"family": curve.family.name, "A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "R_0": curve.R_0}
 
 
-def _check_compute(compute: float, what: str) -> None:
-    if not (math.isfinite(number_of(compute, what)) and compute >= 0):
-        raise InputError(f"{what} is a number of 0 or more, found {compute:g}")
+def _withheld(fit: Fit, *names: str) -> dict[str, None]:
+    return dict.fromkeys(names) if fit.misfit else {}
 
 
-def check_target(target: float, budget: float) -> None:
-    """Raise an InputError unless `target` is a pass rate, and `budget` an amount of compute."""
-    if not 0 <= number_of(target, "the target") <= 1:
-        raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
-    _check_compute(budget, "the budget")
+def _target(fit: Fit, target: float | None, budget: float | None) -> dict[str, Any] | None:
+    if target is None or budget is None:
+        return None
+    reached = [_finite(compute) for compute in fit.compute_to(target)]
+    return {"reward": target, "budget": budget, "compute_to_target": reached} | asdict(
+        fit.chance(target, budget)
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

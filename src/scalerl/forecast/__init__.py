@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
-    from scalerl.forecast.backtest import Backtest, backtest
+    from scalerl.forecast.backtest import backtest
+    from scalerl.forecast.backtest_result import Backtest
     from scalerl.forecast.compare import compare
     from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
     from scalerl.forecast.crossing import Crossing

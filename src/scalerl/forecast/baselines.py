@@ -5,15 +5,18 @@ Each is called with compute and gives the pass rate. They forecast a point and n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from scalerl.curve.families import POWER_LAW, Curve, Gompertz, log_compute
+from scalerl.curve.least_squares import least_squares
 from scalerl.curve.points import Points
+from scalerl.curve.result import Fit
 from scalerl.curve.sample import make_sample
-from scalerl.curve.solver.least_squares import least_squares
 from scalerl.errors import CannotAnswerError, counted
+from scalerl.forecast.paper import paper_fit_of
 
 
 @dataclass(frozen=True)
@@ -92,3 +95,17 @@ def _require(points: Points, compute_N: np.ndarray, least: int) -> None:
     if n < least:
         had = counted(n, "evaluation")
         raise CannotAnswerError(f"{points.source}: {had} at distinct compute, {least} are needed")
+
+
+PointForecast = Callable[[np.ndarray], np.ndarray]
+
+
+RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
+    "least squares (log-logistic)": lambda result: result.curve,
+    # The fit's points stand in for the authors' exclusion of 1,500 GPU-hours.
+    "paper's grid search": lambda result: paper_fit_of(result, min_compute=0.0).curve,
+    "power law": lambda result: fit_power_law(result.points),
+    "log-linear": lambda result: fit_log_linear(result.points),
+    "last value": lambda result: fit_last_value(result.points),
+}
+"""Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""

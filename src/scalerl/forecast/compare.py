@@ -19,8 +19,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from scalerl.curve.answers import check_level
 from scalerl.curve.quantiles import draw_quantiles, tails
-from scalerl.curve.result import check_level
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import InputError
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair, Verdict

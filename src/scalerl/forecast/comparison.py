@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from scalerl._views import view
+from scalerl.curve.answers import span
 from scalerl.curve.families import LABELS
 from scalerl.curve.quantiles import Interval
-from scalerl.curve.result import span
 from scalerl.curve.seeds import SeedPrior
 from scalerl.forecast.crossing import Crossing
 from scalerl.frames import of_rows

@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.curve.answers import check_level, span
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
+from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
 from scalerl.curve.noise import SD_RANGE, ar1, make_noise
 from scalerl.curve.quadratic import Precision
 from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
-from scalerl.curve.result import Fit, check_level, span
+from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
 from scalerl.errors import CannotAnswerError, InputError
 
 _GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first search of (log B, log C_mid), then of each zoom

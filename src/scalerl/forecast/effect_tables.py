@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scalerl.curve.answers import span
 from scalerl.curve.quantiles import Interval
-from scalerl.curve.result import span
 from scalerl.forecast.comparison import Verdict
 from scalerl.jsonl import plain
 

@@ -26,14 +26,15 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.curve.answers import check_level
 from scalerl.curve.quantiles import tails
-from scalerl.curve.result import Fit, check_level
+from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, theta_moments
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.compare import holm
 from scalerl.forecast.effect_tables import Effect, Effects, OnParameter, Verdict
-from scalerl.forecast.mixed import LinearPosterior, ScalePrior, half_t, linear_posterior, mixture
 from scalerl.forecast.sides import joint_weights
+from scalerl.forecast.splits.mixed import LinearPosterior, ScalePrior, half_t, linear_posterior, mixture
 
 MAIN_SCALE = {"A": 0.03, "log_C_mid": 0.3}
 """Scale of the half-t prior of how large main effects are. Ours: the paper's choices of one part move A by

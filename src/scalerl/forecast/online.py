@@ -15,9 +15,10 @@ from typing import Any, Literal, TextIO
 
 import numpy as np
 
+from scalerl.curve.answers import Forecast, span
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
-from scalerl.curve.result import Fit, Forecast, span
+from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record.reader import EvalPoint, RunRecord, unit_of

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from scalerl.curve.answers import Forecast, span
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import Interval
-from scalerl.curve.result import Forecast, span
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.record.reader import RunRecord
 

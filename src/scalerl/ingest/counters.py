@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.log import Log, Series, finite
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.logs.log import Log, Series, finite
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 MOST = 1e100
 """Of anything that is counted; what is beyond it is no count."""

@@ -19,9 +19,9 @@ from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.log import Log, Series, finite, listed, presentable
-from scalerl.ingest.order import reason_of
-from scalerl.ingest.vocabulary import Vocabulary, is_like
+from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
+from scalerl.ingest.logs.order import reason_of
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
 from scalerl.record.left_out import NONE, VALUELESS, LeftOut, Omitted, ending_of
 from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 

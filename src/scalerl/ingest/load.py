@@ -256,7 +256,7 @@ def _only(records: Sequence[RunRecord], path: str | Path) -> RunRecord:
 
 
 def _names(records: Sequence[RunRecord]) -> str:
-    from scalerl.ingest.log import listed
+    from scalerl.ingest.logs.log import listed
 
     return listed([str(record.config["name"]) for record in records])
 

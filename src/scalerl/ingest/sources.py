@@ -10,8 +10,8 @@ from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise
 from scalerl.ingest.imported import Asked, Imported, as_run
-from scalerl.ingest.log import Log, listed
-from scalerl.ingest.vocabulary import Vocabulary, known_names, tell
+from scalerl.ingest.logs.log import Log, listed
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.curve.answers import check_level
 from scalerl.curve.fit import fit
 from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import tails, weighted_quantiles
-from scalerl.curve.result import Fit, check_level
+from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, InputError, number_of
 
 GROWTH = 1.25

@@ -23,16 +23,17 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
+from scalerl.curve.answers import Chance, Forecast, check_target
 from scalerl.curve.fit import check_options
 from scalerl.curve.points import Points
-from scalerl.curve.result import Chance, Fit, Forecast, check_target
+from scalerl.curve.result import Fit
 from scalerl.errors import CannotAnswerError, InputError, ScalerlError, number_of
 from scalerl.forecast.online import Forecaster
 from scalerl.ingest.flops import model_cost
 from scalerl.ingest.formats import trainer_state
 from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.imported import Asked, Imported
-from scalerl.ingest.log import LogBuilder
+from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.sources import run_of, wanted
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RECORDS

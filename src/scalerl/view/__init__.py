@@ -4,7 +4,8 @@
     curve_figure(run, fit, frozen=..., out="curve.png")     the main figure as a file
     print_closing(run)    the closing table in a terminal
 
-    run/, runs/   what one run shows, and what several show
+    facts/        what is shown of a run, in numbers and words
+    run/, runs/   the page of one run, and of several
     figures/      matplotlib: the curve, the health, recipes over one another
     terminal/     the same in a terminal; serve/ the local server; templates/ and web/ of its pages
 
@@ -19,10 +20,10 @@ from typing import TYPE_CHECKING
 from scalerl._lazy import lazy
 
 if TYPE_CHECKING:
+    from scalerl.view.facts.curve_view import axis_for
+    from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
     from scalerl.view.figures.curve_figure import curve_figure, curve_svg
     from scalerl.view.figures.health_figure import health_svg
-    from scalerl.view.run.curve_view import axis_for
-    from scalerl.view.run.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast
     from scalerl.view.run.page import report_html, write_report
     from scalerl.view.terminal.closing import closing_rows, print_closing
 
@@ -46,8 +47,8 @@ lazy(
     __name__,
     {
         "figures.curve_figure": "curve_figure curve_svg",
-        "run.curve_view": "axis_for",
-        "run.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
+        "facts.curve_view": "axis_for",
+        "facts.frozen": "FrozenForecast Outcome frozen_forecasts judge main_forecast",
         "figures.health_figure": "health_svg",
         "run.page": "report_html write_report",
         "terminal.closing": "closing_rows print_closing",

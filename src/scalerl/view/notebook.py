@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from scalerl.curve.result import span
-from scalerl.forecast.backtest_text import COLUMNS, PLACES, fates, fraction_text, heads, score_rows
+from scalerl.curve.answers import span
+from scalerl.forecast.backtest_result import COLUMNS, PLACES, fates, fraction_text, heads, score_rows
 from scalerl.record.reader import unit_of
+from scalerl.view.facts.alarm_rows import alarm_text
+from scalerl.view.facts.fit_rows import fit_rows
 from scalerl.view.figures.fit_plot import fit_svg
 from scalerl.view.numbers import plain, rate, unit_for
-from scalerl.view.run.alarm_rows import alarm_text
-from scalerl.view.run.fit_rows import fit_rows
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast

@@ -50,7 +50,7 @@ def train(n_ranks, *arguments):
         start += ["torch.distributed.run", *port, "--nproc-per-node", str(n_ranks), "-m"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(
-        [*start, "scalerl.cli.main", "train", *arguments],
+        [*start, "scalerl", "train", *arguments],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

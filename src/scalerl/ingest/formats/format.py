@@ -12,7 +12,7 @@ from scalerl.errors import InputError
 from scalerl.files import check_input
 
 if TYPE_CHECKING:
-    from scalerl.ingest.log import Log
+    from scalerl.ingest.logs.log import Log
 
 Wanted = Callable[[str], bool]
 """Whether a metric of this name is to be kept."""

@@ -14,7 +14,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, folders_below, is_plain, lines, name_of, subfolders
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 
 _META = "meta.yaml"
 _LONGEST = 2**16

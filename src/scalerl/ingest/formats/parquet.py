@@ -12,7 +12,7 @@ from scalerl.errors import InputError, first_line
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
-from scalerl.ingest.log import Log, listed
+from scalerl.ingest.logs.log import Log, listed
 
 _MAGIC = b"PAR1"
 _NUMBERS = ("INT32", "INT64", "FLOAT", "DOUBLE")

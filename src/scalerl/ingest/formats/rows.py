@@ -10,7 +10,7 @@ from typing import Any
 from scalerl import limits
 from scalerl.errors import counted
 from scalerl.ingest.formats.format import Wanted
-from scalerl.ingest.log import Log, LogBuilder, Room, finite, listed
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, listed
 from scalerl.jsonl import flat
 
 _OF_PARTS = ("train/global_step", "eval/global_step")

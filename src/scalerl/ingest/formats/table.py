@@ -20,8 +20,8 @@ from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
 from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells
-from scalerl.ingest.log import as_number
-from scalerl.ingest.order import superseded_rows
+from scalerl.ingest.logs.log import as_number
+from scalerl.ingest.logs.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, VALUELESS, LeftOut, Omitted, ending_of
 from scalerl.record.reader import AXES, RunRecord, in_dollars

@@ -16,7 +16,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.formats import protobuf
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import folders_below, name_of
-from scalerl.ingest.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import flat, parse_json
 
 _MAGIC = b"brain.Event:"

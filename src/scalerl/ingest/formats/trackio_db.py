@@ -15,7 +15,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.log import Log, LogBuilder, Room, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat, parse_json
 
 _MAGIC = b"SQLite format 3\0"

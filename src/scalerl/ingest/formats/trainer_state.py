@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import head, is_plain, name_of, subfolders
-from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, finite
 from scalerl.jsonl import read_object
 
 _FILE = "trainer_state.json"

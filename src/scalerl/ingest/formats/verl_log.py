@@ -13,7 +13,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import head, head_rows, json_rows, lines, name_of
 from scalerl.ingest.formats.rows import TIMES, unix_seconds
-from scalerl.ingest.log import Log, LogBuilder, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat
 
 _HEAD = 2**24

@@ -18,7 +18,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells, head
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.log import Log, LogBuilder, Room, as_number, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, as_number, finite
 from scalerl.jsonl import check_not_utf16
 
 _NAME = "wandb-csv"

@@ -19,7 +19,7 @@ from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.wandb_file import MAGIC
 from scalerl.ingest.formats.wandb_rows import Rows, identify
-from scalerl.ingest.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import flat
 
 _NAME = "wandb"

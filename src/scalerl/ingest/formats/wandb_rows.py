@@ -19,7 +19,7 @@ from scalerl import limits
 from scalerl.errors import counted
 from scalerl.ingest.formats.protobuf import fields
 from scalerl.ingest.formats.wandb_file import Trouble, records
-from scalerl.ingest.log import MOST_NAMES, as_number, finite
+from scalerl.ingest.logs.log import MOST_NAMES, as_number, finite
 from scalerl.jsonl import flat, parse_json
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.

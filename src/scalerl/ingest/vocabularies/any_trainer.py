@@ -1,6 +1,6 @@
 """A vocabulary for logs of which nothing says what trainer wrote them: names that many would choose."""
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 ANY = Vocabulary(
     trainer="unknown",

@@ -5,7 +5,7 @@ nemo_rl/algorithms/loss/loss_functions.py and nemo_rl/experience/rollouts.py. `t
 NeMo RL's own.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 NEMO_RL = Vocabulary(
     trainer="nemo-rl",

@@ -4,7 +4,7 @@ From the main branch of August 2026, after 0.3.0: open_instruct/grpo_fast.py, gr
 grpo_callbacks.py and olmo_core_train_modules.py.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 OPEN_INSTRUCT = Vocabulary(
     trainer="open-instruct",

@@ -4,7 +4,7 @@ From OpenRLHF 0.11.0: openrlhf/trainer/ppo_trainer.py, ppo_trainer_async.py, ray
 openrlhf/utils/logging_utils.py, which puts `train/` and `eval/` before the names.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 OPENRLHF = Vocabulary(
     trainer="openrlhf",

@@ -4,7 +4,7 @@ From the main branch of June 2026, which has no versions: pipelinerl/actor.py (`
 pipelinerl/finetune_loop.py, pipelinerl/finetune/rl/__init__.py.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 PIPELINE_RL = Vocabulary(
     trainer="pipeline-rl",

@@ -4,7 +4,7 @@ From prime-rl 0.8.1.dev67 (src/prime_rl/orchestrator/orchestrator.py and metrics
 src/prime_rl/trainer/rl/train.py, src/prime_rl/monitors); names of 0.3 to 0.6, which had no agents, come last.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 PRIME_RL = Vocabulary(
     trainer="prime-rl",

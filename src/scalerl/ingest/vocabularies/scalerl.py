@@ -1,6 +1,6 @@
 """scalerl: the names under which its own trainer logs to trackers (docs/trackers.md)."""
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 SCALERL = Vocabulary(
     trainer="scalerl",

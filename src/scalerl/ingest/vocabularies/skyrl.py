@@ -5,7 +5,7 @@ evaluate.py, generators/utils.py and skyrl/backends/skyrl_train/workers/worker.p
 0.3 come last.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 SKYRL = Vocabulary(
     trainer="skyrl",

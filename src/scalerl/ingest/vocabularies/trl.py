@@ -4,7 +4,7 @@ From TRL 1.16 (trainer/grpo_trainer.py, trainer/rloo_trainer.py, experimental/as
 Transformers 5.23; names of earlier versions, back to 0.14, come last.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 TRL = Vocabulary(
     trainer="trl",

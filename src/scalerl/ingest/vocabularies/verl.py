@@ -5,7 +5,7 @@ trainer/ppo/metric_utils.py (most names), workers/utils/losses.py and trainer/pp
 actor). The fully asynchronous trainer, in experimental/, logs the same ones.
 """
 
-from scalerl.ingest.vocabulary import Vocabulary
+from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 VERL = Vocabulary(
     trainer="verl",

@@ -1,1 +1,7 @@
-"""TODO."""
+"""Checkpoints: everything that a resume needs, whole or absent.
+
+    store.py      what is in one, and how it is written
+    manifest.py   length and check sum of every file
+
+It may import `scalerl.rl.model` and what is below. Learners and the loop import it.
+"""

@@ -1,1 +1,9 @@
-"""TODO."""
+"""Decoding: completions sampled by continuous batching.
+
+    build.py      the generator of a recipe, checked against model, tokenizer and memory
+    generator.py  decode slots, admission into them, the length rule; engine.py the model and its KV cache
+    ordered.py    groups completed in any order, taken in order of admission
+    vllm/         the same by servers of vLLM
+
+It may import `scalerl.rl.kernels`, `scalerl.rl.model`, `scalerl.rl.sync` and what is below.
+"""

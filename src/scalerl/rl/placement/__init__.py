@@ -1,1 +1,8 @@
-"""TODO."""
+"""Where the parts of a run are: generators and evaluations in processes, or in Ray actors.
+
+    local.py            generators in processes of this machine
+    evaluate.py         an evaluation; evaluate_aside.py has it made in a process of its own
+    ray/                generators, learner ranks, verifiers and evaluations as Ray actors
+
+It may import engines, learners, verification and what is below. `scalerl.rl.loop` imports it.
+"""

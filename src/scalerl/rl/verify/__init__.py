@@ -1,1 +1,9 @@
-"""TODO."""
+"""Verification in processes that cannot hurt the run.
+
+    verifier.py   rewards of groups, by the task's verifier
+    pool.py       the trainer's side: supervisors, and the completions assigned to them
+    supervisor.py a trusted process that runs no code of a task; forks.py and proc.py are its means
+    worker.py     runs the task's code
+
+It may import `scalerl.rl.tasks`, `scalerl.rl.config` and `scalerl.rl.workers`.
+"""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from scalerl.forecast.allocation_table import Allocation, Best
 from scalerl.forecast.comparison import Difference
 from scalerl.forecast.effect_tables import Effect, Effects, OnParameter
+from scalerl.forecast.splits.table import Allocation, Best
 from scalerl.view.numbers import p_value, rate, rate_interval, unit_for
 from scalerl.view.table import Cell, Column, Row, Table, difference_cell, share, spread_keys, words
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scalerl.forecast.backtest import RIVALS
+from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Claim, Pair
 from scalerl.study.page.design_tables import allocation_table, effects_table
 from scalerl.study.page.run_tables import runs_table

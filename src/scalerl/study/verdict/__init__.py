@@ -1,1 +1,4 @@
-"""TODO."""
+"""What a study says: curves of arms over their seeds, verdicts against the base, decisions scored.
+
+It may import `scalerl.forecast`, `scalerl.view` and `scalerl.study.record`; never what trains.
+"""

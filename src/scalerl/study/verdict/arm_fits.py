@@ -18,8 +18,8 @@ from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.forecast.sides import PASS_RATES, draw_recipe, given_family, quantities
 from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.view.facts.frozen import REACHED
 from scalerl.view.numbers import as_float, as_mapping
-from scalerl.view.run.frozen import REACHED
 from scalerl.view.table import Estimate
 
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)

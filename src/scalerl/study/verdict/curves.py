@@ -11,10 +11,10 @@ from scalerl.curve.families import Curve
 from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import tails
 from scalerl.study.verdict.verdict import ArmSummary, StudyVerdict
+from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints
 from scalerl.view.labels import short_names
 from scalerl.view.numbers import Unit
-from scalerl.view.run.frozen import Band
 
 _DRAWS = 2048
 _MOST_POINTS = 2400

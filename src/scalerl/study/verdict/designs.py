@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from scalerl.errors import CannotAnswerError
-from scalerl.forecast.allocation import GridRun, allocate
-from scalerl.forecast.allocation_table import Allocation
 from scalerl.forecast.effect_tables import Effects
 from scalerl.forecast.effects import DesignRun, effects
+from scalerl.forecast.splits.allocation import GridRun, allocate
+from scalerl.forecast.splits.table import Allocation
 from scalerl.study.record import ArmPlan, StudyRecord
 from scalerl.study.verdict.arm_fits import FittedRun
 from scalerl.view.numbers import as_mapping

@@ -13,12 +13,12 @@ import numpy as np
 
 from scalerl.curve.fit import fit
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.backtest import RIVALS, PointForecast
+from scalerl.forecast.baselines import RIVALS, PointForecast
 from scalerl.forecast.scores import interval_score
 from scalerl.record.reader import RunRecord
 from scalerl.study.record import StudyRecord, StudyRun
+from scalerl.view.facts.frozen import FrozenForecast, Outcome, judge
 from scalerl.view.numbers import as_float, as_mapping
-from scalerl.view.run.frozen import FrozenForecast, Outcome, judge
 
 ALIKE = 0.08
 """Shares of the target that differ by no more are pooled."""
@@ -28,7 +28,7 @@ ALIKE = 0.08
 class JudgedForecast:
     """A frozen forecast of a run, what it came to, and the points of the rivals from the same evaluations.
 
-    `rivals` are by the names of `scalerl.forecast.backtest.RIVALS`; one that could not answer is missing.
+    `rivals` are by the names of `scalerl.forecast.baselines.RIVALS`; one that could not answer is missing.
     """
 
     arm: str

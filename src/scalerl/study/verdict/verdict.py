@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from scalerl.curve.result import check_level
-from scalerl.forecast.allocation_table import Allocation
+from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.forecast.effect_tables import Effects
+from scalerl.forecast.splits.table import Allocation
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import (

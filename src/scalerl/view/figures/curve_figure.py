@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.curve_view import Change, CurveView, curve_view
+from scalerl.view.facts.frozen import FrozenForecast
 from scalerl.view.numbers import many, rate
-from scalerl.view.run.curve_view import Change, CurveView, curve_view
-from scalerl.view.run.frozen import FrozenForecast
 from scalerl.view.style import (
     CEILING,
     FORECAST,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.view.facts.curve_view import CurveView, fit_view
+from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.curve_figure import (
     draw_change,
     draw_curve,
@@ -19,8 +21,6 @@ from scalerl.view.figures.curve_figure import (
     sign,
 )
 from scalerl.view.numbers import plain, unit_for
-from scalerl.view.run.curve_view import CurveView, fit_view
-from scalerl.view.run.frozen import Band
 from scalerl.view.style import CEILING, FORECAST, MUTED, inline_svg, new_figure, style
 
 if TYPE_CHECKING:

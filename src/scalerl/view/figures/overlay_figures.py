@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curve.families import Curve
+from scalerl.view.facts.frozen import Band
 from scalerl.view.labels import LOOKS, label_ends
 from scalerl.view.numbers import Unit, plain, rate
-from scalerl.view.run.frozen import Band
 from scalerl.view.style import MUTED, new_figure, plain_rates, style
 
 if TYPE_CHECKING:

@@ -9,21 +9,28 @@ from scalerl.errors import CannotAnswerError, WriteError
 from scalerl.files import write_atomically
 from scalerl.record.reader import RunRecord
 from scalerl.view.assets import page, without_folders
+from scalerl.view.facts.alarm_rows import WHO_CHECKS, alarm_notices, alarm_rows, health_text
+from scalerl.view.facts.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
+from scalerl.view.facts.curve_view import axis_for, ceiling_why, known_ceiling
+from scalerl.view.facts.facts import Rows, apart, counted, environment, head, notes, recipe_sections
+from scalerl.view.facts.frozen import (
+    FrozenForecast,
+    Outcome,
+    frozen_forecasts,
+    judge,
+    main_forecast,
+    sentence,
+)
+from scalerl.view.facts.in_flight import in_flight_rows
+from scalerl.view.facts.standing import Asked, Standing, stand
 from scalerl.view.figures.curve_figure import curve_svg
 from scalerl.view.figures.health_figure import always_zero, health_svg
 from scalerl.view.numbers import DASH, as_mapping, many, percent, rate, rate_interval, unit_for
-from scalerl.view.run.alarm_rows import WHO_CHECKS, alarm_notices, alarm_rows, health_text
-from scalerl.view.run.ceiling import ceiling_text, misfit_in_words, notices, part_that_holds
-from scalerl.view.run.curve_view import axis_for, ceiling_why, known_ceiling
-from scalerl.view.run.facts import Rows, apart, counted, environment, head, notes, recipe_sections
-from scalerl.view.run.frozen import FrozenForecast, Outcome, frozen_forecasts, judge, main_forecast, sentence
-from scalerl.view.run.in_flight import in_flight_rows
 from scalerl.view.run.parameters import NamedFit, parameter_rows
 from scalerl.view.run.roles import ledger_rows, role_rows, roles_svg
 from scalerl.view.run.strata import strata, strata_svg
 from scalerl.view.runs.gathered import fit_or_reason
 from scalerl.view.runs.overlay import OverlayRun
-from scalerl.view.terminal.standing import Asked, Standing, stand
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.ceiling import ceiling_text, to_tell_text
+from scalerl.view.facts.curve_view import known_ceiling
 from scalerl.view.numbers import (
     DASH,
     Unit,
@@ -18,8 +20,6 @@ from scalerl.view.numbers import (
     rate,
     unit_for,
 )
-from scalerl.view.run.ceiling import ceiling_text, to_tell_text
-from scalerl.view.run.curve_view import known_ceiling
 from scalerl.view.runs.gathered import START
 
 NamedFit = tuple[str, Mapping[str, Any]]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.view.facts.facts import Rows
 from scalerl.view.figures.health_figure import in_blocks
 from scalerl.view.numbers import as_float, as_mapping, duration, many, percent, plain
-from scalerl.view.run.facts import Rows
 from scalerl.view.style import FORECAST, INK, LATER, inline_svg, new_figure, style
 
 if TYPE_CHECKING:

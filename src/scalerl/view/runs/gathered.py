@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.errors import CannotAnswerError, printable
-from scalerl.view.run.facts import imported
+from scalerl.view.facts.facts import imported
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.overlay import OverlayRun
 from scalerl.view.assets import without_folders

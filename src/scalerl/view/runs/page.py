@@ -13,7 +13,7 @@ from typing import Any
 from scalerl.errors import WriteError
 from scalerl.files import write_atomically
 from scalerl.view import formats
-from scalerl.view.run.ceiling import sentence
+from scalerl.view.facts.ceiling import sentence
 from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of

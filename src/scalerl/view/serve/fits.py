@@ -15,7 +15,7 @@ from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
 
 if TYPE_CHECKING:
-    from scalerl.view.terminal.standing import Asked, Standing
+    from scalerl.view.facts.standing import Asked, Standing
 
 _LOG = logging.getLogger("scalerl")
 REFIT = 3.0
@@ -65,7 +65,7 @@ class Fits:
 
     def _fit(self, record: RunRecord, axis: str) -> Fitted:
         from scalerl.curve import Points
-        from scalerl.view.terminal.standing import stand
+        from scalerl.view.facts.standing import stand
 
         standing, error = stand(Points.from_record(record, axis), record, self._asked), ""
         try:

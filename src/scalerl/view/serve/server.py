@@ -18,7 +18,7 @@ from scalerl.view.serve.opening import Opening
 from scalerl.view.serve.store import Store
 
 if TYPE_CHECKING:
-    from scalerl.view.terminal.standing import Asked
+    from scalerl.view.facts.standing import Asked
 
 _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -24,7 +24,7 @@ from scalerl.view.serve.listing import Entry
 from scalerl.view.serve.sweep import Sweep
 
 if TYPE_CHECKING:
-    from scalerl.view.terminal.standing import Asked, Standing
+    from scalerl.view.facts.standing import Asked, Standing
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
@@ -287,7 +287,7 @@ class Store:
 
     def _run(self, entry: Entry, record: RunRecord, number: int | None) -> Run:
         from scalerl.curve import Points
-        from scalerl.view.terminal.standing import stand
+        from scalerl.view.facts.standing import stand
 
         name = entry.id if number is None else f"{entry.id}.{number}"
         standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
@@ -304,7 +304,7 @@ class Store:
     def _row(
         self, standing: Standing, about: dict[str, Any], waits: bool = False, error: str = ""
     ) -> dict[str, Any]:
-        from scalerl.view.run.facts import imported, notes
+        from scalerl.view.facts.facts import imported, notes
 
         now = time.time()
         found = standing.to_json(now)

@@ -47,7 +47,7 @@ class Sweep:
             if time.monotonic() >= self._active_due:
                 self._find_changed(self._active)
             return None
-        for module in ("scalerl.curve", "scalerl.view.terminal.standing"):
+        for module in ("scalerl.curve", "scalerl.view.facts.standing"):
             importlib.import_module(module)  # seconds, which must not count as those of the first read
         watch = _Stopwatch()
         entries = self._listing.scan()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.record.reader import RunRecord
 from scalerl.tty import console_for
+from scalerl.view.facts.alarm_rows import alarm_text
+from scalerl.view.facts.ceiling import ceiling_text, to_tell_text
+from scalerl.view.facts.curve_view import axis_for, known_ceiling
+from scalerl.view.facts.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
 from scalerl.view.numbers import percent, rate, rate_interval, unit_for
-from scalerl.view.run.alarm_rows import alarm_text
-from scalerl.view.run.ceiling import ceiling_text, to_tell_text
-from scalerl.view.run.curve_view import axis_for, known_ceiling
-from scalerl.view.run.frozen import FrozenForecast, frozen_forecasts, judge, main_forecast
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.record.alarms import Alarm
+from scalerl.view.facts.alarm_rows import NOT_CHECKED, alarm_text
+from scalerl.view.facts.ceiling import ceiling_text, to_tell_text
+from scalerl.view.facts.curve_view import known_ceiling
+from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.standing import Standing
 from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
-from scalerl.view.run.alarm_rows import NOT_CHECKED, alarm_text
-from scalerl.view.run.ceiling import ceiling_text, to_tell_text
-from scalerl.view.run.curve_view import known_ceiling
-from scalerl.view.run.frozen import frozen_forecasts, judge, main_forecast, sentence
-from scalerl.view.terminal.standing import Standing
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

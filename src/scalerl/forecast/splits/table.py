@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from scalerl.curve.answers import span
 from scalerl.curve.quantiles import Interval
-from scalerl.curve.result import span
 from scalerl.jsonl import plain
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from scalerl.jsonl import flat
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.curve_view import known_ceiling
 from scalerl.view.numbers import (
     DASH,
     Unit,
@@ -21,7 +22,6 @@ from scalerl.view.numbers import (
     rate,
     unit_for,
 )
-from scalerl.view.run.curve_view import known_ceiling
 
 Rows = list[tuple[str, str]]
 """Rows of (label, value)."""

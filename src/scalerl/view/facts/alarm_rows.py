@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.ceiling import Notice
 from scalerl.view.numbers import plain
-from scalerl.view.run.ceiling import Notice
 
 _LONGEST_LIST = 3
 """Alarms that are named; the others are counted."""

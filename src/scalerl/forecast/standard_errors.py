@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from scalerl.curve.families import Curve
+from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver.least_squares import LeastSquares
 from scalerl.errors import CannotAnswerError
 
 _NAMES = ("A", "B", "C_mid", "R_0")

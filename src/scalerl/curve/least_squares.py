@@ -18,9 +18,7 @@ import numpy as np
 
 from scalerl.curve.families import Curve, Family
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver.descent import TOLERANCE, descend, on_bound
-from scalerl.curve.solver.linear import Rows, rows_averaged
-from scalerl.curve.solver.starts import SEARCH_REACH, starts
+from scalerl.curve.solver import SEARCH_REACH, TOLERANCE, Rows, descend, on_bound, rows_averaged, starts
 
 __all__ = ["LOG_B_RANGE", "SEARCH_REACH", "TOLERANCE", "LeastSquares", "least_squares", "least_squares_many"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.record.reader import EvalPoint, RunRecord
+from scalerl.view.facts.ceiling import misfit_in_words
 from scalerl.view.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
-from scalerl.view.run.ceiling import misfit_in_words
 
 REACHED = 0.05
 """An evaluation counts as the outcome if its compute lies within this share of the forecast's target.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scalerl.curve.result import span
+from scalerl.curve.answers import span
 from scalerl.record.reader import unit_of
 from scalerl.view.numbers import family_weights, one_unit
 

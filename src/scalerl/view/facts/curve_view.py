@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record.reader import RunRecord
+from scalerl.view.facts.ceiling import misfit_in_words, part_that_holds
+from scalerl.view.facts.frozen import Band, FrozenForecast
 from scalerl.view.numbers import Unit, as_float, as_mapping, pair, percent, unit_for
-from scalerl.view.run.ceiling import misfit_in_words, part_that_holds
-from scalerl.view.run.frozen import Band, FrozenForecast
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit

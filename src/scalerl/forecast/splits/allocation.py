@@ -8,7 +8,7 @@ From a grid of runs (P, n), each with its curve, at every budget C:
        are averaged
     2. surface: response = q(log P, log n) + g_cell, q a quadratic with smaller terms of third and fourth
        order. Slopes have a scale, all that bends another, and g, what q cannot follow, a third; the three are
-       integrated over their priors (`scalerl.forecast.mixed`). As q is right near the top only, g also has a
+       integrated over their priors (`scalerl.forecast.splits.mixed`). As q is right near the top only, g also has a
        share (`BELOW`) of what a cell lies below the best one: far cells hardly say where the top is
     3. draws of q, and of its highest place within the hull of the grid, at its edge too
 
@@ -31,14 +31,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalerl.curve.answers import check_level
 from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import Interval, tails
-from scalerl.curve.result import Fit, check_level
+from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior, shifted, theta_moments
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.allocation_table import Allocation, AtBudget, Best, Growth
-from scalerl.forecast.hull import places_within
-from scalerl.forecast.mixed import LinearPosterior, half_t, linear_posterior
+from scalerl.forecast.splits.hull import places_within
+from scalerl.forecast.splits.mixed import LinearPosterior, half_t, linear_posterior
+from scalerl.forecast.splits.table import Allocation, AtBudget, Best, Growth
 
 SLOPE_SCALE, BEND_SCALE, OFF_SCALE = 0.05, 0.05, 0.005
 """Scales of the half-t priors, in pass rate from the middle of the grid to its edge: slopes, what bends, and

@@ -24,7 +24,7 @@ from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast, Points
-    from scalerl.curve.result import Chance
+    from scalerl.curve.answers import Chance
 
 _RECENT = 6
 """Evaluations over which the speed is measured: a run that was resumed is judged by what came after."""

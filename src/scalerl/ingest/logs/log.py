@@ -1,6 +1,6 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
-Formats (`scalerl.ingest.sources`) make it; what the names mean is told by `scalerl.ingest.vocabulary`.
+Formats (`scalerl.ingest.sources`) make it; what the names mean is told by `scalerl.ingest.vocabularies.vocabulary`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import counted, printable
-from scalerl.ingest.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
-from scalerl.ingest.vocabulary import is_of_evaluation
+from scalerl.ingest.logs.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
+from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
 
 MOST_NAMES = 5000
@@ -130,7 +130,7 @@ class Room:
 class LogBuilder:
     """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
 
-    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.order`). Logs of one
+    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.logs.order`). Logs of one
     source share one `room`.
     """
 

@@ -1,0 +1,413 @@
+"""The search for the least squares of a curve, of many runs and from many starts side by side.
+
+    starts        the deepest valleys of a grid over all shapes
+    best_linear   the best (R_0, A) once the shape of the curve is given: the linear parameters
+    descend       Levenberg-Marquardt in theta = (log B, log C_mid), the linear parameters projected out
+                  (Golub and Pereyra, 1973, with the Jacobian of Kaufman, 1975)
+
+What is linear follows from `gram` (., ., M), the sums over the rows of the products of h = 1 - g (the
+derivative of the curve by R_0), g (by A, the share of the gain), whatever else is asked about, and y, which
+is last.
+
+Shapes: S runs, N rows (shorter runs are padded with weight 0), K cells of the grid, M searches under way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.curve.families import Family
+from scalerl.curve.sample import Sample
+
+TOLERANCE = 5.0
+"""Log-likelihood below the best at which another minimum is no longer reported."""
+_STEPS, _GAUSS_NEWTON = 300, 8  # most steps of a search, and those before the second derivatives join
+_CLOSE = 5e-7  # a step in theta so short is the last
+
+# A state is one array (40, M), so that one call takes or replaces all of it. By rows: theta within its
+# bounds; the best (R_0, A) there; how A follows log B and log C_mid, where it is free; then two matrices.
+# `_NORMAL` (3, 3) is that of log B, log C_mid and the residual, once what (R_0, A) can follow is projected
+# out: its last column holds the gradient and the sum of squares. `_GRAM` (5, 5) holds the sums over the rows
+# of products of the derivatives of the curve by R_0, A, log B and log C_mid, and of y. In both, the
+# derivatives by log B and log C_mid lack a factor A - R_0.
+_THETA, _R_0, _A, _FOLLOW, _NORMAL, _GRAM = slice(2), 2, 3, slice(4, 6), slice(6, 15), slice(15, 40)
+_BB, _BC, _CC, _BR, _CR, _RSS = 6, 7, 10, 8, 11, 14  # of the normal matrix, R the residual
+_TOWARD = slice(_BR, _CR + 1, _CR - _BR)
+
+# How far the model is believed, (2, M): Marquardt's damping, and the longest step; and their least and most.
+_TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
+
+
+class Found(NamedTuple):
+    """Where searches ended: theta (2, M), the best (R_0, A) there, and which were not given up."""
+
+    theta: np.ndarray
+    R_0: np.ndarray
+    A: np.ndarray
+    kept: np.ndarray
+
+
+def descend(rows: Rows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray) -> Found:
+    """Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, for M searches side by side."""
+    m = len(run)
+    ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
+    state, trust = _evaluate(rows, family, theta), np.ones((2, m))
+    trust[0] = 1e-3
+    for count in range(1, _STEPS + 1):
+        bend = None if count <= _GAUSS_NEWTON else _bend(rows, family, state)
+        trial = clip(state[_THETA] + _step(rows, state, box, trust, bend), *box)
+        moved = np.abs(trial - state[_THETA])
+        ends = np.maximum(moved[0], moved[1]) < _CLOSE
+        new = _evaluate(rows, family, trial)
+        better = new[_RSS] <= state[_RSS] + rows.exact
+        relief = 0.03 if bend is None else 0.2
+        if np.count_nonzero(better) == len(better):
+            state, trust = new, trust * np.array([[relief], [3.0]])
+        else:
+            state = np.where(better, new, state)
+            trust = trust * np.where(better, [[relief], [3.0]], [[10.0], [0.3]])
+            ends |= trust[0] > 1e10
+        trust = clip(trust, *_TRUSTED)
+        if count in (2, 5) and len(active) > 1:
+            spare = _spare(rows, run[active], state)
+            kept[active[spare]] = False
+            ends |= spare
+        if count == _STEPS:
+            ends[:] = True
+        if np.count_nonzero(ends):
+            ended[:, active[ends]] = state[: len(ended), ends]
+            left = np.flatnonzero(~ends)
+            if not len(left):
+                break
+            active, rows = active[left], rows.take(left)
+            state, trust, box = state[:, left], trust[:, left], box[:, :, left]
+    return Found(ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept))
+
+
+def _spare(rows: Rows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Searches less likely than the best of their run by far more than `TOLERANCE`, or on its heels."""
+    order = np.lexsort((state[_RSS], run))
+    first = np.concatenate([[True], run[1:] != run[:-1]])  # `run` is sorted
+    best = order[first][np.cumsum(first) - 1]
+    rss = np.maximum(state[_RSS], 0.0) + rows.exact
+    far = rows.n * np.log(rss / rss[best]) > 4 * TOLERANCE
+    theta = state[_THETA]
+    apart = np.abs(theta - theta[:, best])
+    near = (apart[0] < 0.1) & (apart[1] * np.exp(theta[0]) < 0.1)
+    near[best] = False
+    return far | near
+
+
+def _evaluate(rows: Rows, family: Family, theta: np.ndarray) -> np.ndarray:
+    m, n = rows.y.shape
+    basis, state = np.empty((m, 5, n)), np.empty((40, m))
+    g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
+    np.subtract(1.0, g, out=basis[:, 0])
+    basis[:, 1] = g
+    np.negative(by_log_c, out=basis[:, 3])
+    basis[:, 4] = rows.y
+    gram = state[_GRAM].reshape(5, 5, m)
+    gram[...] = ((basis * rows.w[:, None]) @ basis.transpose(0, 2, 1)).transpose(1, 2, 0)
+    state[_THETA] = theta
+    state[_R_0], state[_A], inside, rest, over = best_linear(rows, gram)
+    normal = (
+        eliminate(rest, over)
+        if np.count_nonzero(inside) == m
+        else projected(rows, gram, state[_R_0], state[_A])
+    )
+    state[_NORMAL] = normal.reshape(9, m)
+    np.multiply(rest[0, 1:3], (state[_R_0] - state[_A]) * over, out=state[_FOLLOW])
+    return state
+
+
+def _step(
+    rows: Rows, state: np.ndarray, box: np.ndarray, trust: np.ndarray, bend: np.ndarray | None
+) -> np.ndarray:
+    """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
+    A, R_0 = state[_A], state[_R_0]
+    step = _solve(state, state[_NORMAL], A - R_0, box, trust, bend)
+    by_b, by_c = state[_FOLLOW] * step
+    beyond = (A + by_b + by_c > rows.high) & (rows.high > A)
+    if np.count_nonzero(beyond):
+        # A would follow beyond its bound: the step along the bound instead
+        gram, A = state[_GRAM].reshape(5, 5, -1), rows.high
+        R_0 = (
+            clip((gram[0, 4] - A * gram[0, 1]) / np.maximum(gram[0, 0], 1e-300), rows.low, A)
+            if rows.free
+            else R_0
+        )
+        along = projected(rows, gram, R_0, A).reshape(9, -1)
+        step = np.where(beyond, _solve(state, along, A - R_0, box, trust, bend), step)
+    return step
+
+
+def _solve(
+    state: np.ndarray,
+    normal: np.ndarray,
+    gain: np.ndarray,
+    box: np.ndarray,
+    trust: np.ndarray,
+    bend: np.ndarray | None,
+) -> np.ndarray:
+    """The step in theta (2, M) of a normal matrix: what lies on a bound and wants to go beyond is held."""
+    bb, bc, toward_b, _, cc, toward_c = normal[:6]
+    gain = np.maximum(gain, 1e-12)
+    if bend is not None:
+        whole = np.array([bb, bc, cc]) + bend / (gain * gain)
+        convex = (whole[0] > 0) & (whole[0] * whole[2] > whole[1] * whole[1])
+        bb, bc, cc = np.where(convex, whole, [bb, bc, cc])
+    theta = state[_THETA]
+    low, high = theta <= box[0], theta >= box[1]
+    if np.count_nonzero(low) or np.count_nonzero(high):
+        toward = np.array([toward_b, toward_c])
+        held = (low & (toward < 0)) | (high & (toward > 0))
+        toward_b, toward_c = np.where(held, 0.0, toward)
+        bc = np.where(held.any(axis=0), 0.0, bc)
+    damping, reach = trust
+    more = 1.0 + damping
+    bb, cc = bb * more + 1e-300, cc * more + 1e-300
+    det = bb * cc
+    det = np.maximum(det - bc * bc, 1e-14 * det + 1e-300) * gain
+    step = np.empty_like(theta)
+    step[0], step[1] = toward_b * cc - bc * toward_c, toward_c * bb - bc * toward_b
+    step /= det
+    far = np.maximum(np.abs(step[0]), np.abs(step[1]) * (0.5 * np.exp(theta[0])))
+    return step * (reach / np.maximum(far, reach))
+
+
+def _bend(rows: Rows, family: Family, state: np.ndarray) -> np.ndarray:
+    """What the Hessian of half the sum of squares has beyond Gauss-Newton's, by differences; (3, M).
+
+    By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
+    where residuals are large or the valley is bent it saves hundreds of steps.
+    """
+    m = state.shape[1]
+    gain = state[_A] - state[_R_0]
+    # To the side where A stays on its bound, or off it: across, another function begins.
+    h = np.where((state[_FOLLOW] > 0) == (rows.high > state[_A]), -1e-7, 1e-7)
+    near = np.concatenate([state[_THETA], state[_THETA]], axis=1)
+    near[0, :m] += h[0]
+    near[1, m:] += h[1]
+    there = _evaluate(rows.take(np.tile(np.arange(m), 2)), family, near)
+    slope = ((there[_A] - there[_R_0]) * there[_TOWARD]).reshape(2, 2, m)
+    (bb, bc), (cb, cc) = ((gain * state[_TOWARD])[:, None] - slope) / h
+    bend = np.array([bb, 0.5 * (bc + cb), cc])
+    return bend - gain * gain * state[[_BB, _BC, _CC]]
+
+
+def on_bound(theta: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Which of theta lie on their bounds."""
+    return (theta <= low) | (theta >= high)
+
+
+GRID_ROWS = 24
+"""The grid sees the rows averaged to so many, or fewer."""
+
+
+def rows_averaged(n: int) -> int:
+    """How many consecutive ones of n rows the grid averages to one."""
+    return -(-n // GRID_ROWS)
+
+
+class Rows(NamedTuple):
+    """Runs side by side; `y` is measured from `base`, the mean of the run or its given R_0."""
+
+    log_c: np.ndarray
+    y: np.ndarray
+    w: np.ndarray
+    one: np.ndarray  # sums of w and of w y^2
+    yy: np.ndarray
+    exact: np.ndarray  # what rounding leaves of a sum of squares
+    n: np.ndarray
+    base: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    free: bool
+
+    @classmethod
+    def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> Rows:
+        """Runs with `bounds` of (R_0, A), either of which may be infinite."""
+        n = max(len(s) for s in samples)
+        n += -n % rows_averaged(n)
+        log_c, y, w = np.zeros((3, len(samples), n))
+        for i, s in enumerate(samples):
+            log_c[i, : len(s)], y[i, : len(s)], w[i, : len(s)] = s.log_c_N, s.y_N, s.weight_N
+        free = samples[0].r0 is None
+        one = w.sum(axis=1)
+        base = (w * y).sum(axis=1) / one if free else np.array([s.r0 for s in samples], dtype=float)
+        y -= base[:, None]
+        count = np.array([len(s) for s in samples], dtype=float)
+        yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
+        return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, free)
+
+    def take(self, index: np.ndarray) -> Rows:
+        """Those of some runs, or of a run several times."""
+        if len(index) == 1 == len(self.y):
+            return self
+        return Rows(*[v[index] for v in self[:-1]], free=self.free)
+
+    def coarse(self) -> Rows:
+        """Consecutive rows averaged to `GRID_ROWS` or fewer, for the grid."""
+        s, n = self.y.shape
+        each = rows_averaged(n)
+        if each == 1:
+            return self
+        w, wx, wy = (
+            v.reshape(s, -1, each).sum(axis=2) for v in (self.w, self.w * self.log_c, self.w * self.y)
+        )
+        over = 1.0 / np.maximum(w, 1e-300)
+        return self._replace(log_c=wx * over, y=wy * over, w=w)
+
+
+def best_linear(
+    rows: Rows, gram: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The best (R_0, A) within the bounds, and where that is the best of all; then the rest of the products
+    once R_0 is projected out, and one over the first of them."""
+    if rows.free:
+        over_hh = 1.0 / np.maximum(gram[0, 0], 1e-300)
+        rest = eliminate(gram, over_hh)
+        over = 1.0 / np.maximum(rest[0, 0], 1e-13 * gram[1, 1] + 1e-300)
+        A = rest[0, -1] * over
+        R_0 = (gram[0, -1] - A * gram[0, 1]) * over_hh
+        inside = (rows.low <= R_0) & (R_0 <= A) & (rows.high >= A)
+    else:
+        rest = gram[1:, 1:]
+        over = 1.0 / np.maximum(rest[0, 0], 1e-300)
+        A = rest[0, -1] * over
+        R_0, inside = np.zeros_like(A), (A >= 0) & (rows.high >= A)
+    if np.count_nonzero(inside) < len(inside):
+        edge_R_0, edge_A = _on_edge(rows, gram)
+        R_0, A = np.where(inside, R_0, edge_R_0), np.where(inside, A, edge_A)
+    return R_0, A, inside, rest, over
+
+
+def _on_edge(rows: Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The best (R_0, A) where the best of all is outside of the bounds: A = R_0, A = high or R_0 = low."""
+    hh, hg, hy, gg, gy = gram[0, 0], gram[0, 1], gram[0, -1], gram[1, 1], gram[1, -1]
+    low, high = rows.low, rows.high
+    zero = np.zeros_like(gg)
+    if not rows.free:
+        return zero, clip(gy / np.maximum(gg, 1e-300), zero, high)
+    level = clip(zero, low, high)  # the mean of y is 0
+    edges = [(level, level)]
+    if np.isfinite(high).all():
+        edges.append((clip((hy - high * hg) / np.maximum(hh, 1e-300), low, high), high))
+    if np.isfinite(low).all():
+        edges.append((low, clip((gy - low * hg) / np.maximum(gg, 1e-300), low, high)))
+    R_0, A = np.array(edges).transpose(1, 0, 2)
+    rss = R_0 * (R_0 * hh + 2 * A * hg - 2 * hy) + A * (A * gg - 2 * gy)
+    best = rss.argmin(axis=0), np.arange(len(gg))
+    return R_0[best], A[best]
+
+
+def projected(rows: Rows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
+    """The normal matrix (3, 3, M) of a state; those of (R_0, A) that lie on a bound follow nothing."""
+    gram = gram.copy()
+    gram[:, 4] -= R_0 * gram[:, 0] + A * gram[:, 1]  # y is now the residual
+    gram[4, 4] -= R_0 * gram[0, 4] + A * gram[1, 4]
+    gram[4, :4] = gram[:4, 4]
+    free_R_0, free_A = (rows.low < R_0) & rows.free, rows.high > A
+    scale = gram[1, 1]
+    gram = eliminate(gram, free_R_0 / np.maximum(gram[0, 0], 1e-300))
+    return eliminate(gram, free_A / np.maximum(gram[0, 0], 1e-13 * scale + 1e-300))
+
+
+def eliminate(gram: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """The products of all columns but the first, once they are orthogonal to it; `over` is 1 / its square."""
+    with_first = gram[0, 1:]
+    return gram[1:, 1:] - with_first[:, None] * (with_first * over)
+
+
+def clip(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """`np.clip`, which is slow on small arrays."""
+    return np.minimum(np.maximum(value, low), high)
+
+
+SEARCH_REACH = 100.0
+"""C_mid is searched from the smallest positive compute over this to the largest compute times this."""
+
+
+_STARTS = 3
+
+
+_EVEN = np.linspace(0, 1, 11)
+"""Where the grid of log B lies in its range."""
+
+
+_ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
+
+
+_BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
+"""Where that of log C_mid lies: the share along the range of the data, and beyond it of the reach."""
+
+
+def starts(
+    rows: Rows, family: Family, span: np.ndarray, log_b_range: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray]:
+    """For every run the deepest local minima of the grid, and a step; (run (M,), theta (2, M))."""
+    coarse = rows.coarse()
+    log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
+    log_b = log_b_range[0] + (log_b_range[1] - log_b_range[0]) * _EVEN
+    s, nb, nm = len(span), len(log_b), log_mid.shape[1]
+    x = coarse.log_c[:, None] - log_mid[:, :, None]
+    g = family.share(np.exp(log_b)[:, None, None], x[:, None]).reshape(s, nb * nm, -1)
+    rss = np.full((s, nb + 2, nm + 2), np.inf)
+    inner = rss[:, 1:-1, 1:-1]
+    inner[...] = _rough_rss(coarse, g).reshape(s, nb, nm)
+    low = np.minimum(np.minimum(rss[:, :-2], rss[:, 2:]), rss[:, 1:-1])
+    low = np.minimum(np.minimum(low[:, :, :-2], low[:, :, 2:]), low[:, :, 1:-1])
+    depth = np.where(inner <= low, inner, np.inf).reshape(s, -1)
+    each = np.arange(s)[:, None]
+    cells = np.argsort(depth, axis=1, kind="stable")[:, :_STARTS]
+    run, rank = np.nonzero(depth[each, cells] < np.inf)
+    cell = cells[run, rank]
+    theta = np.array([log_b[cell // nm], log_mid[run, cell % nm]])
+    stepped, step_mid = _steps(rows, depth.min(axis=1))
+    if not len(stepped):
+        return run, theta
+    run = np.concatenate([run, stepped])
+    theta = np.concatenate([theta, [np.full(len(stepped), log_b[-1]), step_mid]], axis=1)
+    order = np.argsort(run, kind="stable")
+    return run[order], theta[:, order]
+
+
+def _steps(rows: Rows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The runs that a step describes nearly as well as the grid did, with `rss`, and where; (M,) each.
+
+    Steep curves have valleys as narrow as the distance of two evaluations, which a grid passes over.
+    """
+    weight, total = np.cumsum(rows.w, axis=1), np.cumsum(rows.w * rows.y, axis=1)
+    before, after = weight[:, :-1], rows.one[:, None] - weight[:, :-1]
+    y_before, y_after = total[:, :-1], total[:, -1:] - total[:, :-1]
+    sound = (after > 1e-9 * rows.one[:, None]) & (rows.log_c[:, :-1] > -np.inf)
+    mean_before, mean_after = y_before / before, y_after / np.where(sound, after, 1.0)
+    if not rows.free:
+        mean_before = np.zeros_like(before)
+    gain = y_before * mean_before + y_after * mean_after
+    gain = np.where(sound & (mean_after > mean_before), gain, 0.0)
+    best = gain.argmax(axis=1)
+    each = np.arange(len(best))
+    gain = gain[each, best]
+    left = np.maximum(rows.yy - gain, rows.exact) / np.maximum(rows.yy + rss, rows.exact)
+    run = np.flatnonzero((gain > 0) & (rows.n * np.log(left) < 4 * TOLERANCE))
+    log_mid = 0.5 * (rows.log_c[each, best] + rows.log_c[each, best + 1])
+    return run, log_mid[run]
+
+
+def _rough_rss(rows: Rows, g: np.ndarray) -> np.ndarray:
+    """Sums of squares (S, K), less a constant, of shares (S, K, N); a gain beyond the bounds is cut."""
+    w, one = rows.w[:, :, None], rows.one[:, None]
+    gy = (g @ (w * rows.y[:, :, None]))[:, :, 0]
+    gg = ((g * g) @ w)[:, :, 0]
+    gain_max = rows.high[:, None]
+    if rows.free:
+        mean = (g @ w)[:, :, 0] / one
+        gg -= mean * mean * one
+        gain_max = np.minimum(gain_max / (1.0 - mean + 1e-9), -rows.low[:, None] / (mean + 1e-9))
+    gain = np.minimum(np.maximum(gy / (gg + 1e-12 * one), 0.0), gain_max)
+    return gain * (gain * gg - 2 * gy)
