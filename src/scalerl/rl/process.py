@@ -63,7 +63,8 @@ def masked_signals() -> Iterator[None]:
 
 
 def leave_signals() -> None:
-    """Called in a process that was started with `masked_signals`: the trainer answers signals, and ends it.
+    """Have no signal of `STOPPING` end this process, which was started with `masked_signals`: the trainer
+    handles them, and ends its processes itself.
 
     A handler, and neither SIG_IGN nor the mask, which whatever is started from here would inherit.
     """
