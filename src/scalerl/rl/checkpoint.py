@@ -192,7 +192,7 @@ def write_whole(folder: Path, write: Write) -> None:
         folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
         aside.mkdir()
         write_manifest(aside, write(aside))
-        for path in sorted(aside.rglob("*"), reverse=True):
+        for path in (*aside.rglob("*"), aside):  # the names in a folder are synced with the folder
             sync(path)
         aside.rename(folder)
         sync(folder.parent)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scalerl.errors import WorkerError
+from scalerl.errors import ScalerlError
 from scalerl.rl.setup import load_generator, load_verifier
 from scalerl.rl.types import Prompt, Weights
 
@@ -105,7 +105,7 @@ class Evaluator:
         future: Future[Evaluation] = Future()
         try:
             future.set_result(self.evaluate(weights, version))
-        except WorkerError as error:  # of the processes that verify
+        except ScalerlError as error:  # of the processes that verify, or of a task
             future.set_exception(error)
         return future
 

@@ -309,6 +309,10 @@ class _Run:
             return True
         if until <= self._spent():
             return False
+        with self.clock.stopped(), self._saved_first():
+            if not self._forecast(self._spent() / budget, forecaster):  # where it was stopped, and again
+                self._save()
+                raise KeyboardInterrupt
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
@@ -377,13 +381,19 @@ class _Run:
     def _evaluate(self, step: Step, share: float, forecaster: Forecaster | None) -> None:
         if self.agenda.evaluates(share):
             self.evaluations.ask(step.index, self.learner.weights())
+        if self._forecast(share, forecaster):
+            self.evaluations.write_finished(self.stop)
+
+    def _forecast(self, share: float, forecaster: Forecaster | None) -> bool:
+        """Freeze the forecast that is due; false where the run stops first: a resume freezes it before its
+        first step, of the same evaluations."""
         if self.agenda.to_freeze(share) and forecaster and share < 1:
             # Nothing is trained until the forecast is frozen.
             if not self.evaluations.write_finished(self.stop, most=0):
-                return  # the run stops: it is frozen once it has gone on
+                return False
             self._freeze(forecaster)
         self.agenda.froze(share)
-        self.evaluations.write_finished(self.stop)
+        return True
 
     @contextmanager
     def _saved_first(self) -> Iterator[None]:
