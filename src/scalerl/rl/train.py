@@ -352,7 +352,7 @@ class _Run:
                 f"{error}; the record is whole: free space, and {resume_line(folder)} goes on to its end"
             ) from error
         drop_asides(folder / "checkpoints", step)
-        if self.place.moved():
+        if self.folder != self.place.path:
             raise MovedError(f"{self._moved_to()}: it has come to its end, and is whole there")
 
     def state(self) -> dict[str, Any]:
@@ -420,7 +420,7 @@ class _Run:
         self.view.forecast = row
 
     def _checkpoint(self, step: Step, at_cut: bool) -> None:
-        moved, stopped = self.place.moved() is not None, self.stop.is_set()
+        moved, stopped = self.folder != self.place.path, self.stop.is_set()
         ends = at_cut or moved or self.health.pause_for is not None
         if ends:
             # There is time, unless something is about to end this process.
