@@ -41,6 +41,15 @@ def jsonl(folder: Path, rows: Sequence[Row]) -> Path:
     return lines(folder / "log.jsonl", named)
 
 
+def prime_rl(folder: Path, rows: Sequence[Row]) -> Path:
+    """A folder with a file of each process; the evaluations are the orchestrator's."""
+    for name in ("trainer", "orchestrator"):
+        (folder / "run" / name).mkdir(parents=True)
+    lines(folder / "run" / "trainer" / "metrics.jsonl", ({"step": r["step"], "loss/mean": 0.1} for r in rows))
+    lines(folder / "run" / "orchestrator" / "metrics.jsonl", rows)
+    return folder / "run"
+
+
 def verl(folder: Path, rows: Sequence[Row]) -> Path:
     return lines(folder / "verl.jsonl", ({"step": row["step"], "data": metrics(row)} for row in rows))
 
@@ -239,7 +248,13 @@ def run_folder(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path, Sequence[Row]], Path]] = {
-    **{"jsonl": jsonl, "verl": verl, "verl-console": console, "trainer-state": trainer_state},
+    **{
+        "jsonl": jsonl,
+        "prime-rl": prime_rl,
+        "verl": verl,
+        "verl-console": console,
+        "trainer-state": trainer_state,
+    },
     **{"mlflow": mlflow, "trackio": trackio, "parquet": parquet, "wandb-csv": wandb_csv, "wandb": wandb},
     **{"tensorboard": tensorboard, "table-csv": table_csv, "table-jsonl": table_jsonl},
     "run-folder": run_folder,

@@ -161,7 +161,7 @@ def test_a_resumed_run_is_one(logged, tmp_path):
     log = read_one(resumed(logged, tmp_path, (first, None), (second, None)))
     assert values(log, "loss") == {n: n for n in range(7)} | {n: 100 + n for n in range(7, 12)}
     assert log.config == {"part": 1, "only0": 0, "only1": 1}
-    assert any("the run was restarted after step 6" in note for note in log.notes)
+    assert any("the run was restarted at step 7" in note for note in log.notes)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     folders[0].rename(tmp_path / "wandb" / "run-zz")  # the order is that of time, not of names
     assert values(read_one(tmp_path), "loss") == values(log, "loss")

@@ -15,36 +15,19 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import counted, printable
-from scalerl.ingest.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
-from scalerl.ingest.vocabulary import is_of_evaluation
+from scalerl.ingest.order import Arranged, Cells, Rows, Series, Uncounted, arrange, code_of, steps_of
+from scalerl.ingest.vocabulary import is_of_evaluation, is_of_training
 from scalerl.left_out import NO_STEP, SUPERSEDED
 
 MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
 _LAST_LINE = 2**32 - 1
 _SHOWN_RESTARTS = 3
+_OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv"))
+"""Formats whose rows are lines of a text, which a reader can look up."""
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 """How trackers write what JSON has no number for."""
 _AT_ONCE = 2**16  # times that are sorted at once
-
-
-@dataclass(frozen=True)
-class Series:
-    """One metric: its values in the order of their steps, each step once."""
-
-    step_N: np.ndarray
-    """Whole numbers, rising, as floats."""
-    value_N: np.ndarray
-    time_N: np.ndarray
-    """Unix seconds; NaN where they were not logged."""
-
-    def __len__(self) -> int:
-        return len(self.step_N)
-
-    def at(self, step: float) -> float:
-        """The last value at or before a step; NaN where there is none."""
-        n = int(np.searchsorted(self.step_N, step, side="right"))
-        return float(self.value_N[n - 1]) if n else math.nan
 
 
 @dataclass(frozen=True)
@@ -63,7 +46,7 @@ class Log:
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
     """What had to be passed over or mended, in sentences."""
-    omitted: Mapping[str, Omitted] = field(default_factory=dict)
+    omitted: Mapping[str, Uncounted] = field(default_factory=dict)
     """Of every metric the values that do not count, and why."""
 
     def time_series(self) -> Series:
@@ -161,7 +144,7 @@ class LogBuilder:
         """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
 
         What is no number is counted as such where the metric is wanted; None is a cell without a value.
-        `line` is its number in the file, where it has one.
+        `line` is its number in the file, where it has one; kept for formats of lines alone.
         """
         row, kept = -1, 0
         for name, value in values.items():
@@ -224,17 +207,16 @@ class LogBuilder:
         rows = Rows(
             np.frombuffer(self._steps),
             np.frombuffer(self._times),
-            np.frombuffer(self._lines, dtype=np.uintc),
+            np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES),
             self._streams,
         )
         cells = {name: column.cells() for name, column in self._columns.items()}
-        found = arrange(rows, cells, is_of_evaluation)
-        metrics = {name: Series(one.step_V, one.value_V, one.time_V) for name, one in found.values.items()}
+        found = arrange(rows, cells, is_of_training, is_of_evaluation)
         return Log(
             self._source,
             self._format,
             self._name,
-            metrics,
+            found.values,
             tuple(self._names),
             self.config,
             (*self.notes, *_notes(found), *self._long_name_notes()),
@@ -281,22 +263,25 @@ def _is_answer(value: Any) -> bool:
 
 def _notes(found: Arranged) -> list[str]:
     """What was put in order, in sentences; the reader of a metric reports its evaluations."""
-    left = {SUPERSEDED: 0, NO_STEP: 0}
-    for omitted in found.omitted.values():
-        for code, n in zip(*np.unique(omitted.reason_V, return_counts=True), strict=True):
-            if (reason := reason_of(int(code))) in left:
-                left[reason] += int(n)
-    notes = []
-    if found.restarts:
-        shown = "; ".join(map(steps_of, found.restarts[:_SHOWN_RESTARTS]))
-        more = len(found.restarts) - _SHOWN_RESTARTS
-        shown += f"; and {more} times more" * (more > 0)
+    superseded, without_step = (
+        sum(int(np.sum(one.reason_V == code_of(reason))) for one in found.omitted.values())
+        for reason in (SUPERSEDED, NO_STEP)
+    )
+    restarts, notes = found.restarts.found, []
+    if restarts:
+        shown = "; ".join(map(steps_of, restarts[:_SHOWN_RESTARTS]))
+        more = len(restarts) - _SHOWN_RESTARTS
+        shown += f"; and {counted(more, 'time')} more" * (more > 0)
+        notes.append(f"the run was restarted {shown} ({counted(superseded, 'value')} of all metrics)")
+    if found.restarts.is_cut:
         notes.append(
-            f"the run was restarted {shown} the later rows count "
-            f"({counted(left[SUPERSEDED], 'value')} of all metrics superseded)"
+            f"the steps of training go back too often: after {counted(len(restarts), 'restart')} no more "
+            "are looked for; are these several runs in one log?"
         )
-    if left[NO_STEP]:
-        notes.append(f"{counted(left[NO_STEP], 'value')} left out: a step is a whole number of 0 or more")
+    if without_step:
+        notes.append(
+            f"{counted(without_step, 'value')} left out, whose step is not a whole number of 0 or more"
+        )
     return notes
 
 

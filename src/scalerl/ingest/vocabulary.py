@@ -8,6 +8,7 @@ in no name (verl writes it so, verl/utils/tracking.py).
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -104,7 +105,7 @@ def is_like(name: str, pattern: str) -> bool:
 
 _EVALUATION = re.compile(
     r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
-    r"|^pass_rate$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
+    r"|^(?:pass_rate|n_prompts|n_samples|mean_p_1mp)$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
     re.IGNORECASE,
 )
 
@@ -113,6 +114,28 @@ _EVALUATION = re.compile(
 def is_of_evaluation(name: str) -> bool:
     """Whether a metric, by its name, is one of evaluations, which may be logged long after their step."""
     return _EVALUATION.search(name) is not None
+
+
+_OF_TRAINING = ("train_reward", "ratio_clipped", "age_mean", "kl", "grad_norm", "loss", "lr")
+_OF_TRAINING += ("step_seconds", "tokens", "samples")
+"""Roles of what an evaluator does not log; lengths, entropies and counters so far it may."""
+_OF_EITHER = re.compile(r"(?:.*/)?(?:accuracy|acc|success_rate|scores?)", re.DOTALL)
+
+
+@functools.lru_cache(2**16)
+def is_of_training(name: str) -> bool:
+    """Whether a metric, by its name, is one that only a step of training logs, under whatever prefix."""
+    if is_of_evaluation(name) or _OF_EITHER.fullmatch(name):
+        return False
+    return _training_names().fullmatch(name) is not None
+
+
+@functools.cache
+def _training_names() -> re.Pattern[str]:
+    from scalerl.ingest.trainers import VOCABULARIES
+
+    roles = (getattr(vocabulary, role) for vocabulary in VOCABULARIES for role in _OF_TRAINING)
+    return re.compile(rf"(?:.*/)?{_any_of(itertools.chain(*roles)).pattern}", re.DOTALL)
 
 
 @functools.cache
