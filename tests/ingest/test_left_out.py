@@ -251,7 +251,8 @@ def test_an_odd_list_in_a_config_is_passed_over(tmp_path, capsys, odd):
 
 
 def test_every_reason_has_its_places_where_many_are_left_out(tmp_path):
-    made = [{"step": s, "eval_reward": 0.5 if s % 4 else math.nan, "loss": 0.1} for s in range(1, 1001)]
+    rate = TRUTH(np.arange(1.0, 1002.0)).tolist()
+    made = [{"step": s, "eval_reward": rate[s] if s % 4 else math.nan} for s in range(1, 1001)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     assert main(["ingest", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "run")]) == 0
     for path in ("x.jsonl", "run"):
