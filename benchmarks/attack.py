@@ -5,8 +5,8 @@
 Every input of `attack_corpus.py`, some 700, is written into a folder that is removed, and given to the
 command that reads such things, in a process forked once everything is imported. A fault is a traceback or a
 warning of NumPy's, more than 10 s of CPU or 1 GB of memory, an end that is not of the documented exit
-statuses, a refusal of what is sound, or evaluations kept and left out that are not as many as the input holds,
-where it is not damaged. With any of them the status is 1.
+statuses, a refusal of what is sound, or evaluations kept and left out that are not as many as an undamaged
+input holds. With any of them the status is 1.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ TABLE_COLUMNS = Limit(20_000, "columns", "export fewer of them")
 RUNS = Limit(1000, "runs", "choose one (--run), or a folder with fewer of them")
 """That are read at once; those that are not asked for do not count."""
 FOUND = Limit(20_000, "runs in one file or folder", "split it")
-VALUES = Limit(25_000_000, "values of metrics that could be of use", "log every tenth step")
-"""At 24 bytes each."""
+VALUES = Limit(6_000_000, "values of metrics that could be of use", "log every tenth step")
+"""At 130 bytes each while a log of one metric is put in order: 3 million took 440 MB. With several metrics a
+row they take fewer."""
 EVALUATIONS = Limit(200_000, "evaluations", "read fewer runs at once, or keep every tenth row")
 """Of all runs together, and rows of a table of points."""
 TOML = Limit(2**20, "bytes in a recipe or a study", "write less, or put what is long into files")

@@ -259,4 +259,4 @@ def test_every_reason_has_its_places_where_many_are_left_out(tmp_path):
         found = fit(load_run(tmp_path / path), max_compute=990)
         nan, above = found.left_out.rows()
         assert ("step" in nan, nan.endswith("and 238 more")) == (True, True)
-        assert "above max_compute: steps 991, 993, 994, 995, 997, 998, 999" in above
+        assert above.startswith("7 evaluations left out, above max_compute: steps 991")
