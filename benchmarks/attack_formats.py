@@ -195,13 +195,18 @@ def event_record(data: bytes) -> bytes:
     return length + next(checks) + data + next(checks)
 
 
+def is_float(value: object) -> bool:
+    """Whether a writer of TensorBoard's takes a value for a scalar."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 3e38)
+
+
 def event(row: Row) -> bytes:
     """A row of scalars; a value that is no float is left out, as writers do."""
     values = b""
     for name, value in metrics(row).items():
-        if (isinstance(value, int | float) and abs(value) < 3e38) or value != value:
+        if is_float(value) and not abs(value) >= 3e38:
             values += field(1, field(1, name.encode()) + b"\x15" + struct.pack("<f", value))
-        elif isinstance(value, float):
+        elif is_float(value):
             wide = b"\x08\x02" + field(4, struct.pack("<d", value))  # a tensor of float64
             values += field(1, field(1, name.encode()) + field(8, wide))
     step = int(row["step"]) if math.isfinite(row["step"]) else 0

@@ -66,8 +66,7 @@ class LeftOut:
         """From all of them, in the order of their steps."""
         found = list(omitted)
         counts = Counter(one.reason for one in found)
-        share = max(MOST // max(len(counts), 1), 1)
-        items = [one for reason in counts for one in [o for o in found if o.reason == reason][:share]]
+        items = _shared(found)
         return cls(metric, tuple(counts.items()), tuple(items), ending)
 
     @classmethod
@@ -98,14 +97,14 @@ class LeftOut:
             return cls()
         reasons, items = found.get("reasons"), found.get("evaluations")
         counts = [
-            (reason, n)
+            (reason, number)
             for reason, n in (reasons.items() if isinstance(reasons, Mapping) else ())
-            if reason in _WHY and isinstance(n, int) and n > 0
+            if reason in _WHY and (number := _whole(n) or 0) > 0
         ]
         listed = [
-            Omitted(one["reason"], _whole(one.get("step")), _whole(one.get("line")))
+            Omitted(why, _whole(one.get("step")), _whole(one.get("line")))
             for one in (items if isinstance(items, Sequence) else ())[:MOST]
-            if isinstance(one, Mapping) and one.get("reason") in _WHY
+            if isinstance(one, Mapping) and isinstance(why := one.get("reason"), str) and why in _WHY
         ]
         texts = [printable(str(found.get(name) or ""))[:500] for name in ("metric", "ending")]
         return cls(texts[0], tuple(counts), tuple(listed), texts[1])
@@ -116,7 +115,7 @@ class LeftOut:
     def joined(self, other: LeftOut) -> LeftOut:
         """These and others of the same run."""
         counts = Counter(dict(self.counts)) + Counter(dict(other.counts))
-        items = (*self.items, *other.items)[:MOST]
+        items = tuple(_shared([*self.items, *other.items]))
         return LeftOut(self.metric or other.metric, tuple(counts.items()), items, self.ending or other.ending)
 
     def sentences(self) -> tuple[str, ...]:
@@ -186,6 +185,8 @@ def _span(steps: Sequence[int | None]) -> str:
 def _places(items: Sequence[Omitted], total: int) -> str:
     """Steps where they are known, with the lines where these are; else lines; empty without either."""
     shown = items[:_SHOWN]
+    if not shown:  # of a config.json that counts more than it lists
+        return "not listed"
     if all(one.step is not None for one in shown):
         with_lines = all(one.line is not None for one in shown)
         names = [f"{one.step} (line {one.line})" if with_lines else f"{one.step}" for one in shown]
@@ -199,9 +200,16 @@ def _places(items: Sequence[Omitted], total: int) -> str:
     return f"{word}{'s' * (total != 1)} {', '.join(names)}{more}"
 
 
+def _shared(found: Sequence[Omitted]) -> list[Omitted]:
+    """The first of every reason, each with the same share of `MOST`."""
+    reasons = dict.fromkeys(one.reason for one in found)
+    share = max(MOST // max(len(reasons), 1), 1)
+    return [one for reason in reasons for one in [o for o in found if o.reason == reason][:share]]
+
+
 def _whole(value: Any) -> int | None:
-    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return int(value) if is_whole else None
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
+    return value if is_whole else None
 
 
 NONE = LeftOut()

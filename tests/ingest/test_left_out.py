@@ -284,3 +284,34 @@ def test_what_the_cuts_leave_out_is_named(tmp_path, capsys):
 def test_a_metric_without_a_single_number_is_named(tmp_path):
     with pytest.raises(Exception, match="50 evaluations of 'eval_reward' left out, NaN: steps 2"):
         load_run(jsonl(tmp_path, dict.fromkeys(rates(), math.nan)))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"evaluations": [{"reason": []}, {"reason": {}}]},
+        {"evaluations": [{"reason": "NaN", "step": 10**400, "line": 1e999}], "reasons": {"NaN": 10**400}},
+        {"evaluations": [{"reason": "NaN", "step": math.nan}], "reasons": {"NaN": []}},
+        {"evaluations": {"reason": "NaN"}, "reasons": [["NaN", 1]]},
+    ],
+)
+def test_an_odd_list_in_a_config_is_passed_over(tmp_path, capsys, odd):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"schema": 1, "name": "run", "left_out": odd}))
+    lines = (json.dumps({"step": s, "pass_rate": 0.2 + s / 500}) + "\n" for s in range(0, 120, 10))
+    (run / "evals.jsonl").write_text("".join(lines))
+    assert main(["fit", str(run), "--x", "steps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"]["total"] == 0
+
+
+def test_every_reason_has_its_places_where_many_are_left_out(tmp_path):
+    rate = TRUTH(np.arange(1.0, 1002.0)).tolist()
+    made = [{"step": s, "eval_reward": rate[s] if s % 4 else math.nan} for s in range(1, 1001)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    assert main(["ingest", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "run")]) == 0
+    for path in ("x.jsonl", "run"):
+        found = fit(load_run(tmp_path / path), max_compute=990)
+        nan, above = found.left_out.rows()
+        assert ("step" in nan, nan.endswith("and 238 more")) == (True, True)
+        assert above.startswith("7 evaluations left out, above max_compute: steps 991")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from scalerl import limits
-from scalerl.errors import counted, printable
+from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.order import Arranged, Cells, Rows, Series, Uncounted, arrange, code_of, steps_of
 from scalerl.ingest.vocabulary import is_of_evaluation, is_of_training
 from scalerl.left_out import NO_STEP, SUPERSEDED
@@ -106,8 +107,17 @@ class Room:
     def add_values(self, n: int) -> None:
         """So many more values; raise an InputError if they are too many."""
         self._values += n
-        if self._values > limits.VALUES.most:
-            limits.VALUES.check(self._values, self._source)
+        limits.VALUES.check(self._values, self._source)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What a run takes within; one that cannot be read gives all of it back."""
+        before = self._columns, self._values
+        try:
+            yield
+        except (InputError, OSError):
+            self._columns, self._values = before
+            raise
 
 
 class LogBuilder:
@@ -161,7 +171,7 @@ class LogBuilder:
                 continue
             if row < 0:
                 row = self._add_row(step, time, line)
-            column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+            column = self._columns.get(name) or self._new_column(name)
             if number is None:
                 if not _is_answer(value):
                     continue
@@ -176,7 +186,7 @@ class LogBuilder:
         """Whether a value is kept of a metric that has had no number yet."""
         if number is not None and math.isfinite(number):
             return self._is_wanted(name)
-        return (number is not None or _is_answer(value)) and self._wanted(name)
+        return (number is not None or _is_answer(value)) and (name in self._columns or self._asks_for(name))
 
     def extend(self, step_R: np.ndarray, time_R: np.ndarray) -> int:
         """Many rows at once, whose values `fill` adds; returns the number of the first."""
@@ -191,7 +201,7 @@ class LogBuilder:
         if np.isfinite(value_V).any() and not self._is_wanted(name):
             return
         self._room.add_values(len(row_V))
-        column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+        column = self._columns.get(name) or self._new_column(name)
         column.texts.frombytes((text_V + len(column.rows)).astype(np.uintc).tobytes())
         column.rows.frombytes(np.asarray(row_V, dtype=np.uintc).tobytes())
         column.numbers.frombytes(np.asarray(value_V, dtype=float).tobytes())
@@ -219,28 +229,26 @@ class LogBuilder:
             found.values,
             tuple(self._names),
             self.config,
-            (*self.notes, *_notes(found), *self._long_name_notes()),
+            (*self.notes, *_notes(found), *long_names(self._long_names)),
             found.omitted,
         )
-
-    def _long_name_notes(self) -> list[str]:
-        if not self._long_names:
-            return []
-        left_out = f"{counted(self._long_names, 'value')} left out"
-        return [f"{left_out}, of names with more than {limits.NAME.most:,} characters"]
 
     def _is_wanted(self, name: str) -> bool:
         known = self._names.get(name)
         if known is None:
-            if len(name) > limits.NAME.most:
-                self._long_names += 1
-                return False
-            known = self._wanted(name)
-            if known:
-                self._room.add_column()
-            if known or len(self._names) < MOST_NAMES:
+            known = self._asks_for(name)
+            if known or (len(self._names) < MOST_NAMES and len(name) <= limits.NAME.most):
                 self._names[name] = known
         return known
+
+    def _asks_for(self, name: str) -> bool:
+        """Whether the metric is wanted; one with too long a name is counted, and not looked for."""
+        self._long_names += len(name) > limits.NAME.most
+        return len(name) <= limits.NAME.most and self._wanted(name)
+
+    def _new_column(self, name: str) -> _Column:
+        self._room.add_column()
+        return self._columns.setdefault(name, _Column())
 
 
 class _Column:
@@ -254,6 +262,12 @@ class _Column:
         row_V = np.frombuffer(self.rows, dtype=np.uintc).astype(np.intp)
         text_V = np.frombuffer(self.texts, dtype=np.uintc).astype(np.intp)
         return Cells(row_V, np.frombuffer(self.numbers), text_V)
+
+
+def long_names(n: int) -> list[str]:
+    """A note of so many values whose names are too long; none of none."""
+    what = f"of names with more than {limits.NAME.most:,} characters"
+    return [f"{counted(n, 'value')} left out, {what}"] if n else []
 
 
 def _is_answer(value: Any) -> bool:

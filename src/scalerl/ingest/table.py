@@ -281,20 +281,20 @@ def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table
 
 
 def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
-    header = next((line for line in BoundedLines(io.BytesIO(data), source) if line.strip()), None)
-    if header is None:  # but for what is white in Unicode alone
+    lines = BoundedLines(io.BytesIO(data), source)
+    header = next(lines.filled([line] for line in lines), [""])[0]
+    if not header:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     lines = BoundedLines(io.BytesIO(data), source)
     reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
     allow_long_cells()
     rows = _Rows(source, y, wanted)
     try:
-        filled = (cells for cells in reader if "".join(cells).strip())
+        filled = lines.filled(reader)
         columns = tuple(name.strip() for name in next(filled, []))
         limits.TABLE_COLUMNS.check(len(columns), source)
         places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
         for cells in filled:
-            lines.row_ended()
             if len(cells) > len(columns):
                 raise InputError(_too_many(source, reader.line_num, cells, columns))
             # A line may be shorter than the first.

@@ -34,7 +34,7 @@ from scalerl.files import sync
 from scalerl.rl.lora import plain_state
 from scalerl.rl.manifest import Sums, check_manifest, write_manifest
 
-FORMAT = 3
+FORMAT = 4
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
