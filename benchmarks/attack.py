@@ -5,8 +5,8 @@
 Every input of `attack_corpus.py`, some 700, is written into a folder that is removed, and given to the
 command that reads such things, in a process forked once everything is imported. A fault is a traceback or a
 warning of NumPy's, more than 10 s of CPU or 1 GB of memory, an end that is not of the documented exit
-statuses, a refusal of what is sound, or an evaluation that is neither kept nor named as left out. With any of
-them the status is 1.
+statuses, a refusal of what is sound, or evaluations kept and left out that are not as many as an undamaged
+input holds. With any of them the status is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import gc
 import io
 import json
 import os
-import re
 import resource
 import signal
 import sys
@@ -41,10 +40,6 @@ WAIT_SECONDS = 120.0
 """Of the clock, after which an input counts as one that is waited for."""
 _MOST_BYTES = 8 << 30
 """Address space of a process, so that a fault does not take the machine with it."""
-_NAMED = re.compile(
-    r"(\d[\d,]*) (?:\w+ )?(?:value|row|cell|record|column|place)s?\b"
-    r"(?=[^.;]*(?:left out|passed over|replaced|damaged|no number|without))"
-)
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,11 @@ def attack(one: Input, slowness: float = 1.0) -> Outcome:
     return Outcome(one.format, one.name, seconds, megabytes, kind, text[-1][:300] if text else "")
 
 
-def _written(one: Input, folder: Path) -> tuple[str, int]:
-    return str(one.write(folder)), one.evaluations()
+def _written(one: Input, folder: Path) -> tuple[str, int | None]:
+    return str(one.write(folder)), one.evaluations() if one.evaluations is not None else None
 
 
-def _forked(work: Callable[[], tuple[str, int]]) -> tuple[str, int]:
+def _forked(work: Callable[[], tuple[str, int | None]]) -> tuple[str, int | None]:
     """What `work` returns, done in a process of its own: what it needs is no memory of this one then."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -160,7 +155,14 @@ def _wait(child: int, slowness: float) -> tuple[int, float, float, bool]:
 
 
 def _judged(
-    one: Input, holds: int, status: int, seconds: float, megabytes: float, waited: bool, out: str, err: str
+    one: Input,
+    holds: int | None,
+    status: int,
+    seconds: float,
+    megabytes: float,
+    waited: bool,
+    out: str,
+    err: str,
 ) -> str:
     if waited:
         return "HANG"
@@ -174,24 +176,16 @@ def _judged(
         return "REFUSED, though sound"
     if status and err.count("\n") != 1:
         return "REFUSED in several lines"
-    if not status and (lost := holds - accounted(out)) > 0:
-        return f"LOST {lost} evaluations"
+    if not status and holds is not None and (found := accounted(out)) != holds:
+        return f"ACCOUNTS for {found} of {holds} evaluations"
     return {0: "read", 2: "refused", 3: "cannot answer"}[status]
 
 
 def accounted(text: str) -> int:
-    """The evaluations that the JSON of a command accounts for.
-
-    Those kept, those left out by step and reason, and rows that warnings name as unreadable.
-    """
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return sys.maxsize  # a page; nothing is left out of it that the run folder has
+    """The evaluations that the JSON of `ingest` or `fit` accounts for: those kept, and those left out."""
+    found = json.loads(text)
     runs = found.get("runs", [found])
-    kept = sum(run.get("evaluations", run.get("points", 0)) + run["left_out"]["total"] for run in runs)
-    warnings = [warning for run in runs for warning in run.get("warnings", ())]
-    return kept + sum(int(n.replace(",", "")) for warning in warnings for n in _NAMED.findall(warning))
+    return sum(run.get("evaluations", run.get("points", 0)) + run["left_out"]["total"] for run in runs)
 
 
 def slowness() -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import attack_bombs
-from attack_formats import PASS_RATE, SECONDS, WRITERS, Row, run_folder
+from attack_formats import PASS_RATE, SECONDS, WRITERS, Row, is_float, run_folder
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Input:
     name: str
     write: Callable[[Path], Path | str]
     command: str = "ingest"
-    evaluations: Callable[[], int] = int
-    """How many it holds; those that come twice count twice, and one that is no finite number counts."""
+    evaluations: Callable[[], int] | None = None
+    """How many it holds; those that come twice count twice, and one that is no finite number counts. None
+    where that cannot be known, as of a damaged one."""
     must_read: bool = False
     """Whether a refusal is a fault, too."""
 
@@ -107,6 +108,17 @@ _OWN = {"table-csv": "fit", "table-jsonl": "fit", "run-folder": "fit"}
 """What is read by other commands than ingest."""
 
 
+def held(format: str, found: Sequence[Row]) -> int:
+    """The evaluations that the log of these rows holds."""
+    if format == "tensorboard":  # whose writers leave out what is no float
+        found = [row for row in found if is_float(row[PASS_RATE])]
+    elif format == "verl-console":  # a number as it is printed, and no text
+        found = [r for r in found if not isinstance(r[PASS_RATE], str) and len(str(r[PASS_RATE])) <= 50]
+    elif format == "wandb-csv":  # a line a step
+        return len({(row["step"], row.get("run")) for row in found})
+    return len(found)
+
+
 def of_rows() -> Iterator[Input]:
     for format, write in WRITERS.items():
         for name, (made, must_read) in ROWS.items():
@@ -116,12 +128,8 @@ def of_rows() -> Iterator[Input]:
             def put(folder: Path, write=write, made=made) -> Path:  # noqa: ANN001
                 return write(folder, made())
 
-            def holds(name=name, made=made) -> int:  # noqa: ANN001
-                return (
-                    0
-                    if "columns" in name
-                    else sum(isinstance(row.get(PASS_RATE), int | float) for row in made())
-                )
+            def holds(format=format, made=made) -> int:  # noqa: ANN001
+                return held(format, made())
 
             yield Input(format, name, put, _OWN.get(format, "ingest"), holds, must_read)
 

@@ -41,6 +41,15 @@ def jsonl(folder: Path, rows: Sequence[Row]) -> Path:
     return lines(folder / "log.jsonl", named)
 
 
+def prime_rl(folder: Path, rows: Sequence[Row]) -> Path:
+    """A folder with a file of each process; the evaluations are the orchestrator's."""
+    for name in ("trainer", "orchestrator"):
+        (folder / "run" / name).mkdir(parents=True)
+    lines(folder / "run" / "trainer" / "metrics.jsonl", ({"step": r["step"], "loss/mean": 0.1} for r in rows))
+    lines(folder / "run" / "orchestrator" / "metrics.jsonl", rows)
+    return folder / "run"
+
+
 def verl(folder: Path, rows: Sequence[Row]) -> Path:
     return lines(folder / "verl.jsonl", ({"step": row["step"], "data": metrics(row)} for row in rows))
 
@@ -186,13 +195,18 @@ def event_record(data: bytes) -> bytes:
     return length + next(checks) + data + next(checks)
 
 
+def is_float(value: object) -> bool:
+    """Whether a writer of TensorBoard's takes a value for a scalar."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 3e38)
+
+
 def event(row: Row) -> bytes:
     """A row of scalars; a value that is no float is left out, as writers do."""
     values = b""
     for name, value in metrics(row).items():
-        if (isinstance(value, int | float) and abs(value) < 3e38) or value != value:
+        if is_float(value) and not abs(value) >= 3e38:
             values += field(1, field(1, name.encode()) + b"\x15" + struct.pack("<f", value))
-        elif isinstance(value, float):
+        elif is_float(value):
             wide = b"\x08\x02" + field(4, struct.pack("<d", value))  # a tensor of float64
             values += field(1, field(1, name.encode()) + field(8, wide))
     step = int(row["step"]) if math.isfinite(row["step"]) else 0
@@ -239,7 +253,13 @@ def run_folder(folder: Path, rows: Sequence[Row]) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path, Sequence[Row]], Path]] = {
-    **{"jsonl": jsonl, "verl": verl, "verl-console": console, "trainer-state": trainer_state},
+    **{
+        "jsonl": jsonl,
+        "prime-rl": prime_rl,
+        "verl": verl,
+        "verl-console": console,
+        "trainer-state": trainer_state,
+    },
     **{"mlflow": mlflow, "trackio": trackio, "parquet": parquet, "wandb-csv": wandb_csv, "wandb": wandb},
     **{"tensorboard": tensorboard, "table-csv": table_csv, "table-jsonl": table_jsonl},
     "run-folder": run_folder,

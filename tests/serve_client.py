@@ -31,6 +31,20 @@ def settled(client, fits=True):
     raise AssertionError("the runs are not fitted")
 
 
+def until(store, holds):
+    """Look at the folder until something holds of the rows."""
+    for _ in range(1200):
+        store.refresh()
+        if holds(store.listed()["runs"]):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the change is not shown")
+
+
+def any_waits(rows):
+    return any(row["waits"] for row in rows)
+
+
 def logs_of_trl(folder):
     """Two logs of another trainer with a pass rate in percent, and one that does not rise."""
     for name, scale in (("trl-0", 1.0), ("trl-1", 0.9), ("flat", 0.0)):

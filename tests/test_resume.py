@@ -2,8 +2,12 @@
 
 import json
 import math
+import multiprocessing
+import os
 import shutil
+import signal
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -12,14 +16,16 @@ import pytest
 
 from cut_runs import CutError, cut_at, lines, record_and_weights, run
 from record_checker import check
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError, WorkerError, WriteError
 from scalerl.record.reader import RunRecord, final_folder
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state
 from scalerl.rl.config.lora import Lora
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.rl.config.settings import Checkpointing, Evaluation, Local
+from scalerl.rl.config.settings import Checkpointing, Evaluation, Local, Steps
+from scalerl.rl.learner.build import load_learner
+from scalerl.rl.train import train
 from small_runs import small_recipe
 
 STEPS = 14
@@ -147,6 +153,48 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(recipe, tmp_path, damage, 
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
 
 
+def test_a_checkpoint_without_a_file_that_another_process_wrote_is_none(recipe, tmp_path, caplog):
+    """A folder of the node alone, say: the older checkpoint stays."""
+
+    def load(*arguments):
+        learner = load_learner(*arguments)
+        saver = learner.saver
+
+        def of_two_nodes(near, resumable=True):
+            write, whole = saver(near, resumable), learner.version <= 3
+            return lambda folder: write(folder) | ({} if whole else {"learner/__1_0.distcp": [3, 4]})
+
+        learner.saver = of_two_nodes
+        return learner
+
+    with pytest.raises(CutError):
+        run(
+            replace(recipe, checkpoint=Checkpointing(3, keep=1)), tmp_path / "run", watch=cut_at(8), load=load
+        )
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00003"]
+    assert "learner/__1_0.distcp: written by another process and not there" in caplog.text
+
+
+def test_an_evaluation_that_a_new_process_cannot_make_leaves_a_checkpoint(recipe, tmp_path):
+    """The model's folder is gone for a while, as the process that evaluates is lost."""
+    model = shutil.copytree(recipe.model, tmp_path / "model")
+    recipe = replace(recipe, model=str(model), checkpoint=Checkpointing(steps=0))
+
+    def lose(progress):
+        if progress.step == 1 and model.exists():
+            model.rename(tmp_path / "away")
+            next(p for p in multiprocessing.active_children() if p.name == "evaluation").kill()
+
+    with pytest.raises(WorkerError, match=r"--resume goes on, and makes it"):
+        train(recipe, tmp_path / "run", model, watch=lose)
+    (tmp_path / "away").rename(model)
+    last = lines(tmp_path / "run" / "steps.jsonl")[-1]["step"]
+    assert (tmp_path / "run" / "checkpoints" / f"step-{last:05d}").is_dir()
+    record = run(recipe, tmp_path / "run", resume=True)
+    assert [point.step for point in record.evals] == [0, 3, 6, 9, 12, 14]
+    assert check(tmp_path / "run") == []
+
+
 def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_path, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
@@ -261,6 +309,28 @@ def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
     run(replace(recipe, checkpoint=Checkpointing(steps=5)), tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("trainers", [(4, 1), (1, 4)], ids=str)
+def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe, tmp_path, trainers):
+    def on(n):
+        def load(*arguments):
+            learner = load_learner(*arguments)
+            learner.trainers = n
+            return learner
+
+        return load
+
+    with pytest.raises(CutError):
+        run(recipe, tmp_path / "run", watch=cut_at(8), load=on(trainers[0]))
+    run(recipe, tmp_path / "run", resume=True, load=on(trainers[1]))
+    assert check(tmp_path / "run") == []  # no counter falls
+    steps, used = lines(tmp_path / "run" / "steps.jsonl"), (0.0, 0.0)
+    for row in steps:
+        n = trainers[0] if row["step"] <= 6 else trainers[1]  # the checkpoint is of step 6
+        held = sum(row["device_seconds"][role] for role in ("generate", "train", "idle"))
+        assert held - used[0] == pytest.approx(n * (row["wall_seconds"] - used[1]))
+        used = held, row["wall_seconds"]
+
+
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
     recipe = replace(recipe, placement=Local(generators=2), rows=2)  # most groups wait
     with pytest.raises(CutError):
@@ -281,3 +351,35 @@ def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp
     assert steps[-1]["restarted"] == len(saved["generator"]["in_flight"]) > 0
     assert not np.isnan(record.evals[-1].pass_rate)
     shutil.rmtree(tmp_path / "run")
+
+
+def test_a_run_that_is_stopped_at_a_milestone_freezes_that_forecast_first(recipe, tmp_path):
+    """After step 2 of 3: the step after that is the last one, for which nothing is to be forecast."""
+    recipe = replace(recipe, budget=Steps(3), evaluation=Evaluation(count=3, samples=1, forecast_at=(0.6,)))
+
+    def forecaster(run, axis, target):
+        return {"axis": axis, "target": target, "of": [point.step for point in run.evals]}
+
+    run(recipe, tmp_path / "whole", forecaster=forecaster)
+    stop = threading.Event()
+
+    def suspend(progress):
+        if progress.step == 1 and not waiting:
+            evaluation = next(p for p in multiprocessing.active_children() if p.name == "evaluation")
+            assert evaluation.pid
+            os.kill(evaluation.pid, signal.SIGSTOP)  # so that the milestone waits for it
+            waiting.append(threading.Thread(target=stop_at_two))
+            waiting[0].start()
+
+    def stop_at_two():
+        while len(lines(tmp_path / "run" / "steps.jsonl")) < 2:
+            time.sleep(0.01)
+        stop.set()
+
+    waiting = []
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run", recipe.model, forecaster=forecaster, watch=suspend, stop=stop)
+    assert not (tmp_path / "run" / "forecasts.jsonl").exists()
+    run(recipe, tmp_path / "run", resume=True, forecaster=forecaster)
+    forecasts = [lines(tmp_path / name / "forecasts.jsonl") for name in ("run", "whole")]
+    assert forecasts[0] == forecasts[1] == [{"axis": "steps", "target": 3.0, "of": [0, 1, 2]}]

@@ -109,6 +109,8 @@ FOREIGN = [
     b'{"step": "x", "device_seconds": 3}\n',
     b'{"step": 9, "device_seconds": {"train": "x"}, "flops": {}, "tokens": {}}\n',
     b'{"step": true, "device_seconds": {}, "flops": {}, "tokens": {}}\n',
+    b'{"step": 9, "device_seconds": {"train": 1%s}, "flops": {}, "tokens": {}}\n' % (b"0" * 400),
+    b'{"step": NaN, "device_seconds": {}, "flops": {}, "tokens": {}}\n',
     b"[" * 5000 + b"\n",
     b'{"step": 9, "device',
 ]

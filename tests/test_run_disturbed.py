@@ -215,7 +215,9 @@ def test_final_weights_of_another_step_than_the_record_are_an_error(recipe, whol
     (path / name).write_text("".join(rows[:-1]))
     before = content(path)
     last = json.loads(rows[-2])["step"]
-    with pytest.raises(InputError, match=rf"final is of step {STEPS}, and {name} ends at step {last}: put"):
+    with pytest.raises(
+        InputError, match=rf"final holds the weights of step {STEPS}, and {name} ends at step {last}: put"
+    ):
         run(recipe, path, resume=True)
     assert main(["train", str(path), "--resume"]) == 2
     assert f"scalerl train {path} --restart" in capsys.readouterr().err

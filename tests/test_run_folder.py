@@ -12,6 +12,7 @@ from killed_at import DONE, KILLED, killed_at
 from scalerl.errors import InputError, WriteError
 from scalerl.record.folder import RunFolder
 from scalerl.record.writer import RunWriter
+from scalerl.rl.loop.resume import check_begun
 
 
 def lines(path):
@@ -73,11 +74,11 @@ def test_lines_go_to_the_folder_that_was_opened_wherever_it_is_moved(tmp_path):
     writer = RunWriter(tmp_path / "run", {"name": "mine"})
     writer.step({"step": 1})
     (tmp_path / "run").rename(tmp_path / "moved")
-    assert writer.folder.moved() == tmp_path / "moved"
+    assert writer.folder.here() == tmp_path / "moved"
     other = RunWriter(tmp_path / "run", {"name": "another"})  # which takes the place that is free
     writer.step({"step": 2})
     other.step({"step": 7})
-    assert (writer.folder.here(), other.folder.moved()) == (tmp_path / "moved", None)
+    assert (writer.folder.here(), other.folder.here()) == (tmp_path / "moved", tmp_path / "run")
     assert lines(tmp_path / "moved" / "steps.jsonl") == [{"step": 1}, {"step": 2}]
     assert lines(tmp_path / "run" / "steps.jsonl") == [{"step": 7}]
     assert sum(writer.lengths().values()) == 2 * len('{"step": 1}\n')
@@ -105,7 +106,7 @@ def test_a_link_to_a_run_folder_is_its_path(tmp_path):
     (tmp_path / "run").symlink_to("there")
     writer = RunWriter(tmp_path / "run", {})
     writer.step({"step": 1})
-    assert writer.folder.moved() is None
+    assert writer.folder.here() == tmp_path / "run"
     assert (tmp_path / "there" / "steps.jsonl").exists()
 
 
@@ -154,7 +155,8 @@ def test_what_is_set_apart_is_whole_and_what_is_no_part_of_a_run_stays(tmp_path)
         RunFolder.claim(path, new=True).close()  # a new run may begin there
 
 
-def test_setting_apart_that_is_killed_at_any_moment_is_ended_later(tmp_path):
+@pytest.mark.parametrize("resumed", [False, True], ids=["restarted again", "resumed, then restarted again"])
+def test_setting_apart_that_is_killed_at_any_moment_leaves_the_run_whole(tmp_path, resumed):
     path = tmp_path / "run"
     for step in range(1, 200):
         before = {str(file) for file in a_run(path)} - {"notes.txt"}
@@ -164,15 +166,69 @@ def test_setting_apart_that_is_killed_at_any_moment_is_ended_later(tmp_path):
 
         status = killed_at(step, path, set_apart)
         place = RunFolder.claim(path)
-        is_there = (path / "config.json").exists()
-        assert is_there or not (path / ".before.part").exists()  # it is the run, or it is apart
+        found = {str(file.relative_to(path)) for file in path.rglob("*")} - {"notes.txt"}
+        apart = {str(file.relative_to(path / "before-1")) for file in (path / "before-1").rglob("*")}
+        assert before in (found, apart), step
+        goes_on = resumed and before == found
+        if goes_on:
+            writer = RunWriter.resume(place, {"steps.jsonl": len('{"step": 1}\n')})
+            writer.step({"step": 2})
+            writer.close()
         place.set_apart()
         place.close()
+        assert not (path / "before-2").exists()
         found = {str(file.relative_to(path / "before-1")) for file in (path / "before-1").rglob("*")}
         assert found == before, step
+        steps = [{"step": 1}, {"step": 2}][: 1 + goes_on]
+        assert lines(path / "before-1" / "steps.jsonl") == steps
         shutil.rmtree(path)
         if status == DONE:
             assert step > 8
             return
         assert status == KILLED
     pytest.fail("it did not come to its end")
+
+
+def test_what_an_older_restart_left_halfway_is_overwritten_by_no_other(tmp_path):
+    path = tmp_path / "run"
+    a_run(path)
+    (path / ".before.part" / "checkpoints" / "step-00002").mkdir(parents=True)
+    (path / ".before.part" / "steps.jsonl").write_text('{"step": 7}\n')
+    place = RunFolder.claim(path)
+    assert place.set_apart() == path / "before-2"
+    assert lines(path / "before-1" / "steps.jsonl") == [{"step": 7}]
+    assert lines(path / "before-2" / "steps.jsonl") == [{"step": 1}]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda path: RunWriter(path, {}), lambda path: RunFolder.claim(path, new=True), check_begun],
+    ids=["written", "new", "resumed"],
+)
+def test_a_cut_under_way_is_applied_to_no_other_run(tmp_path, start):
+    """As `rm -r run/*` leaves it behind a resume that was killed."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".cut.part").write_text('{"cut": {"steps.jsonl": 0}}\n')
+    with pytest.raises(InputError, match=r"run/\.cut\.part exists already: .* remove it"):
+        start(path)
+    assert [file.name for file in path.iterdir()] == [".cut.part"]
+
+
+def test_a_claim_that_fails_leaves_the_folder_unlocked(tmp_path):
+    path, longest = tmp_path / "run", "before-" + "9" * 248  # after which no name is left for another
+    (path / ".before.part").mkdir(parents=True)
+    (path / longest).mkdir()
+    with pytest.raises(InputError, match="nothing can be written there") as error:
+        RunFolder.claim(path)
+    (path / longest).rmdir()
+    RunFolder.claim(path).close()
+    assert error.tb is not None  # which holds what the failed one had opened
+
+
+def test_closing_removes_no_folder_of_another_process(tmp_path):
+    folder = RunFolder.claim(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").mkdir()
+    folder.close()
+    assert (tmp_path / "run").is_dir()

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 
 from growing import TRUTH, Growing
+from scalerl.cli import _follow, main
 from scalerl.cli._data import Source
 from scalerl.cli._follow import Follower
-from scalerl.cli import _follow, main
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.standing import Asked
 from scalerl.view.terminal.watch import view, view_rows

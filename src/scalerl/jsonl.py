@@ -160,19 +160,19 @@ def parse_lines(
     for number, line, ended in lines:
         if not line.strip():
             continue
-        if len(line) > limits.ROW.most:
-            limits.ROW.check(len(line), f"{source}, line {number}")
+        where = f"{source}, line {number}"
+        limits.ROW.check(len(line), where)
         try:
-            row = parse_json(line, f"{source}, line {number}")
+            row = parse_json(line, where)
         except (ValueError, InputError) as error:  # not UTF-8, no JSON, or nested without end
             if not ended:  # the writer was cut off
                 warnings.append(f"{source}: the last line is unfinished (a crash while writing); left out")
                 return
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{source}, line {number}: not JSON ({error})") from error
+            raise InputError(f"{where}: not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise InputError(f"{source}, line {number}: expected one JSON object")
+            raise InputError(f"{where}: expected one JSON object")
         yield number, row
 
 

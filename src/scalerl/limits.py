@@ -50,10 +50,13 @@ NAME = Limit(1000, "characters in a name", "shorten it")
 """Of a metric or a run. Patterns of names are searched in time that grows with the third power of this."""
 COLUMNS = Limit(50_000, "metrics that could be of use, of all runs together", "export fewer metrics or runs")
 TABLE_COLUMNS = Limit(20_000, "columns", "export fewer of them")
-RUNS = Limit(1000, "runs", "choose fewer: one run, or one folder of runs")
-VALUES = Limit(25_000_000, "values of metrics that could be of use", "log every tenth step")
-"""At 24 bytes each."""
-EVALUATIONS = Limit(200_000, "evaluations", "keep fewer rows, every tenth say")
+RUNS = Limit(1000, "runs", "choose one (--run), or a folder with fewer of them")
+"""That are read at once; those that are not asked for do not count."""
+FOUND = Limit(20_000, "runs in one file or folder", "split it")
+VALUES = Limit(6_000_000, "values of metrics that could be of use", "log every tenth step")
+"""At 130 bytes each while a log of one metric is put in order: 3 million took 440 MB. With several metrics a
+row they take fewer."""
+EVALUATIONS = Limit(200_000, "evaluations", "read fewer runs at once, or keep every tenth row")
 """Of all runs together, and rows of a table of points."""
 TOML = Limit(2**20, "bytes in a recipe or a study", "write less, or put what is long into files")
 TEXT = Limit(2**28, "bytes of decoded text in one column", "leave that column out, or shorten its texts")

@@ -1,4 +1,5 @@
-"""Who reads a stream: a person, who gets colours and folded tables, or a pipe, which gets plain text.
+"""Who reads a stream: a person, who gets colours and folded tables, or a pipe, which gets plain text; or
+nobody any more.
 
 NO_COLOR takes the colours away, FORCE_COLOR gives them to a pipe too, and a terminal that is dumb gets what a
 pipe gets. (https://no-color.org, https://force-color.org)
@@ -7,7 +8,8 @@ pipe gets. (https://no-color.org, https://force-color.org)
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TextIO
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,3 +33,28 @@ def console_for(stream: TextIO) -> Console | None:
         color_system="auto" if colours else None,
         width=None if looked_at else _NEVER_FOLDED,
     )
+
+
+class Unfailing:
+    """A stream that drops what it cannot write: the terminal was closed, the reader of the pipe has exited.
+
+    Standard error carries progress and messages, for which no run must end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text`, if it can be written."""
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, if it can be."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the stream's."""
+        return getattr(self._stream, name)

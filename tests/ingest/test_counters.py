@@ -87,15 +87,15 @@ def test_less_than_a_minute_more_is_no_interruption(pause, lost):
 
 
 def test_a_run_that_was_begun_again_counts_once():
-    rows = [(step, 100.0 + 10 * step, {"x": 0.1}) for step in range(6)]
-    rows += [(step, 5000.0 + 10 * step, {"x": 0.2}) for step in range(3, 8)]
+    rows = [(step, 100.0 + 10 * step, {"loss": 0.1}) for step in range(6)]
+    rows += [(step, 5000.0 + 10 * step, {"loss": 0.2}) for step in range(3, 8)]
     restarted = log(rows)
-    assert restarted.metrics["x"].step_N.tolist() == list(range(8))
-    assert restarted.metrics["x"].value_N.tolist() == [0.1] * 3 + [0.2] * 5
+    assert restarted.metrics["loss"].step_N.tolist() == list(range(8))
+    assert restarted.metrics["loss"].value_N.tolist() == [0.1] * 3 + [0.2] * 5
     (note,) = restarted.notes
     assert note == (
-        "the run was restarted after step 2: of steps 3 to 5 the later rows count "
-        "(3 values of all metrics superseded)"
+        "the run was restarted at step 3: what was logged before for steps 3 to 5 is superseded "
+        "(3 values of all metrics)"
     )
     made = counters(restarted, WORDS, devices=1)
     assert made.device_seconds.total_N.tolist() == [10.0 * step for step in range(8)]
@@ -113,13 +113,13 @@ def test_evaluations_that_are_late_are_no_restart():
 @pytest.mark.parametrize("first", [math.nan, 1000.0])
 def test_evaluations_of_a_branch_that_was_given_up_are_forgotten(first):
     rows = [
-        (step, first + step, {"x": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
+        (step, first + step, {"loss": 1.0, **({"late": 0.5} if step % 20 == 0 else {})}) for step in range(95)
     ]
-    rows += [(step, first + 100 + step, {"x": 2.0}) for step in range(50, 70)]
+    rows += [(step, first + 100 + step, {"loss": 2.0}) for step in range(50, 70)]
     found = log(rows)
-    assert found.metrics["x"].step_N.tolist() == list(range(70))
+    assert found.metrics["loss"].step_N.tolist() == list(range(70))
     assert found.metrics["late"].step_N.tolist() == [0, 20, 40]
-    assert "of steps 50 to 94 the later rows count (47 values of all metrics superseded)" in found.notes[0]
+    assert "before for steps 50 to 94 is superseded (47 values of all metrics)" in found.notes[0]
 
 
 def test_only_what_a_restarted_run_had_logged_is_forgotten():

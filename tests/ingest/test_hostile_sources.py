@@ -233,7 +233,7 @@ def test_steps_that_are_no_counts_are_left_out_and_that_is_said(tmp_path, capsys
     odd = {"step": step, "critic/score/mean": 0.1}
     log = write(tmp_path / "log.jsonl", sorted([*rows(), odd], key=lambda row: row["step"]))
     assert main(["ingest", str(log), "-o", str(tmp_path / "run")]) == 0
-    assert "1 value left out: a step is a whole number" in capsys.readouterr().err
+    assert "1 value left out, whose step is not a whole number" in capsys.readouterr().err
     assert [point.step for point in RunRecord.read(tmp_path / "run").evals] == list(range(25))
 
 

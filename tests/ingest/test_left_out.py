@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from event_files import START, event
-from scalerl import fit, load_run, read_table
+from scalerl import InputError, fit, load_run, read_table
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
+from scalerl.record.left_out import LeftOut
 from wandb_files import framed, header, history
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 20.0, 0.2)
@@ -190,6 +191,60 @@ def test_nan_for_a_row_without_an_evaluation_is_no_end(tmp_path):
     run = load_run(tmp_path / "x.parquet")
     assert run.config["left_out"]["ending"] is None
     assert run.config["left_out"]["total"] == 163
+    assert run.config["left_out"]["reasons"] == {"no evaluation": 163}
+    assert any("163 rows left out, without an evaluation of" in text for text in run.warnings)
+
+
+@pytest.mark.parametrize(("every", "last"), [(2, 21), (10, 105)])
+@pytest.mark.parametrize("as_table", [False, True])
+def test_a_column_padded_with_nan_is_no_end_in_any_reader(tmp_path, every, last, as_table):
+    rates = {s: round(0.3 + s / 500, 4) if s % every == 0 else math.nan for s in range(1, last + 1)}
+    if as_table:
+        cells = [f"{s},{s},{'NaN' if math.isnan(rate) else rate}" for s, rate in rates.items()]
+        (tmp_path / "x.csv").write_text("\n".join(["step,gpu_hours,pass_rate", *cells]))
+        points = read_table(tmp_path / "x.csv")
+        left, warnings, steps = points.left_out, points.warnings, points.step_N.tolist()
+    else:
+        run = load_run(jsonl(tmp_path, rates))
+        left, warnings = LeftOut.parse(run.config["left_out"]), run.warnings
+        steps = [point.step for point in run.evals]
+    assert steps == list(range(every, last, every))
+    assert dict(left.counts) == {"no evaluation": last - len(steps)}
+    assert left.ending == ""
+    assert not any("diverged" in text or "evaluations" in text for text in warnings)
+
+
+def test_rows_without_an_evaluation_do_not_choose_the_metric(tmp_path):
+    """Of two columns padded with NaN the one with 3 values was taken, and the one with 20 not."""
+    rows = [
+        {
+            "step": s,
+            "val-core/a/acc/mean@4": 0.3 if s % 30 == 0 else math.nan,
+            "val-core/b/acc/mean@4": 0.4 if s % 5 == 0 else math.nan,
+        }
+        for s in range(1, 101)
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load_run(tmp_path / "x.jsonl")
+    assert [point.step for point in run.evals] == list(range(5, 101, 5))
+
+
+def test_the_compute_of_rows_that_do_not_count_may_be_nan_too(tmp_path):
+    lines = [f"{s},{s},0.{s}" if s < 90 else f"{s},nan,nan" for s in range(10, 121, 10)]
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join(["step,gpu_hours,pass_rate", *lines]))
+    points = read_table(path)
+    assert points.step_N.tolist() == list(range(10, 90, 10))
+    assert "the last 4 of 12 evaluations of 'pass_rate' (33%) are NaN" in points.left_out.ending
+    path.write_text(path.read_text().replace("20,20,0.20", "20,nan,0.20"))
+    with pytest.raises(InputError, match="line 3, column 'gpu_hours': expected a finite number"):
+        read_table(path)
+
+
+def test_a_step_beyond_all_steps_is_named_by_its_line(tmp_path):
+    run = load_run(jsonl(tmp_path, {**dict.fromkeys(range(1, 6), 0.5), 1e300: 0.5}))
+    assert any("whose step is not a whole number of 0 or more: line 6" in text for text in run.warnings)
+    assert max(map(len, run.warnings)) < 300
 
 
 @pytest.mark.parametrize("as_folder", [False, True])
@@ -229,3 +284,34 @@ def test_what_the_cuts_leave_out_is_named(tmp_path, capsys):
 def test_a_metric_without_a_single_number_is_named(tmp_path):
     with pytest.raises(Exception, match="50 evaluations of 'eval_reward' left out, NaN: steps 2"):
         load_run(jsonl(tmp_path, dict.fromkeys(rates(), math.nan)))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"evaluations": [{"reason": []}, {"reason": {}}]},
+        {"evaluations": [{"reason": "NaN", "step": 10**400, "line": 1e999}], "reasons": {"NaN": 10**400}},
+        {"evaluations": [{"reason": "NaN", "step": math.nan}], "reasons": {"NaN": []}},
+        {"evaluations": {"reason": "NaN"}, "reasons": [["NaN", 1]]},
+    ],
+)
+def test_an_odd_list_in_a_config_is_passed_over(tmp_path, capsys, odd):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"schema": 1, "name": "run", "left_out": odd}))
+    lines = (json.dumps({"step": s, "pass_rate": 0.2 + s / 500}) + "\n" for s in range(0, 120, 10))
+    (run / "evals.jsonl").write_text("".join(lines))
+    assert main(["fit", str(run), "--x", "steps", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"]["total"] == 0
+
+
+def test_every_reason_has_its_places_where_many_are_left_out(tmp_path):
+    rate = TRUTH(np.arange(1.0, 1002.0)).tolist()
+    made = [{"step": s, "eval_reward": rate[s] if s % 4 else math.nan} for s in range(1, 1001)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    assert main(["ingest", str(tmp_path / "x.jsonl"), "-o", str(tmp_path / "run")]) == 0
+    for path in ("x.jsonl", "run"):
+        found = fit(load_run(tmp_path / path), max_compute=990)
+        nan, above = found.left_out.rows()
+        assert ("step" in nan, nan.endswith("and 238 more")) == (True, True)
+        assert above.startswith("7 evaluations left out, above max_compute: steps 991")

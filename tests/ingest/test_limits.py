@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from event_files import START, record
+from event_files import START, event, record
 from hostile_logs import alarm
 from scalerl import limits
 from scalerl.cli.main import main
+from scalerl.ingest.formats.table import read_table
 from scalerl.ingest.sources import read_source
 
 MB = 2**20
@@ -62,7 +63,7 @@ WIDE = {"n" * 20_000: {str(n): 0 for n in range(10_000)}}
         ("x.jsonl", '{"step": 1, "a": 1}\n{"step": 2, "x": [' + "{}," * 2_600_000 + "0]}\n", "of memory"),
         ("x.jsonl", '{"step": 1, "a": ' + '{"b": ' * 200 + "1" + "}" * 200 + "}\n", "101 levels of nesting"),
         ("x.csv", '"Step","' + " - ".join(["a"] * 20_000) + '"\n1,0.5\n', "characters in a name"),
-        ("x.csv", '"Step"' + ',"r - reward"' * 14_000 + "\n1,0.5\n", "1,001 runs, and the limit is 1,000"),
+        ("x.csv", '"Step"' + ',"r - reward"' * 14_000 + "\n1,0.5\n", "14,000 runs, and the limit is 1,000"),
         ("x.csv", '"Step"' + ',"r - m"' * 21_000 + "\n1,0.5\n", "21,001 columns, and the limit is 20,000"),
     ],
 )
@@ -216,3 +217,61 @@ def test_evaluations_that_are_nan_in_a_console_log_are_counted(tmp_path, capsys)
         "the last 4 of 12 evaluations of 'critic/score/mean' (33%) are NaN (steps 9 to 12)"
         in capsys.readouterr().err
     )
+
+
+def test_a_run_of_more_runs_than_are_read_at_once_is_read_by_its_name(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(limits, "RUNS", replace(limits.RUNS, most=3))
+    rows = ({"run_id": f"r{r}", "step": s, "eval/reward": 0.5} for r in range(5) for s in range(4))
+    path = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert "5 runs, and the limit is 3: choose one (--run)" in refused(capsys, *ingest(path))
+    (run,) = read_source(path, run="r3").runs
+    assert len(run.record.evals) == 4
+    folder = tmp_path / "mlruns" / "0"
+    for n in range(5):
+        (folder / f"r{n}" / "metrics").mkdir(parents=True)
+        stage = "deleted" if n > 2 else "active"
+        written(folder / f"r{n}" / "meta.yaml", f"run_id: r{n}\nrun_name: r{n}\nlifecycle_stage: {stage}\n")
+        written(folder / f"r{n}" / "metrics" / "eval_reward", "1700000000000 0.5 1\n")
+    written(folder / "meta.yaml", "name: x\n")
+    assert len(read_source(tmp_path / "mlruns").runs) == 3
+    monkeypatch.setattr(limits, "FOUND", replace(limits.FOUND, most=4))
+    assert "runs in one file or folder, and the limit is 4: split it" in refused(capsys, *ingest(path))
+
+
+def test_runs_beyond_the_limit_of_evaluations_are_left_out_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "EVALUATIONS", replace(limits.EVALUATIONS, most=100))
+    rows = ({"run_id": f"r{r}", "step": s, "reward": 0.5} for r in range(4) for s in range(1, 31))
+    found = read_source(written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert [run.record.name for run in found.runs] == ["r0", "r1", "r2"]
+    assert [one.run for one in found.unread] == ["r3"]
+    assert "120 evaluations, and the limit is 100: read fewer runs at once" in found.unread[0].reason
+
+
+def test_a_run_with_too_many_values_leaves_their_room_to_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "VALUES", replace(limits.VALUES, most=100))
+    for name, n in (("a", 30), ("b", 90), ("c", 30)):
+        events = [event("eval/reward", s, 0.5) for s in range(n)]
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "events.out.tfevents.1", b"".join([START, *events]))
+    found = read_source(tmp_path)
+    assert [run.record.name for run in found.runs] == ["a", "c"]
+    assert [one.run for one in found.unread] == ["b"]
+
+
+def test_columns_without_a_number_count_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(limits, "COLUMNS", replace(limits.COLUMNS, most=50))
+    for value in (float("nan"), "text"):
+        rows = [{"step": s} | {f"val-core/{s}-{n}/acc/mean@4": value for n in range(20)} for s in range(3)]
+        path = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        assert "51 metrics that could be of use" in refused(capsys, *ingest(path))
+
+
+def test_blank_rows_of_a_csv_are_rows_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "ROW", replace(limits.ROW, most=1000))
+    rows = "".join(f"{n},0.{n}\n" for n in range(1, 10))
+    blank = " \n" * 2000
+    path = written(tmp_path / "x.csv", f"{blank}gpu_hours,pass_rate\n{blank}{rows}{blank}")
+    assert len(read_table(path)) == 9
+    path = written(tmp_path / "y.csv", f'{blank}"Step","r - reward"\n{blank}{rows}')
+    (run,) = read_source(path, format="wandb-csv").runs
+    assert len(run.record.evals) == 9

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
-from scalerl import InputError
+from scalerl import InputError, load_run
 from scalerl.ingest.formats.metrics_jsonl import FORMAT
 from scalerl.ingest.formats.rows import unix_seconds
 
@@ -77,6 +77,31 @@ def test_the_orchestrator_alone_keeps_its_names(tmp_path):
     assert log.metrics["time/step"].value_N.tolist() == [4, 5, 6]
     assert "reward/all/mean" in log.names
     assert log.notes == ()
+
+
+@pytest.mark.parametrize("numbers", [5, 0])
+def test_evaluations_of_the_orchestrator_without_a_number_are_named(tmp_path, numbers):
+    """Their names are those of its metrics, without the process's."""
+    rows = [
+        {
+            "step": n,
+            "reward/mean": 0.4,
+            "time/pack": 0.5,
+            "eval/aime/avg@4": 0.5 if n <= numbers else math.nan,
+        }
+        for n in range(1, 11)
+    ]
+    write(tmp_path / "run" / "trainer", dumped(TRAINER))
+    write(tmp_path / "run" / "orchestrator", dumped(rows))
+    (log,) = read_logs(FORMAT, tmp_path / "run", everything)
+    assert log.omitted["eval/aime/avg@4"].step_V.tolist() == list(range(numbers + 1, 11))
+    if numbers:
+        run = load_run(tmp_path / "run")
+        assert run.config["left_out"]["reasons"] == {"NaN": 5}
+        assert "the last 5 of 10 evaluations of 'eval/aime/avg@4' (50%) are NaN" in run.warnings[0]
+    else:
+        run = load_run(tmp_path / "run")
+        assert any("10 evaluations of 'eval/aime/avg@4' left out, NaN" in text for text in run.warnings)
 
 
 def test_a_folder_of_runs(tmp_path):

@@ -3,12 +3,15 @@
 import json
 import math
 import random
+import time as clock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalerl import load_run
+from scalerl import load_run, read_table
+from scalerl.ingest.imported import Asked
+from scalerl.ingest.sources import read_source
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = 1.7e9
@@ -110,9 +113,14 @@ def test_of_a_restarted_run_the_later_branch_counts(tmp_path, checkpoint, lost, 
     for step in range(checkpoint + 1, checkpoint + went_on + 1):
         log(step, 1, new)
     kept = {step: one for step, one in old.items() if step <= checkpoint} | new
-    if not kept:
+    went_far = went_on > lost or went_on - 1 >= (lost - 1) / 10
+    if not (old or new):
         return
     run = read(tmp_path, rows)
+    if not (went_far and kept):
+        assert curve(run) == [(step, value) for step, (_, value) in sorted((old | new).items())]
+        assert left_out(run)["reasons"] == ({"repeated": len(old.keys() & new)} if old.keys() & new else {})
+        return
     assert curve(run) == [(step, value) for step, (_, value) in sorted(kept.items())]
     over = {step: line for step, (line, _) in old.items() if step > checkpoint}
     named = left_out(run)
@@ -121,7 +129,7 @@ def test_of_a_restarted_run_the_later_branch_counts(tmp_path, checkpoint, lost, 
     assert {one["reason"] for one in named["evaluations"]} == ({"superseded"} if over else set())
     told = [text for text in run.warnings if text.startswith("the run was restarted")]
     assert len(told) == 1
-    assert f"after step {checkpoint}" in told[0] or checkpoint == 0
+    assert f"restarted at step {checkpoint + 1} (" in told[0]
 
 
 def test_restarts_of_restarts(tmp_path):
@@ -216,8 +224,6 @@ def test_the_list_is_bounded_and_the_count_is_not(tmp_path):
 
 @pytest.mark.parametrize("header", ["gpu_hours,step,pass_rate", "step,gpu_hours,pass_rate"])
 def test_a_table_with_rows_of_training_is_restarted_too(tmp_path, header):
-    from scalerl import read_table
-
     names = header.split(",")
     rows = [(s, n) for n, (a, b) in enumerate([(1, 50), (31, 70)]) for s in range(a, b + 1)]
     cells = [
@@ -231,3 +237,100 @@ def test_a_table_with_rows_of_training_is_restarted_too(tmp_path, header):
     assert points.pass_rate_N.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.401, 0.501, 0.601, 0.701])
     assert dict(points.left_out.counts) == {"superseded": 2}
     assert any("steps 40 (line 41), 50 (line 51)" in text for text in points.warnings)
+
+
+def training_log(*branches, every=10):
+    return [
+        row
+        for n, steps in enumerate(branches)
+        for s in steps
+        for row in [trained(s), *([evaluated(s, n / 10)] if s % every == 0 else [])]
+    ]
+
+
+@pytest.mark.parametrize("stray", [range(1, 3), range(1, 20), range(150, 153)])
+def test_a_few_rows_of_a_run_started_again_take_nothing_away(tmp_path, stray):
+    """It was started by mistake, and killed: 30 evaluations were superseded by two rows."""
+    found = read(tmp_path, training_log(range(1, 301), stray))
+    assert [step for step, _ in curve(found)] == list(range(10, 301, 10))
+    assert "superseded" not in left_out(found)["reasons"]
+    assert [step for step, _ in curve(read(tmp_path, training_log(range(1, 301), range(1, 61))))] == [
+        *range(10, 61, 10)
+    ]
+
+
+def test_a_restart_that_would_leave_no_evaluation_waits_for_one(tmp_path):
+    branches = range(1, 91), range(1, 46)
+    late = [row for row in training_log(*branches, every=45) if row.get("eval/pass_rate") != 0.1]
+    assert curve(read(tmp_path, late)) == [(45, 0.0), (90, 0.0)]
+    assert curve(read(tmp_path, training_log(*branches, every=45))) == [(45, 0.1)]
+
+
+@pytest.mark.parametrize("more", [{"n_prompts": 500, "n_samples": 4}, {"total_tokens": 9, "entropy": 0.3}])
+@pytest.mark.parametrize("metric", ["eval/pass_rate", "accuracy", "of_my_own"])
+def test_what_is_logged_with_evaluations_alone_is_no_sign_of_a_restart(tmp_path, more, metric):
+    steps = (10, 20, 30, 40, 50, 60, 70, 80, 20, 30)
+    path = tmp_path / "log.jsonl"
+    rows = [{"step": s, "time": FIRST + 60 * n, metric: s / 100, **more} for n, s in enumerate(steps)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = read_source(path, Asked(metric)).runs
+    assert [point.step for point in found.record.evals] == list(range(10, 81, 10))
+    assert dict(found.left_out.counts) == {"repeated": 2}
+
+
+@pytest.mark.parametrize("interval", [5, 10, 20])
+def test_a_restart_that_logs_fewer_rows_than_before(tmp_path, interval):
+    found = read(tmp_path, training_log(range(1, 101), range(60, 161, interval), every=15))
+    assert [step for step, _ in curve(found)] == [15, 30, 45, *range(60, 161, math.lcm(15, interval))]
+    assert any("restarted at step 60 (line 107)" in text for text in found.warnings)
+
+
+def test_rows_that_are_logged_once_more_are_no_restart(tmp_path):
+    found = read(tmp_path, training_log(range(1, 51), (30, 40, 50), range(51, 80), every=7))
+    assert [step for step, _ in curve(found)] == list(range(7, 80, 7))
+    assert left_out(found)["total"] == 0
+
+
+def test_restarts_beyond_those_that_are_looked_for_are_said(tmp_path):
+    branches = [range(n, n + 6) for n in range(1, 900, 4)]
+    found = read(tmp_path, training_log(*branches))
+    assert any("the steps of training go back too often: after 200 restarts" in t for t in found.warnings)
+    assert len(curve(found)) + left_out(found)["total"] == sum(
+        s % 10 == 0 for branch in branches for s in branch
+    )
+
+
+def test_many_restarts_of_many_metrics_take_no_time(tmp_path):
+    """Every restart was looked up for every metric: 50,000 of them took a minute."""
+    rows = [trained(step) for _ in range(200) for step in (1, 2, 3)]
+    wide = {f"val-core/{n}/acc/mean@4": 0.5 for n in range(3000)}
+    started = clock.process_time()
+    found = read(tmp_path, [*rows, {"step": 4, **wide, "eval/pass_rate": 0.5}])
+    assert clock.process_time() - started < 3.0  # 0.5 s; it was 4 s
+    assert curve(found)[-1][0] == 4
+
+
+def table(folder, rows):
+    cells = [f"{s},{hour},{rate}" for hour, (s, rate) in enumerate(rows)]
+    (folder / "log.csv").write_text("\n".join(["step,gpu_hours,pass_rate", *cells]) + "\n")
+    return read_table(folder / "log.csv")
+
+
+def test_evaluations_of_a_table_in_any_order_are_no_restart(tmp_path):
+    """They were taken for rows of training: those at 40 and 80 were superseded."""
+    late = [(40, 10, 20, 30), (80, 50, 60, 70), (90, 100)]
+    rows = [
+        row for steps in late for row in [*((s, "") for s in sorted(steps)), *((s, s / 200) for s in steps)]
+    ]
+    found = table(tmp_path, rows)
+    assert sorted(found.step_N.tolist()) == list(range(10, 101, 10))
+    assert not found.left_out
+
+
+@pytest.mark.parametrize("checkpoint", range(30, 42))
+def test_a_table_with_one_row_for_training_and_evaluation(tmp_path, checkpoint):
+    branches = range(1, 51), range(checkpoint + 1, 71)
+    rows = [(s, (s + n) / 200 if s % 10 == 0 else "") for n, b in enumerate(branches) for s in b]
+    found = table(tmp_path, rows)
+    assert found.step_N.tolist() == list(range(10, 71, 10))
+    assert found.pass_rate_N.tolist() == [(s + (s > checkpoint)) / 200 for s in range(10, 71, 10)]

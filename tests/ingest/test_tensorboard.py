@@ -48,7 +48,7 @@ def test_as_the_library_reads_it(tmp_path, writer):
     assert log.name == "run"
     assert log.names == ("train/reward", "new", "double", "before")
     assert log.config == {"learning_rate": 1e-6, "fsdp.x": 1}
-    assert log.notes == ("1 value left out: a step is a whole number of 0 or more",)
+    assert log.notes == ("1 value left out, whose step is not a whole number of 0 or more",)
     assert "before" not in log.metrics
     np.testing.assert_array_equal(log.metrics["train/reward"].time_N, 1.7e9 + np.arange(50))
     np.testing.assert_array_equal(log.metrics["double"].value_N, 0.1 * np.arange(50))
@@ -81,19 +81,17 @@ def test_restarts_and_folders(tmp_path, writer):
     for part in range(2):  # within one second, the whole ones of which are in the names
         with writer(tmp_path / "a", filename_suffix=str(9 - part)) as log:
             for step in range(part * 3, part * 3 + 5):
-                log.add_scalar("r", part, step)
+                log.add_scalar("reward", part, step)
     with writer(tmp_path / "b" / "deep") as log:
-        log.add_scalar("r", 7, 0)
+        log.add_scalar("reward", 7, 0)
         log.add_hparams({"lr": 1.0}, {"hparam/score": 1.0}, run_name="9")
-    logs = read_logs(FORMAT, tmp_path, lambda name: name == "r")
+    logs = read_logs(FORMAT, tmp_path, lambda name: name == "reward")
     assert [log.name for log in logs] == ["a", "b/deep"]  # b/deep/9 has hyperparameters alone
-    run = logs[0].metrics["r"]
+    run = logs[0].metrics["reward"]
     assert run.step_N.tolist() == list(range(8))
     assert run.value_N.tolist() == [0] * 3 + [1] * 5
-    assert (
-        "the run was restarted after step 2 (line 2): of steps 3 to 4 the later rows count"
-        in logs[0].notes[0]
-    )
+    assert "the run was restarted at step 3" in logs[0].notes[0]
+    assert "before for steps 3 to 4 is superseded" in logs[0].notes[0]
     (one,) = read_logs(FORMAT, tmp_path / "a", everything)
     assert one.name == "a"
 
@@ -175,7 +173,8 @@ def test_large_records_are_passed_over(tmp_path, monkeypatch):
     path = write(tmp_path, START, record(bytes(101)), event("r", 1, 1.0))
     (log,) = read_logs(FORMAT, path, everything)
     assert log.names == ("r",)
-    assert log.notes == ()
+    (note,) = log.notes
+    assert note.endswith("1 record of more than 100 bytes passed over, with whatever metrics are in them")
 
 
 def test_what_is_recognised(tmp_path):

@@ -15,6 +15,7 @@ from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.formats.trackio_db import FORMAT
+from scalerl.ingest.sources import read_source
 
 # The tables of trackio 0.43, whose package is too large for the tests; run_id is not in those before 0.24.
 METRICS = (
@@ -92,6 +93,19 @@ def test_several_projects(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "p.db")
     names = [log.name for log in read_logs(FORMAT, tmp_path, everything)]
     assert names == ["p/a", "p/a", "p/b", "q/a", "q/b"]
+
+
+def test_rows_without_a_step_and_names_longer_than_the_rows(tmp_path):
+    """A file holds the name once a row, though it is asked for as the run and as its name."""
+    name, n = "grpo-qwen2.5-7b-math-lr1e-6-kl0.001-bs512-group16-clip0.2-0.28-seed0-2026-01-01", 3000
+    path = tmp_path / "project.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE metrics (timestamp TEXT, run_name TEXT, step INTEGER, metrics TEXT)")
+        rows = [("", name, s if s % 1000 else None, '{"reward": 0.5}') for s in range(1, n + 1)]
+        database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?)", rows)
+    (run,) = read_source(path).runs
+    assert len(run.record.evals) == n - 3
+    assert dict(run.left_out.counts) == {"no step": 3}
 
 
 def test_rows_that_are_not_in_the_file_yet(tmp_path):

@@ -107,10 +107,12 @@ def test_unfinished_ends(tmp_path):
 
 def test_a_restart(tmp_path):
     rows = [(step, 0.1) for step in range(1, 6)] + [(step, 0.2) for step in range(3, 5)]
-    text = "".join(json.dumps({"step": n, "data": {"actor/entropy": v}}) + "\n" for n, v in rows)
+    text = "".join(json.dumps({"step": n, "data": {"actor/grad_norm": v}}) + "\n" for n, v in rows)
     (log,) = read_logs(FORMAT, write(tmp_path, text), everything)
-    assert log.metrics["actor/entropy"].value_N.tolist() == [0.1, 0.1, 0.2, 0.2]
-    assert "restarted after step 2 (line 6): of steps 3 to 5 the later rows count" in log.notes[0]
+    assert log.metrics["actor/grad_norm"].value_N.tolist() == [0.1, 0.1, 0.2, 0.2]
+    assert (
+        "restarted at step 3 (line 6): what was logged before for steps 3 to 5 is superseded" in log.notes[0]
+    )
 
 
 @pytest.mark.parametrize(

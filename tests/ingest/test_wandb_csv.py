@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.formats.wandb_csv import FORMAT
+from scalerl.ingest.imported import Asked
+from scalerl.ingest.sources import read_source
 
 
 def everything(name):
@@ -163,9 +165,20 @@ def test_a_metric_that_ends_as_a_range_does(tmp_path):
 def test_cells_that_are_no_numbers(tmp_path):
     cells = ["NaN", "Infinity", "-Infinity", "text", "", "0.5"]
     rows = [header("Step", "run - acc"), *([str(n), *thrice(cell)] for n, cell in enumerate(cells))]
-    log = read(write(tmp_path, rows))["run"]
+    path = write(tmp_path, rows)
+    log = read(path)["run"]
     assert values(log, "acc") == {5: 0.5}
-    assert log.notes == ("1 cells that are no numbers were passed over",)
+    assert log.notes == ()
+    (run,) = read_source(path, Asked("acc")).runs
+    assert dict(run.left_out.counts) == {"NaN": 1, "infinite": 2, "not a number": 1}
+
+
+def test_rows_whose_run_has_no_step_are_named(tmp_path):
+    rows = [["Relative Time (Wall)", "r - acc", "r - _step"]]
+    rows += [[str(60 * n), "0.5", str(n) if n % 4 else ""] for n in range(1, 21)]
+    (run,) = read_source(write(tmp_path, rows), Asked("acc")).runs
+    assert len(run.record.evals) == 15
+    assert dict(run.left_out.counts) == {"no step": 5}
 
 
 def test_steps_that_are_no_whole_numbers(tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import wandb
 
 from hostile_logs import everything
 from read_logs import read_logs
-from scalerl import InputError
+from scalerl import InputError, limits
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.formats.wandb_offline import FORMAT
+from scalerl.ingest.imported import Asked
 from scalerl.ingest.sources import read_source
 from wandb_files import header, history, pb, read_one, values, written
 
@@ -161,7 +163,7 @@ def test_a_resumed_run_is_one(logged, tmp_path):
     log = read_one(resumed(logged, tmp_path, (first, None), (second, None)))
     assert values(log, "loss") == {n: n for n in range(7)} | {n: 100 + n for n in range(7, 12)}
     assert log.config == {"part": 1, "only0": 0, "only1": 1}
-    assert any("the run was restarted after step 6" in note for note in log.notes)
+    assert any("the run was restarted at step 7" in note for note in log.notes)
     folders = sorted((tmp_path / "wandb").glob("offline-run-*"))
     folders[0].rename(tmp_path / "wandb" / "run-zz")  # the order is that of time, not of names
     assert values(read_one(tmp_path), "loss") == values(log, "loss")
@@ -250,6 +252,31 @@ def test_the_summary_stands_in_where_there_is_no_history(tmp_path):
     assert log.notes == ("run-x.wandb has no history, only a summary: one value of each metric",)
     written(path, header(), record.SerializeToString(), history(0, {"loss": 1}))
     assert set(read_one(path).metrics) == {"loss"}
+
+
+def test_no_numbers_of_a_nested_table_are_left_out_by_name(tmp_path):
+    texts = ["0.5"] * 6 + ["-Infinity", "NaN", '"-Infinity"', "1" + "0" * 400, '"text"', "null", "[]", '""']
+    path = tmp_path / "run-x.wandb"
+    written(path, header(), *(history(n, {"eval": f'{{"reward": {t}}}'}) for n, t in enumerate(texts)))
+    (run,) = read_source(path, Asked("eval.reward")).runs
+    assert len(run.record.evals) == 6
+    assert dict(run.left_out.counts) == {"infinite": 3, "NaN": 1, "not a number": 1}
+
+
+def test_a_run_that_its_reader_refuses_is_named_as_one_that_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "VALUES", replace(limits.VALUES, most=20))
+    for n in range(2):
+        record = pb.Record.FromString(header(f"id{n}"))
+        record.run.display_name = f"seed {n}"
+        rows = (history(s, {"eval_reward": 0.5}) for s in range(6 if n else 60))
+        file = tmp_path / "wandb" / f"run-{n}" / f"run-{n}.wandb"
+        file.parent.mkdir(parents=True)
+        written(file, record.SerializeToString(), *rows)
+    found = read_source(tmp_path / "wandb")
+    assert [run.record.name for run in found.runs] == ["seed 1"]
+    assert [one.run for one in found.unread] == ["seed 0"]
+    with pytest.raises(InputError, match="values of metrics"):
+        read_source(tmp_path / "wandb", run="seed 0")
 
 
 def test_values_nested_in_one_piece_as_older_versions_have_them(tmp_path):

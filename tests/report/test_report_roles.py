@@ -11,7 +11,11 @@ def step(n, generate=0.9, train=0.5, **ledger):
     """The n-th step of a run in which each step takes a second: two generators, one trainer."""
     return {
         "step": n,
-        "device_seconds": {"generate": 2 * generate * n, "train": train * n},
+        "device_seconds": {
+            "generate": 2 * generate * n,
+            "train": train * n,
+            "idle": (3 - 2 * generate - train) * n,
+        },
         "idle_seconds": {"generate": 2 * (1 - generate) * n, "train": (0.9 - train) * n},
         "wall_seconds": n,
         "tokens": {"generated": 1800 * n, "trained": 1000 * n},
@@ -52,7 +56,8 @@ def test_each_role_has_its_busy_and_idle_time_and_its_speed():
 def test_all_trainers_together_have_their_share_of_the_time():
     of_two = step(10)
     of_two["device_seconds"]["train"], of_two["idle_seconds"]["train"] = 10.0, 8.0
-    text = dict(role_rows([of_two], 2))["trainer"]
+    of_two["device_seconds"]["idle"] = 40 - 18 - 10.0  # two trainers and two generators
+    text = dict(role_rows([of_two]))["trainer"]
     assert text.startswith("busy 10 s, idle 8 s (40 %), verifying and recording 2 s; 1.0k tokens")
 
 

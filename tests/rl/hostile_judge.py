@@ -25,6 +25,10 @@ from scalerl.rl import types
 
 STATE = {"spoiled": False}
 
+if "HOSTILE_STARTS" in os.environ:
+    with Path(os.environ["HOSTILE_STARTS"]).open("a") as started:
+        started.write(f"{os.getpid()}\n")
+
 if os.environ.get("HOSTILE_THREAD"):  # with a thread, the process that loads this cannot be forked
     threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
 
@@ -171,6 +175,19 @@ def crowd(prompt):
         child.wait()
 
 
+def shell(prompt):
+    """Raises where a program that it starts has a descriptor of this process."""
+    if os.system("ls -l /proc/$$/fd | grep -q socket:") == 0:
+        raise RuntimeError("a program has the channel")
+
+
+def fill(prompt):
+    """Most of the memory that is allowed, and an exception."""
+    STATE["held"] = bytearray(b"x") * (600 << 20)
+    time.sleep(0.5)
+    raise RuntimeError("no verdict")
+
+
 LIVE = {
     "fork": fork,
     "fork_and_exit": fork_and_exit,
@@ -196,4 +213,6 @@ DEEDS = {
     "plain": lambda prompt: None,
     "supervisor": end_supervisor,
     "crowd": crowd,
+    "shell": shell,
+    "fill": fill,
 }

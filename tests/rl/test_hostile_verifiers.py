@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -205,6 +206,98 @@ def test_the_bound_on_memory_is_for_all_processes_of_a_worker_together(start, ro
     assert [reward.correct for reward in rewards] == [True, False, False]
     assert "memory_gib" in verifier.examples["died"]
     assert not start(memory_gib=3.0, seconds=5.0).judge([rollouts(("plain", True))])[0][0].failed
+
+
+@linux
+def test_a_worker_that_waits_holds_no_memory_of_another(start, rollouts):
+    """A failure is judged again by a new worker, while the first holds as much."""
+    verifier = start(memory_gib=1.0)
+    rewards = verifier.judge([rollouts(*plain(40, 1))])[0]
+    assert not any(reward.failed for reward in rewards)
+    before = verifier.restarts.copy()
+    rewards = verifier.judge([rollouts(("plain", True), ("fill", True))])[0]
+    assert [reward.failed for reward in rewards] == [None, "raised"]
+    assert verifier.restarts == before
+
+
+@linux
+def test_a_program_that_a_verifier_starts_has_no_channel_of_its_worker(start, rollouts):
+    verifier = start()
+    rewards = verifier.judge([rollouts(*plain(4, 1), ("shell", True), *plain(4, 1), ("shell", True))])[0]
+    assert not any(reward.failed for reward in rewards), verifier.examples
+
+
+@linux
+def test_a_template_that_was_ended_costs_one_start(start, rollouts, tmp_path, monkeypatch):
+    """The worker that waits was forked from the old one, and ends with it."""
+    starts = tmp_path / "starts"
+    monkeypatch.setenv("HOSTILE_STARTS", str(starts))
+    verifier = start()
+    rewards = verifier.judge([rollouts(("template", True), *plain(40, 1))])[0]
+    assert [reward.failed for reward in rewards] == ["died", *[None] * 40]
+    assert "None" not in verifier.examples["died"]
+    assert len({*starts.read_text().split()} - {str(os.getpid())}) == 2
+
+
+@linux
+def test_the_status_of_a_worker_that_was_not_forked_is_told(start, rollouts, monkeypatch):
+    monkeypatch.setenv("HOSTILE_THREAD", "1")
+    verifier = start()
+    assert verifier.judge([rollouts(("crash", True))])[0][0].failed == "died"
+    assert verifier.examples["died"].endswith("ended with status -11")
+
+
+@linux
+def test_a_late_answer_of_a_template_is_taken_for_no_other():
+    code = f"""
+import base64, contextlib, os, pickle, select, signal
+from scalerl.rl import forks
+from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.verifiers import Function
+greeting = base64.b64encode(pickle.dumps(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r}))))
+wait = lambda channel, seconds: bool(select.select([channel], [], [], seconds)[0])
+made = forks.Forks(greeting + b"\\n", wait, 20.0, 2**30)
+one = made.fresh()
+template = int(open(f"/proc/{{one.pid}}/stat").read().rpartition(")")[2].split()[1])
+assert template != os.getpid()
+os.kill(template, signal.SIGSTOP)
+forks.START_SECONDS = 0.3
+made.end(one)
+forks.START_SECONDS = 120.0
+with contextlib.suppress(ProcessLookupError):
+    os.kill(template, signal.SIGCONT)
+two = made.fresh()
+if two.pid <= 0:
+    os._exit(2)
+prompt = {{"id": "plain/0", "text": "", "answer": "7", "messages": None}}
+print(made.ask(two, (prompt, "7")).outcome["correct"])
+made.close()
+"""
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # with more it cannot be forked
+    command, env = [sys.executable, "-c", code], os.environ | threads
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+
+
+@linux
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process that it then may not kill")
+def test_a_supervisor_with_a_process_that_cannot_be_killed_comes_to_its_end():
+    code = """
+import os, subprocess, sys
+from scalerl.rl import proc
+child = subprocess.Popen(["sleep", "600"])
+print(child.pid, flush=True)
+os.setresuid(65534, 65534, 65534)
+proc.end(os.getpid(), ())
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        try:
+            assert supervisor.wait(60) == 1
+        finally:
+            supervisor.kill()
+            os.kill(child, signal.SIGKILL)
 
 
 def test_workers_are_renewed_and_counted(start, rollouts):

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Group, Limits, Reward
+from scalerl.rl.verify.proc import descendants
 from scalerl.rl.verify.verifier import Verifier
 
 BEHAVIOURS = '''
@@ -239,6 +242,58 @@ def test_ctrl_c_is_not_for_the_workers(make_verifier, make_rollout):
         os.kill(pid, signal.SIGINT)
     time.sleep(0.1)
     assert verifier.judge([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_signal_to_all_processes_of_a_job_ends_none_that_is_just_starting(make_verifier, make_rollout):
+    before, signalled, over = descendants(os.getpid()), set(), threading.Event()
+
+    def signal_all():
+        while not over.is_set():
+            for pid in descendants(os.getpid()) - before:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+                    signalled.add(pid)
+
+    thread = threading.Thread(target=signal_all)
+    thread.start()
+    try:
+        verifier = make_verifier(Limits(seconds=5, workers=1))
+    finally:
+        over.set()
+        thread.join()
+    assert signalled >= set(process_ids(verifier))
+    assert len(signalled) <= 3  # supervisor, template, worker: none was started a second time
+    assert verifier.judge([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+
+
+def test_processes_that_cannot_be_started_are_a_worker_error(make_verifier, make_rollout, monkeypatch):
+    verifier = make_verifier(Limits(seconds=5, workers=1))
+    (pid,) = process_ids(verifier)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not alive(pid))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(WorkerError, match="cannot be started: No such file"):
+        verifier.judge([[make_rollout(prompt="right")]])
+    with pytest.raises(WorkerError, match="cannot be started: No such file"):
+        make_verifier()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are told apart by /proc")
+def test_a_job_that_was_suspended_loses_no_supervisor(make_verifier, make_rollout, monkeypatch):
+    """A frozen container: nothing is sent for longer than the heartbeat timeout, and nothing is looked at."""
+    monkeypatch.setattr("scalerl.rl.verify.pool.SILENCE_SECONDS", 4.0)
+    verifier = make_verifier(Limits(seconds=5, workers=1))
+    (pid,) = process_ids(verifier)
+    os.kill(pid, signal.SIGSTOP)
+    begun = verifier.begin([[make_rollout(prompt="right")]])
+    begun.wait(0)
+    time.sleep(4.5)
+    begun.wait(0)
+    os.kill(pid, signal.SIGCONT)
+    assert begun.wait(60)
+    assert begun.result() == [[Reward(1.0, True)]]
+    assert process_ids(verifier) == [pid]
 
 
 def test_a_worker_that_was_killed_between_two_calls_is_replaced(make_verifier, make_rollout):

@@ -12,7 +12,8 @@ from scalerl.errors import InputError
 from scalerl.view.facts.standing import Asked, Standing
 from scalerl.view.serve.fits import Answers
 from scalerl.view.serve.store import Store
-from serve_client import serving, settled
+from serve_client import any_waits, serving, settled, until
+from wandb_files import framed, header, history, pb
 
 
 @pytest.mark.parametrize("since", ["9" * 5000, "-1", "1.5", "", "٣"])
@@ -60,8 +61,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
     assert caplog.text.count("Traceback") == 1
     lines = (runs / "a" / "a-1" / "evals.jsonl").read_text().splitlines(keepends=True)
     (runs / "a" / "a-1" / "evals.jsonl").write_text("".join(lines[:-1]))
-    store.look_again()
-    store.refresh()
+    until(store, any_waits)
     while store.fit_next():
         pass
     rows = {row["name"]: row for row in store.listed()["runs"]}
@@ -88,8 +88,7 @@ def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypa
     made = {}
     for _ in range(3):
         growing.grow()
-        store.look_again()
-        store.refresh()
+        until(store, lambda rows, n=growing.n: any(row["evaluations"] == n for row in rows))
         ids = [row["id"] for row in store.listed()["runs"]]
         answer = store.overlay(ids, None)
         assert store.overlay(ids, None) is answer
@@ -179,8 +178,7 @@ def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
         pass
     rows = [next(row for row in store.listed()["runs"] if row["path"] == "growing")]
     growing.grow()
-    store.look_again()
-    store.refresh()
+    until(store, any_waits)
     rows.append(next(row for row in store.listed()["runs"] if row["path"] == "growing"))
     before, waits = rows
     assert (before["waits"], waits["waits"]) == (False, True)
@@ -188,6 +186,43 @@ def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
     for key in ("forecast", "ceiling", "target"):
         assert before[key] is not None
         assert waits[key] == before[key]
+
+
+def put_wandb(folder, run, name, rows):
+    """A file of W&B's as it grows; the run `name` has evaluations, and without one only a loss."""
+    record = pb.Record.FromString(header(name))
+    record.run.run_id, record.run.display_name = run, name
+    path = folder / "wandb" / f"run-{run}" / f"run-{run}.wandb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(framed([record.SerializeToString(), *(history(n, row) for n, row in enumerate(rows))]))
+
+
+def rising(scale, n):
+    return [{"eval_reward": 0.2 + scale * s**2 / (s**2 + 64)} for s in range(1, n + 1)]
+
+
+def test_a_run_of_several_in_a_log_keeps_its_id_and_its_forecast(tmp_path):
+    for run, rows in (("1", [{"loss": 0.1}] * 3), ("2", rising(0.5, 24)), ("3", rising(0.3, 20))):
+        put_wandb(tmp_path, run, f"seed-{run}", rows)
+    store = Store(tmp_path, Asked(axis="steps"))
+    store.refresh()
+    while store.fit_next():
+        pass
+    before = {row["name"]: row for row in store.listed()["runs"]}
+    assert before["seed-1"]["error"]
+    assert before["seed-2"]["ceiling"] != before["seed-3"]["ceiling"]
+    put_wandb(tmp_path, "1", "seed-1", rising(0.1, 12))
+    until(store, any_waits)
+    after = {row["name"]: row for row in store.listed()["runs"]}
+    assert {name: row["id"] for name, row in after.items()} == {n: row["id"] for n, row in before.items()}
+    for name in ("seed-2", "seed-3"):
+        assert after[name]["ceiling"] == before[name]["ceiling"]
+    assert after["seed-1"]["waits"]
+    assert after["seed-1"]["ceiling"] is None
+    put_wandb(tmp_path, "1", "seed-2", rising(0.4, 12))  # which takes the place of the one of that name
+    until(store, lambda rows: "seed-1" not in {row["name"] for row in rows})
+    named = {row["evaluations"]: row for row in store.listed()["runs"] if row["name"] == "seed-2"}
+    assert named[12]["ceiling"] is None
 
 
 def test_options_of_a_terminal_are_said_to_be_that(runs):

@@ -13,6 +13,7 @@ from growing import Growing
 from scalerl.view.facts.standing import Asked
 from scalerl.view.serve import listing
 from scalerl.view.serve.store import Store
+from serve_client import until
 
 MANY = 2000
 
@@ -115,8 +116,7 @@ def test_a_link_that_comes_later_is_not_followed(tmp_path, settled):
     (runs / "a" / "evals.jsonl").symlink_to(outside / "evals.jsonl")
     (runs / "b" / "before").unlink()
     (runs / "b" / "before").symlink_to(outside / "evals.jsonl")  # the folder of a link within, and its link
-    store.look_again()
-    store.refresh()
+    until(store, lambda rows: all("leads out" in row["error"] for row in rows))
     for row in store.listed()["runs"]:
         assert "leads out" in row["error"]
         assert row["pass_rate"] == 0.3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._data import add_data_arguments, check_one_axis, check_options, read_each
@@ -110,7 +109,6 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.jsonl import dumps
 
     groups = groups_of(args.group)
-    check_once([*args.runs, *(path for paths in groups.values() for path in paths)])
     paths = [*(path for of_group in groups.values() for path in of_group), *args.runs]
     read, unread = read_each(paths, args, least=2)
     found = [data for of_path in read.values() for data in of_path]
@@ -260,16 +258,6 @@ def groups_of(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
         if [other for other, _ in pairs].count(name) > 1:
             raise InputError(f"--group {name} is given twice: list all of its runs in one")
     return dict(pairs)
-
-
-def check_once(paths: Sequence[str]) -> None:
-    """A run that is given twice would count as two seeds."""
-    seen: set[Path] = set()
-    for path in paths:
-        place = Path(path).resolve()
-        if place in seen:
-            raise InputError(f"{path}: given twice; every run is one seed of one recipe")
-        seen.add(place)
 
 
 def group(text: str) -> tuple[str, list[str]]:

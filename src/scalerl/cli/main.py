@@ -11,9 +11,10 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
+from typing import TextIO, cast
 
 from scalerl._version import __version__
-from scalerl.cli._parser import Parser, examples
 from scalerl.cli import (
     backtest,
     compare,
@@ -28,7 +29,9 @@ from scalerl.cli import (
     train,
     watch,
 )
+from scalerl.cli._parser import Parser, examples
 from scalerl.errors import ScalerlError
+from scalerl.tty import Unfailing
 
 _EPILOG = (
     examples("""
@@ -57,6 +60,11 @@ environment:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    with redirect_stderr(cast(TextIO, Unfailing(sys.stderr))):
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding has not
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)

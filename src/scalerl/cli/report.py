@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli._data import add_data_arguments, check_one_axis, check_options, read_each
 from scalerl.cli._parser import examples
 from scalerl.cli._text import positive, print_warnings, share
-from scalerl.cli.compare import check_once, group, groups_of
+from scalerl.cli.compare import group, groups_of
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import Data, is_run_folder
 
@@ -162,7 +162,6 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     paths = [*(path for paths in named.values() for path in paths), *args.runs]
     if not paths:
         raise InputError("report needs a RUN or a FILE")
-    check_once(paths)
     read, unread = read_each(paths, args)
     found = [data for of_path in read.values() for data in of_path]
     check_options(args, found)

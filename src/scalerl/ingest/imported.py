@@ -20,9 +20,9 @@ from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import Counter, Counters, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
-from scalerl.ingest.logs.order import reason_of
+from scalerl.ingest.logs.order import code_of, reason_of
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
-from scalerl.record.left_out import NONE, VALUELESS, LeftOut, Omitted, ending_of
+from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted
 from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
@@ -152,30 +152,16 @@ def left_out_of(log: Log, name: str) -> LeftOut:
     omitted = log.omitted.get(name)
     if omitted is None:
         return NONE
+    step_V = np.where(omitted.reason_V == code_of(NO_STEP), math.nan, omitted.step_V)
     places = zip(omitted.step_V.tolist(), omitted.line_V.tolist(), omitted.reason_V.tolist(), strict=True)
-    found = [
-        Omitted(reason_of(code), int(step) if step.is_integer() else None, line or None)
-        for step, line, code in places
-    ]
+    found = [Omitted(reason_of(code), _whole(step), line or None) for step, line, code in places]
     series = log.metrics.get(name)
-    last = float(series.step_N[-1]) if series is not None else -math.inf
-    without = [one for one in found if one.reason in VALUELESS and one.step is not None]
-    newest = [one for one in without if one.step is not None and one.step > last]
-    if series is not None and _are_gaps(series.step_N, np.array([one.step for one in without], dtype=float)):
-        newest = []
-    total = sum(one.reason in VALUELESS for one in found) + (len(series) if series is not None else 0)
-    ending = ending_of([one.reason for one in newest], [one.step for one in newest], total, name)
-    return LeftOut.of(found, name, ending)
+    return LeftOut.of_log(found, step_V, series.step_N if series is not None else np.zeros(0), name)
 
 
-def _are_gaps(step_N: np.ndarray, without_N: np.ndarray) -> bool:
-    """Whether NaN stands for a row without an evaluation, as where a table has a column for every metric.
-
-    It does if most of the rows before the last evaluation have it, and no more of them follow on that one
-    than there are between any two.
-    """
-    between = np.diff(np.searchsorted(np.sort(without_N), np.concatenate([[-1.0], step_N, [math.inf]])))
-    return int(between[:-1].sum()) > len(step_N) and between[-1] <= between[:-1].max()
+def _whole(step: float) -> int | None:
+    """A step that can be shown; one beyond 2^53 is none."""
+    return int(step) if step.is_integer() and abs(step) <= 2**53 else None
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:

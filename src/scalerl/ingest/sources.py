@@ -18,8 +18,18 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 class Found:
     """The runs of a file or folder, and those that cannot be read."""
 
-    runs: tuple[Imported, ...]
-    unread: tuple[Unread, ...] = ()
+    all: tuple[Imported | Unread, ...]
+    """Both kinds, in the order of the source."""
+
+    @property
+    def runs(self) -> tuple[Imported, ...]:
+        """Those that can be read."""
+        return tuple(one for one in self.all if isinstance(one, Imported))
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """Those that cannot."""
+        return tuple(one for one in self.all if isinstance(one, Unread))
 
 
 def read_source(
@@ -63,27 +73,27 @@ def read_source(
         if not logs:
             raise InputError(f"{path}: no run {run!r}; there are {names}")
     limits.RUNS.check(len(logs), path)
-    runs: list[Imported] = []
-    unread: list[Unread] = []
-    errors: list[InputError] = []
+    made: list[Imported | Unread] = []
+    errors: list[str] = []
     evaluations = 0
     for log in logs:
         if isinstance(log, Unread):
-            unread.append(log)
-            errors.append(InputError(log.reason))
+            made.append(log)
+            errors.append(log.reason)
             continue
         try:
-            runs.append(run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer))
+            run_read = run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer)
+            limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
         except InputError as error:
-            errors.append(InputError(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error)))
-            unread.append(Unread(str(path), log.name, str(error)))
-            continue
-        evaluations += len(runs[-1].record.evals)
-        limits.EVALUATIONS.check(evaluations, path)
-    if not runs:
+            errors.append(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error))
+            made.append(Unread(str(path), log.name, str(error)))
+        else:
+            evaluations += len(run_read.record.evals)
+            made.append(run_read)
+    if len(errors) == len(logs):
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
         raise InputError(f"{errors[0]}{more}")
-    return Found(tuple(runs), tuple(unread))
+    return Found(tuple(made))
 
 
 def _name(log: Log | Unread) -> str:

@@ -12,6 +12,7 @@ where `.cut.part` is, that cut is done first.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -159,4 +160,6 @@ def _is_step(row: Mapping[str, Any]) -> bool:
         if not isinstance(one, dict):
             return False
         values += one.values()
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    with suppress(OverflowError):  # of an integer beyond all floats
+        return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    return False

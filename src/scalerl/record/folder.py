@@ -2,7 +2,7 @@
 
 check_unused, check_writable    refuse a place before anything is started
 RunFolder.claim                 lock it: before its first read, until the end
-RunFolder.here, moved           where it is now
+RunFolder.here                  where it is now
 RunFolder.set_apart             keep what a run has left there in before-N/, for a run that begins anew
 """
 
@@ -30,7 +30,7 @@ _OF_A_RUN = (
     *(CUT, "checkpoints", *RECORDS, "lost.jsonl", "report.html"),
     *("tracking.json", "wandb", "tensorboard", "config.json"),
 )
-"""All that a run writes, but for logs of servers; what makes it a run comes last."""
+"""All that a run writes, but for logs of servers, in the order in which it is set apart."""
 _SERVER_LOG = re.compile(r"vllm-\d+\.log")
 _BEFORE = re.compile(r"before-(\d+)")
 _MOVING = ".before.part"
@@ -46,7 +46,7 @@ class RunFolder:
     def __init__(self, path: Path, handle: int, made: tuple[Path, ...] = ()) -> None:
         """Use `claim`; `made` are the folders that were made for it."""
         self.path, self.handle = path, handle
-        self.close = weakref.finalize(self, _close, handle, made)
+        self.close = weakref.finalize(self, _close, path, handle, made)
         """Unlock it, as the end of the process does; a folder that was made for it and is empty goes."""
 
     @classmethod
@@ -66,17 +66,21 @@ class RunFolder:
             except FileNotFoundError:  # the process that had made it has removed it
                 continue
             except OSError as error:
+                _remove(made)
                 raise _cannot(path, error) from error
-            if not folder._is_at(path):  # it was removed between its opening and its lock
-                folder.close()
-                continue
-            if new:
-                check_unused(path)  # again: another run may have come and gone meanwhile
             try:
-                folder._end_moving()
+                if _leads_to(path, folder.handle):
+                    if new:
+                        check_unused(path)  # again: another run may have come and gone meanwhile
+                    folder._end_moving()
+                    return folder
             except OSError as error:
+                folder.close()
                 raise _cannot(path, error) from error
-            return folder
+            except BaseException:
+                folder.close()
+                raise
+            folder.close()  # it was removed between its opening and its lock
 
     def here(self) -> Path:
         """Return its path, or the one to which it has been moved.
@@ -84,23 +88,13 @@ class RunFolder:
         Raises:
             WriteError: it was removed.
         """
-        if self._is_at(self.path):
-            return self.path
-        if (now := self._path_of_handle()) and self._is_at(now):
-            return now
+        for path in (self.path, _path_of(self.handle)):
+            if path and _leads_to(path, self.handle):
+                return path
         raise WriteError(
             f"{self.path}: the run folder was removed, or moved to another file system, during the run; "
             "nothing more can be saved; scalerl train COPY --resume goes on with a copy, where there is one"
         )
-
-    def moved(self) -> Path | None:
-        """Return the path to which it has been moved; None where it has not.
-
-        Raises:
-            WriteError: it was removed.
-        """
-        here = self.here()
-        return None if here == self.path else here
 
     def open(self, name: str, flags: int) -> int:
         """Open a file in it, wherever it is, and return the handle.
@@ -113,7 +107,7 @@ class RunFolder:
     def set_apart(self) -> Path | None:
         """Move all that a run has left there into `before-N`, and return that; None where there was nothing.
 
-        What a kill leaves on the way is the run still, as long as config.json is there; then `claim` ends it.
+        After a kill on the way the next `claim` puts back what was moved, unless that was everything.
 
         Raises:
             WriteError: the disk does not take it.
@@ -124,48 +118,64 @@ class RunFolder:
             names += [name for name in _OF_A_RUN if os.path.lexists(here / name)]
             if not names:
                 return None
-            (here / _MOVING).mkdir(exist_ok=True)
+            (here / _MOVING).mkdir()
             for name in names:
                 (here / name).rename(here / _MOVING / name)
-            return self._end_moving()
+            return _name_moved(here)
         except OSError as error:
             raise WriteError(
                 f"{error.filename or here}: {error.strerror or error}; nothing is lost"
             ) from error
 
-    def _end_moving(self) -> Path | None:
-        """Name what `set_apart` has moved, if it is all there."""
-        here = self.path
-        if not (here / _MOVING).is_dir() or os.path.lexists(here / "config.json"):
-            return None
-        numbers = [int(found[1]) for path in here.iterdir() if (found := _BEFORE.fullmatch(path.name))]
-        sync(here / _MOVING)
-        apart = (here / _MOVING).rename(here / f"before-{max(numbers, default=0) + 1}")
-        sync(here)
-        return apart
+    def _end_moving(self) -> None:
+        """End a `set_apart` that was killed: a run is in its place or apart, and never in two halves."""
+        moving = self.path / _MOVING
+        if not moving.is_dir():
+            return
+        moved = [path.name for path in moving.iterdir()]
+        is_all = not any(os.path.lexists(self.path / name) for name in _OF_A_RUN)
+        # A name in both is of a run that was begun since, and keeps its place: nothing is overwritten.
+        if is_all or any(os.path.lexists(self.path / name) for name in moved):
+            _name_moved(self.path)
+            return
+        for name in moved:
+            (moving / name).rename(self.path / name)
+        moving.rmdir()
+        sync(self.path)
 
-    def _is_at(self, path: Path) -> bool:
-        """Whether a path leads to it.
 
-        One that cannot be looked at (a network disk that is away) counts as if it did: a run is not ended by
-        what is not known.
-        """
-        try:
-            there = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        if os.path.samestat(there, os.fstat(self.handle)):
-            return True
-        # Some file systems give a folder another number each time; the kernel knows the path all the same.
-        return self._path_of_handle() == Path(os.path.realpath(path))
+def _name_moved(folder: Path) -> Path:
+    """Give what was moved its name, the next `before-N`."""
+    numbers = [int(found[1]) for path in folder.iterdir() if (found := _BEFORE.fullmatch(path.name))]
+    sync(folder / _MOVING)
+    apart = (folder / _MOVING).rename(folder / f"before-{max(numbers, default=0) + 1}")
+    sync(folder)
+    return apart
 
-    def _path_of_handle(self) -> Path | None:
-        try:
-            return Path(f"/proc/self/fd/{self.handle}").readlink()
-        except OSError:  # no Linux
-            return None
+
+def _leads_to(path: Path, handle: int) -> bool:
+    """Whether a path leads to the folder of a handle.
+
+    One that cannot be looked at (a network disk that is away) counts as if it did: a run is not ended by
+    what is not known.
+    """
+    try:
+        there = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    if os.path.samestat(there, os.fstat(handle)):
+        return True
+    # Some file systems give a folder another number each time; the kernel knows the path all the same.
+    return _path_of(handle) == Path(os.path.realpath(path))
+
+
+def _path_of(handle: int) -> Path | None:
+    try:
+        return Path(f"/proc/self/fd/{handle}").readlink()
+    except OSError:  # no Linux
+        return None
 
 
 def check_unused(folder: Path) -> None:
@@ -176,11 +186,14 @@ def check_unused(folder: Path) -> None:
 
 def _check_empty(folder: Path) -> None:
     try:
-        is_used = folder.exists() and (not folder.is_dir() or not all(map(_is_of_a_start, folder.iterdir())))
+        used = [] if folder.is_dir() else [folder] if folder.exists() else []
+        used += [path for path in folder.iterdir() if not _is_of_a_start(path)] if folder.is_dir() else []
     except OSError as error:  # a name too long, a folder on the way that may not be entered
         raise InputError(f"{folder}: {error.strerror or error}") from error
-    if is_used:
-        raise InputError(f"{folder} exists already: choose another folder with -o, or remove it")
+    if used:
+        # What `rm -r RUN/*` leaves is named, as the folder seems to be empty.
+        what = used[0] if all(path.name.startswith(".") for path in used) else folder
+        raise InputError(f"{what} exists already: choose another folder with -o, or remove it")
 
 
 def check_writable(folder: Path) -> None:
@@ -223,15 +236,20 @@ def _remove(made: Iterable[Path]) -> None:
             place.rmdir()
 
 
-def _close(handle: int, made: tuple[Path, ...]) -> None:
-    _remove(made)  # which is locked yet: no other run can have begun in it
+def _close(path: Path, handle: int, made: tuple[Path, ...]) -> None:
+    if _leads_to(path, handle):  # else another process may have made what is there now
+        _remove(made)  # which is locked yet: no other run can have begun in it
     os.close(handle)
 
 
 def _is_of_a_start(path: Path) -> bool:
     """Whether a path is what a run leaves that was killed as it began, the log of a server, which begins
-    before it, or an earlier run that was set apart."""
-    return is_aside(path) or any(name.fullmatch(path.name) for name in (_SERVER_LOG, _BEFORE))
+    before it, or an earlier run that was set apart.
+
+    A cut that is under way is none of these: the first resume would apply it to the record of the new run.
+    """
+    known = any(name.fullmatch(path.name) for name in (_SERVER_LOG, _BEFORE))
+    return known or (is_aside(path) and path.name != CUT)
 
 
 def _cannot(folder: Path, error: OSError) -> InputError:

@@ -5,27 +5,34 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from scalerl.errors import counted, printable
 
 NAN, INFINITE, NOT_A_NUMBER = "NaN", "infinite", "not a number"
 REPEATED, SUPERSEDED, NO_STEP = "repeated", "superseded", "no step"
 BELOW, ABOVE, AT_START = "below min_compute", "above max_compute", "at compute 0"
+NO_EVALUATION = "no evaluation"
+"""NaN in a row that holds none."""
 VALUELESS = (NAN, INFINITE, NOT_A_NUMBER)
 """Reasons by which an evaluation has no pass rate at all."""
 MOST = 100
 """Evaluations that are listed one by one; all are counted."""
 _SHOWN = 12
 """Of those, how many a sentence names."""
+_LEAST_GAPS = 3
+"""Values of NaN before the last evaluation from which on they may stand for rows without one."""
 _WHY = {
     NAN: "NaN",
+    NO_EVALUATION: "no evaluation",
     INFINITE: "infinite",
     NOT_A_NUMBER: "not a number",
     REPEATED: "repeated at a step, of which the last one counts",
     SUPERSEDED: "superseded, as the run was restarted from an earlier step",
-    NO_STEP: "without a step, a whole number of 0 or more",
+    NO_STEP: "whose step is not a whole number of 0 or more",
     BELOW: "below min_compute",
     ABOVE: "above max_compute",
     AT_START: "at compute 0, whose place the given R_0 takes",
@@ -59,9 +66,29 @@ class LeftOut:
         """From all of them, in the order of their steps."""
         found = list(omitted)
         counts = Counter(one.reason for one in found)
-        share = max(MOST // max(len(counts), 1), 1)
-        items = [one for reason in counts for one in [o for o in found if o.reason == reason][:share]]
+        items = _shared(found)
         return cls(metric, tuple(counts.items()), tuple(items), ending)
+
+    @classmethod
+    def of_log(
+        cls, omitted: Sequence[Omitted], at_W: np.ndarray, at_N: np.ndarray, metric: str = ""
+    ) -> LeftOut:
+        """From all of a log, with the NaN that stands for no evaluation told apart, and with the ending.
+
+        Args:
+            omitted: in the order in which they are listed.
+            at_W: their place along the run (step or compute); NaN where it is not known.
+            at_N: that of the evaluations that count.
+            metric: the name of the pass rate.
+        """
+        found = list(omitted)
+        nan_W = np.array([one.reason == NAN for one in found], dtype=bool)
+        if _are_gaps(at_N, at_W[nan_W]):
+            found = [replace(one, reason=NO_EVALUATION) if one.reason == NAN else one for one in found]
+        valueless_W = np.array([one.reason in VALUELESS for one in found], dtype=bool)
+        newest_W = np.flatnonzero(valueless_W & (at_W > at_N.max(initial=-math.inf)))
+        newest = [found[n] for n in newest_W[np.argsort(at_W[newest_W], kind="stable")]]
+        return cls.of(found, metric, _ending(newest, len(at_N) + int(valueless_W.sum()), metric))
 
     @classmethod
     def parse(cls, found: Any) -> LeftOut:
@@ -70,14 +97,14 @@ class LeftOut:
             return cls()
         reasons, items = found.get("reasons"), found.get("evaluations")
         counts = [
-            (reason, n)
+            (reason, number)
             for reason, n in (reasons.items() if isinstance(reasons, Mapping) else ())
-            if reason in _WHY and isinstance(n, int) and n > 0
+            if reason in _WHY and (number := _whole(n) or 0) > 0
         ]
         listed = [
-            Omitted(one["reason"], _whole(one.get("step")), _whole(one.get("line")))
+            Omitted(why, _whole(one.get("step")), _whole(one.get("line")))
             for one in (items if isinstance(items, Sequence) else ())[:MOST]
-            if isinstance(one, Mapping) and one.get("reason") in _WHY
+            if isinstance(one, Mapping) and isinstance(why := one.get("reason"), str) and why in _WHY
         ]
         texts = [printable(str(found.get(name) or ""))[:500] for name in ("metric", "ending")]
         return cls(texts[0], tuple(counts), tuple(listed), texts[1])
@@ -88,7 +115,7 @@ class LeftOut:
     def joined(self, other: LeftOut) -> LeftOut:
         """These and others of the same run."""
         counts = Counter(dict(self.counts)) + Counter(dict(other.counts))
-        items = (*self.items, *other.items)[:MOST]
+        items = tuple(_shared([*self.items, *other.items]))
         return LeftOut(self.metric or other.metric, tuple(counts.items()), items, self.ending or other.ending)
 
     def sentences(self) -> tuple[str, ...]:
@@ -103,8 +130,13 @@ class LeftOut:
         return tuple(self._sentence(reason, n, "") for reason, n in self.counts)
 
     def _sentence(self, reason: str, n: int, of: str) -> str:
+        if reason == NO_EVALUATION:
+            return (
+                f"{counted(n, 'row')} left out, without an evaluation{of}: NaN in most rows stands for none"
+            )
         items = [one for one in self.items if one.reason == reason]
-        return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}: {_places(items, n)}"
+        places = _places(items, n)
+        return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}{': ' * bool(places)}{places}"
 
     def to_json(self) -> dict[str, Any]:
         """The value of "left_out" in JSON; the list is bounded, the counts are of all."""
@@ -117,16 +149,28 @@ class LeftOut:
         }
 
 
-def ending_of(reasons: Sequence[str], steps: Sequence[int | None], total: int, metric: str = "") -> str:
+def _are_gaps(at_N: np.ndarray, nan_V: np.ndarray) -> bool:
+    """Whether NaN stands for a row without an evaluation, as where a table has a column for every metric.
+
+    It does if there are as many before the last evaluation as there are evaluations, and no more follow on
+    that one than there are between any two.
+    """
+    between = np.diff(np.searchsorted(np.sort(nan_V), [-math.inf, *np.sort(at_N), math.inf]))
+    before, after = between[:-1], between[-1]
+    return int(before.sum()) >= max(len(at_N), _LEAST_GAPS) and after <= before.max(initial=0)
+
+
+def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
     """What is said of a run whose newest evaluations have no number; `total` are all that it made."""
-    if not reasons:
+    if not newest:
         return ""
-    what = " or ".join(_WHY[reason] for reason in dict.fromkeys(reasons))
-    n, of = len(reasons), f" of '{metric}'" if metric else ""
+    what = " or ".join(_WHY[reason] for reason in dict.fromkeys(one.reason for one in newest))
+    n, of = len(newest), f" of '{metric}'" if metric else ""
     last = "the last evaluation" if n == 1 else f"the last {n} of {total} evaluations"
     share = f" ({n / total:.0%})" if n > 1 else ""
+    span = _span([one.step for one in newest])
     return (
-        f"{last}{of}{share} {'is' if n == 1 else 'are'} {what}{_span(steps)}: the run may have diverged "
+        f"{last}{of}{share} {'is' if n == 1 else 'are'} {what}{span}: the run may have diverged "
         "there, so that no ceiling is called identified and no verdict is given"
     )
 
@@ -139,12 +183,16 @@ def _span(steps: Sequence[int | None]) -> str:
 
 
 def _places(items: Sequence[Omitted], total: int) -> str:
-    """Steps where they are known, with the lines where these are; else lines."""
+    """Steps where they are known, with the lines where these are; else lines; empty without either."""
     shown = items[:_SHOWN]
+    if not shown:  # of a config.json that counts more than it lists
+        return "not listed"
     if all(one.step is not None for one in shown):
         with_lines = all(one.line is not None for one in shown)
         names = [f"{one.step} (line {one.line})" if with_lines else f"{one.step}" for one in shown]
         word = "step"
+    elif all(one.line is None for one in shown):
+        return ""
     else:
         names = [f"{one.line}" if one.line is not None else "?" for one in shown]
         word = "line"
@@ -152,9 +200,16 @@ def _places(items: Sequence[Omitted], total: int) -> str:
     return f"{word}{'s' * (total != 1)} {', '.join(names)}{more}"
 
 
+def _shared(found: Sequence[Omitted]) -> list[Omitted]:
+    """The first of every reason, each with the same share of `MOST`."""
+    reasons = dict.fromkeys(one.reason for one in found)
+    share = max(MOST // max(len(reasons), 1), 1)
+    return [one for reason in reasons for one in [o for o in found if o.reason == reason][:share]]
+
+
 def _whole(value: Any) -> int | None:
-    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return int(value) if is_whole else None
+    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
+    return value if is_whole else None
 
 
 NONE = LeftOut()

@@ -311,6 +311,10 @@ class _Run:
             return True
         if until <= self._spent():
             return False
+        with self.clock.stopped(), self._saved_first():
+            if not self._forecast(self._spent() / budget, forecaster):  # where it was stopped, and again
+                self._save()
+                raise KeyboardInterrupt
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
@@ -350,7 +354,7 @@ class _Run:
                 f"{error}; the record is whole: free space, and {resume_line(folder)} goes on to its end"
             ) from error
         drop_asides(folder / "checkpoints", step)
-        if self.place.moved():
+        if self.folder != self.place.path:
             raise MovedError(f"{self._moved_to()}: it has come to its end, and is whole there")
 
     def state(self) -> dict[str, Any]:
@@ -379,13 +383,19 @@ class _Run:
     def _evaluate(self, step: Step, share: float, forecaster: Forecaster | None) -> None:
         if self.agenda.evaluates(share):
             self.evaluations.ask(step.index, self.learner.weights())
+        if self._forecast(share, forecaster):
+            self.evaluations.write_finished(self.stop)
+
+    def _forecast(self, share: float, forecaster: Forecaster | None) -> bool:
+        """Freeze the forecast that is due; false where the run stops first: a resume freezes it before its
+        first step, of the same evaluations."""
         if self.agenda.to_freeze(share) and forecaster and share < 1:
             # Nothing is trained until the forecast is frozen.
             if not self.evaluations.write_finished(self.stop, most=0):
-                return  # the run stops: it is frozen once it has gone on
+                return False
             self._freeze(forecaster)
         self.agenda.froze(share)
-        self.evaluations.write_finished(self.stop)
+        return True
 
     @contextmanager
     def _saved_first(self) -> Iterator[None]:
@@ -412,7 +422,7 @@ class _Run:
         self.view.forecast = row
 
     def _checkpoint(self, step: Step, at_cut: bool) -> None:
-        moved, stopped = self.place.moved() is not None, self.stop.is_set()
+        moved, stopped = self.folder != self.place.path, self.stop.is_set()
         ends = at_cut or moved or self.health.pause_for is not None
         if ends:
             # There is time, unless something is about to end this process.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from scalerl.errors import InputError
 from scalerl.files import check_input
 
 if TYPE_CHECKING:
-    from scalerl.ingest.logs.log import Log
+    from scalerl.ingest.logs.log import Log, Room
 
 Wanted = Callable[[str], bool]
 """Whether a metric of this name is to be kept."""
@@ -38,28 +39,34 @@ class Unread:
 
 
 def each_run(
-    path: Path, places: Iterable[tuple[Path, str]], read: Callable[[Path, str], Iterable[Log]]
+    path: Path,
+    places: Iterable[tuple[Path, str]],
+    read: Callable[[Path, str], Iterable[Log]],
+    room: Room | None = None,
 ) -> list[Log | Unread]:
     """The runs at some places in a folder, each with its name; one that cannot be read is named instead.
+
+    It leaves its part of the `room` that all share to the others.
 
     Raises:
         InputError: none of them can be read; it is that of the first.
     """
     found: list[Log | Unread] = []
-    errors: list[InputError] = []
+    errors: list[str] = []  # an exception would hold all that was read of its run
     for place, name in places:
         try:
-            found += read(place, name)
+            with room.held() if room is not None else nullcontext():
+                found += read(place, name)
         except (InputError, OSError) as error:
-            errors.append(error if isinstance(error, InputError) else _unopened(error, place))
-            found.append(Unread(str(path), name, str(errors[-1])))
+            errors.append(str(error) if isinstance(error, InputError) else _unopened(error, place))
+            found.append(Unread(str(path), name, errors[-1]))
     if errors and len(errors) == len(found):
-        raise errors[0]
+        raise InputError(errors[0])
     return found
 
 
-def _unopened(error: OSError, place: Path) -> InputError:
-    return InputError(f"{error.filename or place}: {error.strerror or error}")
+def _unopened(error: OSError, place: Path) -> str:
+    return f"{error.filename or place}: {error.strerror or error}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,7 +85,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 class BoundedLines:
     """The lines of a CSV as texts, for a `csv.reader`, which takes several for a row with quoted line ends.
 
-    `row_ended` is to be called after every row: none may have more characters than `ROW` allows.
+    `filled` gives the rows of that: none may have more characters than `ROW` allows.
     """
 
     def __init__(self, file: BinaryIO, source: str) -> None:
@@ -95,13 +95,15 @@ class BoundedLines:
     def __iter__(self) -> Iterator[str]:
         while line := self._text.readline(limits.ROW.most + 1):
             self._length += len(line)
-            if self._length > limits.ROW.most:
-                limits.ROW.check(self._length, self._source)
+            limits.ROW.check(self._length, self._source)
             yield line
 
-    def row_ended(self) -> None:
-        """Count from 0 again."""
-        self._length = 0
+    def filled(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
+        """The rows that a `csv.reader` of these lines makes, without those that are blank."""
+        for cells in reader:
+            self._length = 0
+            if "".join(cells).strip():
+                yield cells
 
 
 def allow_long_cells() -> None:

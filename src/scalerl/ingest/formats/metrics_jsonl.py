@@ -114,13 +114,18 @@ def _renamed(name: str) -> str:
 
 def _joined(log: Log, prefix: str) -> Log:
     """The log with the orchestrator's metrics under their own names, but for those that both have."""
-    known = set(log.names)
-    both = [name for name in log.names if name.startswith(prefix) and name.removeprefix(prefix) in known]
+    logged = dict.fromkeys((*log.names, *log.omitted))  # a metric of NaN alone is not among the names
+    both = [name for name in logged if name.startswith(prefix) and name.removeprefix(prefix) in logged]
     notes = log.notes
     if both:
         shared = listed([name.removeprefix(prefix) for name in both])
         notes += (f"trainer and orchestrator both log {shared}: the orchestrator's are {prefix}*",)
     kept = set(both)
-    names = {name: name if name in kept else name.removeprefix(prefix) for name in log.names}
-    metrics = {names[name]: series for name, series in log.metrics.items()}
-    return replace(log, metrics=metrics, names=tuple(names.values()), notes=notes)
+    renamed = {name: name if name in kept else name.removeprefix(prefix) for name in logged}
+    return replace(
+        log,
+        metrics={renamed[name]: series for name, series in log.metrics.items()},
+        omitted={renamed[name]: omitted for name, omitted in log.omitted.items()},
+        names=tuple(renamed[name] for name in log.names),
+        notes=notes,
+    )

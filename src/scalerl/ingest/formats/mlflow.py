@@ -30,7 +30,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """All runs but those that were deleted, of a folder of any of the three kinds."""
     runs = list(_runs(path)) if path.is_dir() else []
-    limits.RUNS.check(len(runs), path)
+    limits.FOUND.check(len(runs), path)
     if not runs:
         raise InputError(f"{path}: no runs of MLflow in it, folders with {_META} and metrics/")
     room = Room(str(path))
@@ -39,7 +39,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
         return [_log(run, wanted, room)] if is_run else []
 
-    return each_run(path, ((run, run.name) for run in runs), read_one)
+    return each_run(path, ((run, run.name) for run in runs), read_one, room)
 
 
 FORMAT = Format("mlflow", "MLflow's file store: mlruns/, an experiment or a run", recognises, read)

@@ -63,7 +63,7 @@ class RowReader:
         run = next((row[name] for name in RUNS if isinstance(row.get(name), str)), "")
         builder = self._builders.get(run)
         if builder is None:
-            limits.RUNS.check(len(self._builders) + 1, self._source)
+            limits.FOUND.check(len(self._builders) + 1, self._source)
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)

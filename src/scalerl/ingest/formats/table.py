@@ -23,7 +23,7 @@ from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells
 from scalerl.ingest.logs.log import as_number
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
-from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, VALUELESS, LeftOut, Omitted, ending_of
+from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted
 from scalerl.record.reader import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -165,18 +165,31 @@ def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[i
     reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
     place_N = np.searchsorted(table.line_R, table.lines)
     steps = table.step_R[place_N]
-    if len(filled) < len(table.line_R):  # it has rows of training, too
-        over_R = superseded_rows(table.step_R, table.line_R)
+    is_training_R = np.ones(len(table.line_R), dtype=bool)
+    is_training_R[[place_N[row] for row in filled if reasons.get(row) != NAN]] = False
+    if is_training_R.any():
+        over_R = superseded_rows(table.step_R, table.line_R, is_training_R)
         reasons |= {row: SUPERSEDED for row in filled if over_R[place_N[row]]}
     kept = [row for row in filled if row not in reasons]
     if not reasons or not kept:
         return list(filled), NONE  # of which the first is refused, with its line
-    found = {row: Omitted(reason, _step_of(steps, row), table.lines[row]) for row, reason in reasons.items()}
-    without = [row for row in found if found[row].reason in VALUELESS]
-    compute_W, last = _compute(table, x, price, without), _compute(table, x, price, kept).max()
-    newest = [found[without[n]] for n in np.argsort(compute_W, kind="stable") if compute_W[n] > last]
-    ending = ending_of([o.reason for o in newest], [o.step for o in newest], len(kept) + len(without), y)
-    return kept, LeftOut.of([found[row] for row in sorted(found)], y, ending)
+    rows = sorted(reasons)
+    found = [Omitted(reasons[row], _step_of(steps, row), table.lines[row]) for row in rows]
+    at_W, at_N = _places(table, x, price, rows, kept)
+    return kept, LeftOut.of_log(found, at_W, at_N, y)
+
+
+def _places(
+    table: Table, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where rows are along the run: by their compute, or by their lines where some have none."""
+    try:
+        return _compute(table, x, price, rows), _compute(table, x, price, kept)
+    except (
+        InputError
+    ):  # of a run that diverged the compute may be NaN, too; a row that counts is refused later
+        line_N = np.array(table.lines, dtype=float)
+        return line_N[list(rows)], line_N[list(kept)]
 
 
 def _step_of(step_N: np.ndarray, row: int) -> int | None:
@@ -268,20 +281,20 @@ def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table
 
 
 def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
-    header = next((line for line in BoundedLines(io.BytesIO(data), source) if line.strip()), None)
-    if header is None:  # but for what is white in Unicode alone
+    lines = BoundedLines(io.BytesIO(data), source)
+    header = next(lines.filled([line] for line in lines), [""])[0]
+    if not header:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
     lines = BoundedLines(io.BytesIO(data), source)
     reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
     allow_long_cells()
     rows = _Rows(source, y, wanted)
     try:
-        filled = (cells for cells in reader if "".join(cells).strip())
+        filled = lines.filled(reader)
         columns = tuple(name.strip() for name in next(filled, []))
         limits.TABLE_COLUMNS.check(len(columns), source)
         places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
         for cells in filled:
-            lines.row_ended()
             if len(cells) > len(columns):
                 raise InputError(_too_many(source, reader.line_num, cells, columns))
             # A line may be shorter than the first.

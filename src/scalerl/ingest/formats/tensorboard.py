@@ -8,11 +8,12 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from scalerl import limits
-from scalerl.errors import InputError
+from scalerl.errors import InputError, counted
 from scalerl.ingest.formats import protobuf
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import folders_below, name_of
@@ -52,7 +53,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         for folder, files in folders_below(path)
         if (events := [file for file in files if _is_event_file(file)])
     }
-    limits.RUNS.check(len(found), path)
+    limits.FOUND.check(len(found), path)
     room = Room(str(path))
     if not found:
         raise InputError(f"{path}: no event files in it (events.out.tfevents.*; symbolic links are left out)")
@@ -64,7 +65,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         return [log] if is_run else []
 
     names = ((one, one.relative_to(path).as_posix() if one != path else name_of(path)) for one in found)
-    return each_run(path, names, read_one)
+    return each_run(path, names, read_one, room)
 
 
 FORMAT = Format("tensorboard", "TensorBoard event files, or a folder of them", recognises, read)
@@ -173,7 +174,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
 
     A record is its length as a uint64, the checksum of that, the data, and the checksum of those.
     """
-    with path.open("rb") as file:
+    with path.open("rb") as file, _passed_over(path, notes) as large:
         size = os.fstat(file.fileno()).st_size
         at = 0
         while at < size:
@@ -188,11 +189,22 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
             at += 16 + length
             if length > limits.ROW.most:  # larger ones hold images or graphs
                 file.seek(at)
+                large.append(length)
                 continue
             data, end = file.read(length), file.read(4)
             if len(data) < length or len(end) < 4:  # somebody has cut the file meanwhile
                 return
             yield data, _check(end)
+
+
+@contextmanager
+def _passed_over(path: Path, notes: list[str]) -> Iterator[list[int]]:
+    """Note the records that are found too large within; a scalar may be in one, beside an image."""
+    large: list[int] = []
+    yield large
+    if large:
+        what = f"{counted(len(large), 'record')} of more than {limits.ROW.most:,} bytes"
+        notes.append(f"{path}: {what} passed over, with whatever metrics are in them")
 
 
 def _event(data: bytes) -> tuple[float, float, list[memoryview]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -45,6 +44,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         path,
         ((one, one.stem) for one in stores),
         lambda one, name: _read_project(one, f"{name}/" * prefix, wanted, room),
+        room,
     )
 
 
@@ -140,14 +140,13 @@ def _read_project(path: Path, prefix: str, wanted: Wanted, room: Room) -> list[L
             else f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics"
         )
         for line, (key, name, step, time, text) in enumerate(rows, start=1):
-            texts += sum(len(cell) for cell in (key, name, time, text) if isinstance(cell, str | bytes))
+            # Not the key, which before 0.24 is the name again.
+            texts += sum(len(cell) for cell in (name, time, text) if isinstance(cell, str | bytes))
             if texts > size:
                 raise InputError(f"{path}: damaged, its rows have more bytes than the file ({size:,})")
-            if math.isnan(finite(step)):
-                continue
             builder = builders.get(str(key))
             if builder is None:
-                limits.RUNS.check(len(builders) + 1, path)
+                limits.FOUND.check(len(builders) + 1, path)
                 builder = LogBuilder(str(path), "trackio", f"{prefix}{name}", wanted, room)
                 builders[str(key)] = builder
             row = flat(_object(text, path), separator="/", where=str(path))

@@ -18,7 +18,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells, head
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, as_number, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import check_not_utf16
 
 _NAME = "wandb-csv"
@@ -94,7 +94,7 @@ class _Run:
         """Where its step and its time are, if it has them, which W&B logs as metrics."""
         self.values: dict[str, float | str] = {}
         """Of the row that is being read."""
-        self.averaged = self.rounded = self.no_numbers = 0
+        self.averaged = self.rounded = 0
 
     def has(self, metric: str) -> bool:
         """Whether it has a column of this metric already."""
@@ -104,7 +104,6 @@ class _Run:
         """One cell of a row, whose others are `cells`."""
         value = _number(text)
         self.values[column.metric] = text if math.isnan(value) else value
-        self.no_numbers += as_number(self.values[column.metric]) is None
         for place in column.ranges:
             if place < len(cells) and cells[place] and cells[place] != text:
                 self.averaged += 1
@@ -115,10 +114,10 @@ class _Run:
         values, self.values = self.values, {}
         if math.isnan(step):
             step = self._cell(cells, "_step")
-        if not math.isnan(step):
-            self.rounded += step != round(step)
-            time = unix_seconds(self._cell(cells, "_timestamp"))
-            self.builder.add(round(step), time, values, line)
+        is_known = not math.isnan(step)
+        self.rounded += is_known and step != round(step)
+        time = unix_seconds(self._cell(cells, "_timestamp"))
+        self.builder.add(round(step) if is_known else step, time, values, line)
 
     def _cell(self, cells: Sequence[str], name: str) -> float:
         """Of a special column; without it that of the x axis."""
@@ -131,14 +130,14 @@ class _Run:
             f"the step is {step}": step != "Step",
             f"{self.averaged} values are means of several that differ, as charts have them": self.averaged,
             f"{self.rounded} steps are no whole numbers and were rounded": self.rounded,
-            f"{self.no_numbers} cells that are no numbers were passed over": self.no_numbers,
         }
         self.builder.notes += [note for note, applies in notes.items() if applies]
         return self.builder.build()
 
 
 def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[Log]:
-    names = [name.strip() for name in next((cells for cells in reader if any(cells)), [])]
+    rows = lines.filled(reader)
+    names = [name.strip() for name in next(rows, [])]
     if not names:
         raise InputError(f"{path}: the file is empty; {_EXPECTED}")
     limits.TABLE_COLUMNS.check(len(names), path)
@@ -155,10 +154,7 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
         ((column.place, run, column) for run in runs for column in run.columns.values()),
         key=lambda found: found[0],
     )
-    for cells in reader:
-        lines.row_ended()
-        if not any(cells):
-            continue
+    for cells in rows:
         where = f"{path}, line {reader.line_num}"
         if len(cells) > len(names):
             raise InputError(f"{where}: {len(cells)} cells for {len(names)} columns")
@@ -195,7 +191,6 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_Run]:
             key = f"{title} ({number})"
         numbers[title, metric] = number
         if key not in runs:
-            limits.RUNS.check(len(runs) + 1, path)
             runs[key] = _Run(path, key, wanted, room)
         run = runs[key]
         if metric in _SPECIAL:

@@ -60,21 +60,21 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     unread: list[Unread] = []
     for file in _files(path):
         try:
-            run_id, start = identify(file)
+            run_id, name, start = identify(file)
         except (InputError, OSError) as error:
             if path.is_file():
                 raise
             unread.append(Unread(str(path), file.stem.removeprefix("run-"), str(error)))
         else:
-            runs.setdefault(run_id, []).append(_Part(file, run_id, start))
+            runs.setdefault(run_id, []).append(_Part(file, name, start))
     if not runs:
         first = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
         raise InputError(first)
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
-    limits.RUNS.check(len(ordered), path)
+    limits.FOUND.check(len(ordered), path)
     by_file, room = {parts[0].path: parts for parts in ordered}, Room(str(path))
-    names = ((file, parts[0].run_id) for file, parts in by_file.items())
-    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted, room)]), *unread]
+    names = ((file, parts[-1].name) for file, parts in by_file.items())
+    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted, room)], room), *unread]
 
 
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)
@@ -85,7 +85,8 @@ class _Part:
     """One file of a run."""
 
     path: Path
-    run_id: str
+    name: str
+    """That W&B shows, or the id."""
     start: float
 
     def order(self) -> tuple[float, str]:
@@ -121,7 +122,7 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
         rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start)
         rows.read(notes)
         segments.append(_Segment(rows, wanted))
-    name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].run_id)
+    name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].name)
     source = str(parts[-1].path)
     builder = LogBuilder(source, _NAME, name, wanted, room)
     builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)

@@ -6,7 +6,6 @@ several where values are nested; values are JSON.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from array import array
@@ -16,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl import limits
-from scalerl.errors import counted
 from scalerl.ingest.formats.protobuf import fields
 from scalerl.ingest.formats.wandb_file import Trouble, records
-from scalerl.ingest.logs.log import MOST_NAMES, as_number, finite
+from scalerl.ingest.logs.log import MOST_NAMES, as_number, long_names
 from scalerl.jsonl import flat, parse_json
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
@@ -115,11 +113,7 @@ class Rows:
             except (ValueError, RecursionError):  # its checksum holds, but it is not what it should be
                 trouble.damaged += 1
         notes += trouble.notes(path.name)
-        if self.long_names:
-            left_out = counted(self.long_names, "value")
-            notes.append(
-                f"{path.name}: {left_out} left out, of names with more than {limits.NAME.most:,} characters"
-            )
+        notes += [f"{path.name}: {note}" for note in long_names(self.long_names)]
         if self._summary and not self._is_history:
             notes.append(f"{path.name} has no history, only a summary: one value of each metric")
             self._add(*self._summary_at, list(self._summary.values()))
@@ -294,12 +288,13 @@ class Rows:
         found = flat(parse_json(text, str(self.path)), f"{name}.", where=str(self.path))
         media = {place.removesuffix("_type") for place in found if place.endswith("._type")}
         for place, number in found.items():
-            if _is_below(place, media):
+            if number is None or isinstance(number, list) or _is_below(place, media):
                 continue
-            if math.isfinite(finite(number)):
-                yield self._key(place), float(number)
-            elif (key := self._key(place)).is_kept:
-                yield from ((key, value) for value in _worded(json.dumps(number).encode()))
+            key, value = self._key(place), as_number(number)
+            if value is not None and math.isfinite(value):
+                yield key, value
+            elif key.is_kept and number != "":
+                yield key, _TEXT if value is None else value
 
 
 def _worded(text: bytes) -> Iterator[float]:
@@ -323,8 +318,8 @@ def _without(found: Found, media: Set[str]) -> Iterator[tuple[Key, float]]:
             yield key, number
 
 
-def identify(path: Path) -> tuple[str, float]:
-    """The id of a file's run, and its start in Unix seconds; the file's name and NaN where that is lost.
+def identify(path: Path) -> tuple[str, str, float]:
+    """Id and name of a file's run, and its start in Unix seconds; the file's name and NaN where that is lost.
 
     Raises:
         InputError: it is no file of W&B's.
@@ -333,12 +328,14 @@ def identify(path: Path) -> tuple[str, float]:
         try:
             run = _one(record, _RUN)
             if run_id := str(_one(run, _RUN_ID), "utf-8"):
-                return run_id, _seconds(_one(run, _START_TIME))
+                name = str(_one(run, _DISPLAY_NAME), "utf-8") or run_id
+                return run_id, name, _seconds(_one(run, _START_TIME))
         except ValueError:
             continue
         if n == _PEEK:
             break
-    return path.stem.removeprefix("run-"), math.nan
+    name = path.stem.removeprefix("run-")
+    return name, name, math.nan
 
 
 def _item(message: memoryview) -> tuple[list[str], bytes]:

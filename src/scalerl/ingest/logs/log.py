@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from scalerl import limits
-from scalerl.errors import counted, printable
-from scalerl.ingest.logs.order import Arranged, Cells, Omitted, Rows, arrange, reason_of, steps_of
+from scalerl.errors import InputError, counted, printable
+from scalerl.ingest.logs.order import Arranged, Cells, Rows, Series, Uncounted, arrange, code_of, steps_of
+from scalerl.ingest.vocabularies.training import is_of_training
 from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
 
@@ -23,28 +25,11 @@ MOST_NAMES = 5000
 """Names of metrics that are kept, to be shown where a wanted one is missing."""
 _LAST_LINE = 2**32 - 1
 _SHOWN_RESTARTS = 3
+_OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv"))
+"""Formats whose rows are lines of a text, which a reader can look up."""
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 """How trackers write what JSON has no number for."""
 _AT_ONCE = 2**16  # times that are sorted at once
-
-
-@dataclass(frozen=True)
-class Series:
-    """One metric: its values in the order of their steps, each step once."""
-
-    step_N: np.ndarray
-    """Whole numbers, rising, as floats."""
-    value_N: np.ndarray
-    time_N: np.ndarray
-    """Unix seconds; NaN where they were not logged."""
-
-    def __len__(self) -> int:
-        return len(self.step_N)
-
-    def at(self, step: float) -> float:
-        """The last value at or before a step; NaN where there is none."""
-        n = int(np.searchsorted(self.step_N, step, side="right"))
-        return float(self.value_N[n - 1]) if n else math.nan
 
 
 @dataclass(frozen=True)
@@ -63,7 +48,7 @@ class Log:
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
     """What had to be passed over or mended, in sentences."""
-    omitted: Mapping[str, Omitted] = field(default_factory=dict)
+    omitted: Mapping[str, Uncounted] = field(default_factory=dict)
     """Of every metric the values that do not count, and why."""
 
     def time_series(self) -> Series:
@@ -123,8 +108,17 @@ class Room:
     def add_values(self, n: int) -> None:
         """So many more values; raise an InputError if they are too many."""
         self._values += n
-        if self._values > limits.VALUES.most:
-            limits.VALUES.check(self._values, self._source)
+        limits.VALUES.check(self._values, self._source)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What a run takes within; one that cannot be read gives all of it back."""
+        before = self._columns, self._values
+        try:
+            yield
+        except (InputError, OSError):
+            self._columns, self._values = before
+            raise
 
 
 class LogBuilder:
@@ -161,7 +155,7 @@ class LogBuilder:
         """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
 
         What is no number is counted as such where the metric is wanted; None is a cell without a value.
-        `line` is its number in the file, where it has one.
+        `line` is its number in the file, where it has one; kept for formats of lines alone.
         """
         row, kept = -1, 0
         for name, value in values.items():
@@ -178,7 +172,7 @@ class LogBuilder:
                 continue
             if row < 0:
                 row = self._add_row(step, time, line)
-            column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+            column = self._columns.get(name) or self._new_column(name)
             if number is None:
                 if not _is_answer(value):
                     continue
@@ -193,7 +187,7 @@ class LogBuilder:
         """Whether a value is kept of a metric that has had no number yet."""
         if number is not None and math.isfinite(number):
             return self._is_wanted(name)
-        return (number is not None or _is_answer(value)) and self._wanted(name)
+        return (number is not None or _is_answer(value)) and (name in self._columns or self._asks_for(name))
 
     def extend(self, step_R: np.ndarray, time_R: np.ndarray) -> int:
         """Many rows at once, whose values `fill` adds; returns the number of the first."""
@@ -208,7 +202,7 @@ class LogBuilder:
         if np.isfinite(value_V).any() and not self._is_wanted(name):
             return
         self._room.add_values(len(row_V))
-        column = self._columns.get(name) or self._columns.setdefault(name, _Column())
+        column = self._columns.get(name) or self._new_column(name)
         column.texts.frombytes((text_V + len(column.rows)).astype(np.uintc).tobytes())
         column.rows.frombytes(np.asarray(row_V, dtype=np.uintc).tobytes())
         column.numbers.frombytes(np.asarray(value_V, dtype=float).tobytes())
@@ -224,41 +218,38 @@ class LogBuilder:
         rows = Rows(
             np.frombuffer(self._steps),
             np.frombuffer(self._times),
-            np.frombuffer(self._lines, dtype=np.uintc),
+            np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES),
             self._streams,
         )
         cells = {name: column.cells() for name, column in self._columns.items()}
-        found = arrange(rows, cells, is_of_evaluation)
-        metrics = {name: Series(one.step_V, one.value_V, one.time_V) for name, one in found.values.items()}
+        found = arrange(rows, cells, is_of_training, is_of_evaluation)
         return Log(
             self._source,
             self._format,
             self._name,
-            metrics,
+            found.values,
             tuple(self._names),
             self.config,
-            (*self.notes, *_notes(found), *self._long_name_notes()),
+            (*self.notes, *_notes(found), *long_names(self._long_names)),
             found.omitted,
         )
-
-    def _long_name_notes(self) -> list[str]:
-        if not self._long_names:
-            return []
-        left_out = f"{counted(self._long_names, 'value')} left out"
-        return [f"{left_out}, of names with more than {limits.NAME.most:,} characters"]
 
     def _is_wanted(self, name: str) -> bool:
         known = self._names.get(name)
         if known is None:
-            if len(name) > limits.NAME.most:
-                self._long_names += 1
-                return False
-            known = self._wanted(name)
-            if known:
-                self._room.add_column()
-            if known or len(self._names) < MOST_NAMES:
+            known = self._asks_for(name)
+            if known or (len(self._names) < MOST_NAMES and len(name) <= limits.NAME.most):
                 self._names[name] = known
         return known
+
+    def _asks_for(self, name: str) -> bool:
+        """Whether the metric is wanted; one with too long a name is counted, and not looked for."""
+        self._long_names += len(name) > limits.NAME.most
+        return len(name) <= limits.NAME.most and self._wanted(name)
+
+    def _new_column(self, name: str) -> _Column:
+        self._room.add_column()
+        return self._columns.setdefault(name, _Column())
 
 
 class _Column:
@@ -274,6 +265,12 @@ class _Column:
         return Cells(row_V, np.frombuffer(self.numbers), text_V)
 
 
+def long_names(n: int) -> list[str]:
+    """A note of so many values whose names are too long; none of none."""
+    what = f"of names with more than {limits.NAME.most:,} characters"
+    return [f"{counted(n, 'value')} left out, {what}"] if n else []
+
+
 def _is_answer(value: Any) -> bool:
     """Whether what is no number stands where one should: a text or a truth value, and no list or table."""
     return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
@@ -281,22 +278,25 @@ def _is_answer(value: Any) -> bool:
 
 def _notes(found: Arranged) -> list[str]:
     """What was put in order, in sentences; the reader of a metric reports its evaluations."""
-    left = {SUPERSEDED: 0, NO_STEP: 0}
-    for omitted in found.omitted.values():
-        for code, n in zip(*np.unique(omitted.reason_V, return_counts=True), strict=True):
-            if (reason := reason_of(int(code))) in left:
-                left[reason] += int(n)
-    notes = []
-    if found.restarts:
-        shown = "; ".join(map(steps_of, found.restarts[:_SHOWN_RESTARTS]))
-        more = len(found.restarts) - _SHOWN_RESTARTS
-        shown += f"; and {more} times more" * (more > 0)
+    superseded, without_step = (
+        sum(int(np.sum(one.reason_V == code_of(reason))) for one in found.omitted.values())
+        for reason in (SUPERSEDED, NO_STEP)
+    )
+    restarts, notes = found.restarts.found, []
+    if restarts:
+        shown = "; ".join(map(steps_of, restarts[:_SHOWN_RESTARTS]))
+        more = len(restarts) - _SHOWN_RESTARTS
+        shown += f"; and {counted(more, 'time')} more" * (more > 0)
+        notes.append(f"the run was restarted {shown} ({counted(superseded, 'value')} of all metrics)")
+    if found.restarts.is_cut:
         notes.append(
-            f"the run was restarted {shown} the later rows count "
-            f"({counted(left[SUPERSEDED], 'value')} of all metrics superseded)"
+            f"the steps of training go back too often: after {counted(len(restarts), 'restart')} no more "
+            "are looked for; are these several runs in one log?"
         )
-    if left[NO_STEP]:
-        notes.append(f"{counted(left[NO_STEP], 'value')} left out: a step is a whole number of 0 or more")
+    if without_step:
+        notes.append(
+            f"{counted(without_step, 'value')} left out, whose step is not a whole number of 0 or more"
+        )
     return notes
 
 

@@ -7,15 +7,15 @@
              these steps and later ones is superseded, of every metric
     out      of every metric its values by step, each step once, and what was left out and why
 
-Evaluations prove no restart: an evaluator that runs beside the training logs them in any order.
-Shapes: R rows, V values of one metric, W values of all metrics that prove a restart.
+Only metrics of training prove a restart: an evaluator that runs beside it logs in any order, and again.
+Shapes: R rows, V values of a metric, N those that count, W values of all metrics that prove a restart.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEAT
 
 _KEPT = ""
 _REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
-_CODES = {reason: code for code, reason in enumerate(_REASONS)}
 _MOST_RESTARTS = 200
 """Of a log; every one takes a look at all metrics."""
 _WITNESSES = 8
@@ -34,6 +33,11 @@ _LEAST_STEPS = 2
 """Steps that come again in a restart: a single one is a row that was logged twice."""
 _LEAST_SHARE = 0.5
 """Of what had been logged for the steps that come again, more than this comes again."""
+_LEAST_REGULAR = 3
+"""Steps that come again at one interval, up to a new highest one: fewer rows are logged than before."""
+_LEAST_PROGRESS = 0.1
+"""Share of the steps it supersedes that a branch below the highest has come through; else it is a run that
+was started again by mistake."""
 _SHUFFLED = 0.25
 """Share of rows that are earlier than the one before them from which on a file is in no order of time."""
 _NEWEST_FIRST = 3
@@ -65,8 +69,8 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Omitted:
-    """Values of one metric that do not count, by step; `reason` as in `scalerl.record.left_out`."""
+class Uncounted:
+    """Values of one metric that do not count, by step; `reason_V` holds codes (`reason_of`)."""
 
     step_V: np.ndarray
     line_V: np.ndarray
@@ -74,12 +78,22 @@ class Omitted:
 
 
 @dataclass(frozen=True)
-class Values:
-    """Values of one metric that count, by step, each step once."""
+class Series:
+    """One metric: its values that count, in the order of their steps, each step once."""
 
-    step_V: np.ndarray
-    value_V: np.ndarray
-    time_V: np.ndarray
+    step_N: np.ndarray
+    """Whole numbers, rising, as floats."""
+    value_N: np.ndarray
+    time_N: np.ndarray
+    """Unix seconds; NaN where they were not logged."""
+
+    def __len__(self) -> int:
+        return len(self.step_N)
+
+    def at(self, step: float) -> float:
+        """The last value at or before a step; NaN where there is none."""
+        n = int(np.searchsorted(self.step_N, step, side="right"))
+        return float(self.value_N[n - 1]) if n else math.nan
 
 
 @dataclass(frozen=True)
@@ -98,57 +112,105 @@ class Restart:
     again: Mapping[str, float] = field(default_factory=dict)
     """Of a metric the first step that came again, where that is another: two processes log at two steps."""
 
-    def supersedes(self, name: str, step_V: np.ndarray, place_V: np.ndarray) -> np.ndarray:
+    def supersedes(self, step_V: np.ndarray, place_V: np.ndarray, name: str = "") -> np.ndarray:
         """Which values of a metric belong to the branch that was given up."""
         is_before_V = (place_V >= self.first) & (place_V < self.place)
         return is_before_V & (step_V >= self.again.get(name, self.step))
 
 
 @dataclass(frozen=True)
+class Restarts:
+    """All that were found, in the order of arrival."""
+
+    found: Sequence[Restart]
+    is_cut: bool = False
+    """Whether there were too many places to look at all of them."""
+
+    def superseded(self, step_V: np.ndarray, place_V: np.ndarray, name: str = "") -> np.ndarray:
+        """Which values of a metric belong to branches that were given up."""
+        is_over_V = np.zeros(len(step_V), dtype=bool)
+        for restart in self.found:
+            is_over_V |= restart.supersedes(step_V, place_V, name)
+        return is_over_V
+
+    def that_leave_some(self, step_E: np.ndarray, place_E: np.ndarray) -> Restarts:
+        """Without the last ones, while they leave no evaluation at all."""
+        found = list(self.found)
+        while found and Restarts(found).superseded(step_E, place_E).all():
+            found.pop()
+        return replace(self, found=found)
+
+
+@dataclass(frozen=True)
 class Arranged:
     """What a log comes to."""
 
-    values: dict[str, Values]
+    values: dict[str, Series]
     """Of the metrics that have any."""
-    omitted: dict[str, Omitted]
-    restarts: Sequence[Restart]
+    omitted: dict[str, Uncounted]
+    restarts: Restarts
 
 
-def arrange(rows: Rows, cells: Mapping[str, Cells], is_evaluation: Callable[[str], bool]) -> Arranged:
+def arrange(
+    rows: Rows,
+    cells: Mapping[str, Cells],
+    is_of_training: Callable[[str], bool],
+    is_of_evaluation: Callable[[str], bool],
+) -> Arranged:
     """Put the values of all metrics in order.
 
     Args:
         rows: of the log.
         cells: of every metric, by name.
-        is_evaluation: whether a metric of this name is one of evaluations.
+        is_of_training: whether only a step of training logs a metric of this name.
+        is_of_evaluation: whether a metric of this name is one of evaluations.
     """
     is_step_R = _is_step(rows.step_R)
     place_R, groups = _arrival(rows)
-    witnesses = {name: one for name, one in cells.items() if not is_evaluation(name)}
+    witnesses = {name: one for name, one in cells.items() if is_of_training(name)}
     restarts = _restarts(rows, place_R, groups, is_step_R, witnesses)
-    values: dict[str, Values] = {}
-    omitted: dict[str, Omitted] = {}
+    made = [one.row_V[np.isfinite(one.value_V)] for name, one in cells.items() if is_of_evaluation(name)]
+    if restarts.found and any(map(len, made)):
+        row_E = np.unique(np.concatenate(made))
+        restarts = restarts.that_leave_some(rows.step_R[row_E], place_R[row_E])
+    is_over_R = restarts.superseded(rows.step_R, place_R)  # once for all metrics: there may be 50,000
+    apart = {name for restart in restarts.found for name in restart.again}
+    values: dict[str, Series] = {}
+    omitted: dict[str, Uncounted] = {}
     for name, one in cells.items():
-        reason_V = _reasons(name, one, rows, place_R, is_step_R, restarts)
-        step_V, is_kept_V = rows.step_R[one.row_V], reason_V == _CODES[_KEPT]
+        step_V, place_V = rows.step_R[one.row_V], place_R[one.row_V]
+        is_over_V = restarts.superseded(step_V, place_V, name) if name in apart else is_over_R[one.row_V]
+        reason_V = _reasons(one, step_V, place_V, is_step_R[one.row_V], is_over_V)
+        is_kept_V = reason_V == code_of(_KEPT)
         order_V = np.argsort(step_V, kind="stable")
         kept_V, left_V = order_V[is_kept_V[order_V]], order_V[~is_kept_V[order_V]]
         if len(kept_V):
-            values[name] = Values(step_V[kept_V], one.value_V[kept_V], rows.time_R[one.row_V[kept_V]])
+            values[name] = Series(step_V[kept_V], one.value_V[kept_V], rows.time_R[one.row_V[kept_V]])
         if len(left_V):
-            omitted[name] = Omitted(step_V[left_V], rows.line_R[one.row_V[left_V]], reason_V[left_V])
+            omitted[name] = Uncounted(step_V[left_V], rows.line_R[one.row_V[left_V]], reason_V[left_V])
     return Arranged(values, omitted, restarts)
 
 
-def superseded_rows(step_R: np.ndarray, line_R: np.ndarray) -> np.ndarray:
+def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.ndarray) -> np.ndarray:
     """Which rows of one table of training and evaluations a restart went over, (R,)."""
     rows = Rows(step_R, np.full(len(step_R), math.nan), line_R)
     place_R, groups = _arrival(rows)
-    cells = {"": Cells(np.arange(len(step_R)), np.zeros(len(step_R)), np.zeros(0, dtype=np.intp))}
-    is_over_R = np.zeros(len(step_R), dtype=bool)
-    for restart in _restarts(rows, place_R, groups, _is_step(step_R), cells):
-        is_over_R |= restart.supersedes("", step_R, place_R)
-    return is_over_R
+    row_V = np.flatnonzero(is_training_R)
+    cells = {"": Cells(row_V, np.zeros(len(row_V)), np.zeros(0, dtype=np.intp))}
+    restarts = _restarts(rows, place_R, groups, _is_step(step_R), cells)
+    step_P = step_R[np.argsort(place_R)]
+    trained_N = np.unique(step_R[row_V])
+    found = [_from_evaluation(restart, step_P, trained_N) for restart in restarts.found]
+    return Restarts(found).superseded(step_R, place_R)
+
+
+def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray) -> Restart:
+    """The same from the row before, if that holds both training and evaluation of the step before."""
+    before = step_P[restart.place - 1]
+    n = int(np.searchsorted(trained_N, restart.step))
+    if before < restart.step and (not n or before > trained_N[n - 1]):
+        return replace(restart, place=restart.place - 1, step=float(before), again={})
+    return replace(restart, again={})
 
 
 def _is_step(step_R: np.ndarray) -> np.ndarray:
@@ -156,32 +218,30 @@ def _is_step(step_R: np.ndarray) -> np.ndarray:
 
 
 def reason_of(code: int) -> str:
-    """The reason that a member of `Omitted.reason_V` stands for."""
+    """The reason that a member of `Uncounted.reason_V` stands for."""
     return _REASONS[code]
 
 
+def code_of(reason: str) -> int:
+    """The member of `Uncounted.reason_V` that stands for a reason."""
+    return _REASONS.index(reason)
+
+
 def _reasons(
-    name: str,
-    cells: Cells,
-    rows: Rows,
-    place_R: np.ndarray,
-    is_step_R: np.ndarray,
-    restarts: Sequence[Restart],
+    cells: Cells, step_V: np.ndarray, place_V: np.ndarray, is_step_V: np.ndarray, is_over_V: np.ndarray
 ) -> np.ndarray:
     """Why every value of a metric is left out, as codes; 0 of those that count."""
-    step_V, place_V, value_V = rows.step_R[cells.row_V], place_R[cells.row_V], cells.value_V
     reason_V = np.zeros(len(step_V), dtype=np.uint8)
-    reason_V[np.isnan(value_V)] = _CODES[NAN]
-    reason_V[np.isinf(value_V)] = _CODES[INFINITE]
-    reason_V[cells.text_V] = _CODES[NOT_A_NUMBER]
-    for restart in restarts:
-        reason_V[restart.supersedes(name, step_V, place_V)] = _CODES[SUPERSEDED]
-    reason_V[~is_step_R[cells.row_V]] = _CODES[NO_STEP]
+    reason_V[np.isnan(cells.value_V)] = code_of(NAN)
+    reason_V[np.isinf(cells.value_V)] = code_of(INFINITE)
+    reason_V[cells.text_V] = code_of(NOT_A_NUMBER)
+    reason_V[is_over_V] = code_of(SUPERSEDED)
+    reason_V[~is_step_V] = code_of(NO_STEP)
     if (np.diff(step_V) > 0).all():  # most are
         return reason_V
-    kept_V = np.flatnonzero(reason_V == _CODES[_KEPT])
+    kept_V = np.flatnonzero(reason_V == code_of(_KEPT))
     order_V = kept_V[np.lexsort((place_V[kept_V], step_V[kept_V]))]
-    reason_V[order_V[:-1][np.diff(step_V[order_V]) == 0]] = _CODES[REPEATED]  # the last one counts
+    reason_V[order_V[:-1][np.diff(step_V[order_V]) == 0]] = code_of(REPEATED)  # the last one counts
     return reason_V
 
 
@@ -244,49 +304,53 @@ def _restarts(
     groups: Sequence[tuple[int, int]],
     is_step_R: np.ndarray,
     cells: Mapping[str, Cells],
-) -> list[Restart]:
+) -> Restarts:
     """All restarts, in the order of arrival."""
     names = sorted(cells, key=lambda name: -len(cells[name].row_V))[:_WITNESSES]
     rows_of = [cells[name].row_V[is_step_R[cells[name].row_V]] for name in names]
     if not any(len(np.unique(rows.step_R[row_V])) < len(row_V) for row_V in rows_of):
-        return []  # no step comes again: evaluations in any order, rows sorted in any way
+        return Restarts(())  # no step comes again: evaluations in any order, rows sorted in any way
     row_W = np.concatenate(rows_of)
     metric_W = np.repeat(np.arange(len(names)), [len(row_V) for row_V in rows_of])
     all_W = _witness(names, metric_W, rows.step_R[row_W], place_R[row_W], row_W)
     found: list[Restart] = []
     for start, stop in groups:
         seen = all_W if len(groups) == 1 else all_W.within(start, stop)
-        found += _of_group(seen, rows, start, _MOST_RESTARTS - len(found))
-    return found
+        more, is_cut = _of_group(seen, rows, start, _MOST_RESTARTS - len(found))
+        found += more
+        if is_cut:
+            return Restarts(found, is_cut=True)
+    return Restarts(found)
 
 
-def _of_group(seen: _Witness, rows: Rows, first: int, most: int) -> list[Restart]:
-    """The restarts in rows whose order is known.
+def _of_group(seen: _Witness, rows: Rows, first: int, most: int) -> tuple[list[Restart], bool]:
+    """The restarts in rows whose order is known, and whether there were too many places to look at all.
 
     A window reaches from a step that comes again, below the highest so far, to where that is passed; the
-    lowest one in it may be a restart. Windows do not overlap, so that this takes linear time.
+    lowest one in it may be a restart. Windows do not overlap: each restart takes linear time.
     """
     found: list[Restart] = []
     earlier_W = np.sort(seen.step_W[~seen.is_again_W])
     latest_W = np.fmax.accumulate(rows.time_R[seen.row_W]) if len(seen.row_W) else np.zeros(0)
     base = windows = 0
-    while base < len(seen.step_W) and len(found) < most:
+    while True:
         high_W = np.maximum.accumulate(seen.step_W[base:])
         falls_W = base + np.flatnonzero(seen.is_again_W[base:] & (seen.step_W[base:] < high_W))
         after, accepted = -1, None
-        while (n := int(np.searchsorted(falls_W, after))) < len(falls_W) and windows < _MOST_WINDOWS:
+        while accepted is None:
+            n = int(np.searchsorted(falls_W, after))
+            if n == len(falls_W):
+                return found, False
+            if windows == _MOST_WINDOWS or len(found) == most:
+                return found, True
             windows += 1
             highest = float(high_W[falls_W[n] - base])
             after = base + int(np.searchsorted(high_W, highest, side="right"))
             window_W = falls_W[n : np.searchsorted(falls_W, after)]
             lowest = int(window_W[np.argmin(seen.step_W[window_W])])
-            if accepted := _restart_at(lowest, after, highest, seen, earlier_W, latest_W, rows, first):
-                found.append(accepted)
-                base = lowest
-                break
-        if accepted is None:
-            break
-    return found
+            accepted = _restart_at(lowest, after, highest, seen, earlier_W, latest_W, rows, first)
+        found.append(accepted)
+        base = int(np.searchsorted(seen.place_W, accepted.place))
 
 
 def _restart_at(
@@ -311,7 +375,10 @@ def _restart_at(
     low, high = np.searchsorted(earlier_W, step), np.searchsorted(earlier_W, until, side="right")
     before = int(high - low) - int(np.sum(is_within_W & ~is_again_W))
     pairs = len(np.unique(np.stack([metric_W, again_W]), axis=1).T)
-    if len(np.unique(again_W)) < _LEAST_STEPS or pairs <= _LEAST_SHARE * before:
+    again_N, is_open = np.unique(again_W), after == len(seen.step_W)
+    if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
+        return None
+    if pairs <= _LEAST_SHARE * before and not _is_regular(again_N, seen.step_W[after : after + 1]):
         return None
     metrics: list[int] = np.unique(metric_W).tolist()
     again = {seen.names[metric]: float(again_W[metric_W == metric].min()) for metric in metrics}
@@ -319,9 +386,15 @@ def _restart_at(
     return Restart(first, int(seen.place_W[at]), float(step), float(highest), line, again)
 
 
+def _is_regular(again_N: np.ndarray, next_N: np.ndarray) -> bool:
+    """Whether steps come again at one interval, and go on at it beyond the highest step before."""
+    gap_N = np.diff(np.concatenate([again_N, next_N]))
+    return len(next_N) > 0 and len(again_N) >= _LEAST_REGULAR and bool((gap_N == gap_N[0]).all())
+
+
 def steps_of(restart: Restart) -> str:
-    """What a restart went over, in words."""
+    """Where a restart is and what it went over, in words."""
     where = f" (line {restart.line})" if restart.line else ""
-    from_step = f"after step {restart.step - 1:.0f}" if restart.step >= 1 else "from its first step on"
-    last = "" if math.isclose(restart.step, restart.highest) else f" to {restart.highest:.0f}"
-    return f"{from_step}{where}: of steps {restart.step:.0f}{last}"
+    is_one = math.isclose(restart.step, restart.highest)
+    steps = f"step {restart.step:.0f}" if is_one else f"steps {restart.step:.0f} to {restart.highest:.0f}"
+    return f"at step {restart.step:.0f}{where}: what was logged before for {steps} is superseded"

@@ -104,7 +104,7 @@ def is_like(name: str, pattern: str) -> bool:
 
 _EVALUATION = re.compile(
     r"(?:^|[/_.\- ])(?:evals?|evaluation|val|valid|validation|test|held_?out|hold_?out|dev)(?=[/_.\-@ ]|$)"
-    r"|^pass_rate$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
+    r"|^(?:pass_rate|n_prompts|n_samples|mean_p_1mp)$|(?:mean|avg|pass|best|maj)(?:@|_at_)\d",
     re.IGNORECASE,
 )
 
@@ -117,15 +117,16 @@ def is_of_evaluation(name: str) -> bool:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return _any_of([pattern])
+    return any_of([pattern])
 
 
 def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[str]:
     """One expression for all names of some vocabularies, and `more`, which is exact."""
-    return _any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
+    return any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
 
 
-def _any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
+def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]:
+    """Compile names with `*` for anything into one pattern; `more` are regular expressions."""
     prefixes = "|".join(map(re.escape, PREFIXES))
     bodies = [".*".join(map(re.escape, pattern.split("*"))) for pattern in sorted(set(patterns))]
     bodies = [body.replace("@", "(?:@|_at_)") for body in bodies]

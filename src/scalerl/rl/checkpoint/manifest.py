@@ -42,9 +42,16 @@ def sum_file(path: Path) -> Sum:
 
 
 def write_manifest(folder: Path, known: Mapping[str, Sum]) -> None:
-    """Write the manifest of all files that are in `folder`, and read those whose sum is not `known`."""
+    """Write the manifest of all files that are in `folder`, and read those whose sum is not `known`.
+
+    Raises:
+        OSError: a file whose sum is known is not there: its writer has another disk at this path, say.
+    """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = {path.relative_to(folder).as_posix(): path for path in paths}
+    if missing := sorted(known.keys() - files.keys()):
+        what = f"written by another process and not there; every process must see one {folder.parent}"
+        raise FileNotFoundError(f"{missing[0]}: {what}")
     with _threads() as threads:
         new = {name: threads.submit(sum_file, path) for name, path in files.items() if name not in known}
         sums = {name: new[name].result() if name in new else known[name] for name in files}

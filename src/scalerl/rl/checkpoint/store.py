@@ -33,7 +33,7 @@ from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.model.lora import plain_state
 
-FORMAT = 3
+FORMAT = 4
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")
@@ -175,7 +175,7 @@ def write_whole(folder: Path, write: Write) -> None:
         folder.parent.mkdir(exist_ok=True)  # not the one above: a run folder that was moved stays where it is
         aside.mkdir()
         write_manifest(aside, write(aside))
-        for path in sorted(aside.rglob("*"), reverse=True):
+        for path in (*aside.rglob("*"), aside):  # the names in a folder are synced with the folder
             sync(path)
         aside.rename(folder)
         sync(folder.parent)

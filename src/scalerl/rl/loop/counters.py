@@ -33,6 +33,8 @@ class RunCounters:
     """Of the processes that train and evaluate."""
     wall_seconds: float = 0.0
     """Of training; start-up, the probe, and evaluations that hold it up, left out."""
+    trainer_seconds: float = 0.0
+    """The same of every process that trains, all together: a resume may have more of them, or fewer."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
@@ -69,15 +71,16 @@ class RunCounters:
     def idle_seconds(self) -> float:
         """Device-seconds in which neither role did anything.
 
-        What each device was held for and what it has done are taken at one instant by one clock, so that the
-        difference never falls.
+        Each process adds what it was held for and what it did in that time together, both as of one instant,
+        so that no step takes anything from the difference.
         """
-        held = self.wall_seconds * self.trainers + (self.generator_seconds if self.apart else 0.0)
+        held = self.trainer_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
 
     def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
         """Take note of a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
+        self.trainer_seconds += wall_seconds * self.trainers
         if self.apart:
             self.generator_seconds, self.generator_startup = generator.held, generator.startup
         else:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.errors import DivergedError, WorkerError
+from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.loop.counters import RunCounters
@@ -20,8 +20,6 @@ from scalerl.rl.types import Weights
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
-
-
 _MOMENT = 0.1
 """Seconds between two looks whether the run is to stop."""
 
@@ -101,7 +99,7 @@ class Evaluations:
     def _write_first(self) -> None:
         try:
             result = self._pending[0].future.result()
-        except WorkerError as error:
+        except ScalerlError as error:
             raise EvaluationError(f"{self.writer.path}: {error}") from error
         self._write(self._pending.popleft().row, result)
 

@@ -57,7 +57,7 @@ def is_finished(folder: Path) -> bool:
     for name in ("steps.jsonl", "evals.jsonl"):
         last = read_last(folder / name).get("step", 0)
         if last != step:
-            what = f"{final} is of step {brief(step)}, and {name} ends at step {brief(last)}"
+            what = f"{final} holds the weights of step {brief(step)}, and {name} ends at step {brief(last)}"
             back = f"put the record back, or move {final} elsewhere: then --resume goes on as it can"
             raise InputError(f"{what}: {back}; {restart_line(folder)}")
     return True
@@ -101,11 +101,9 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
     """
     checkpoints = folder / "checkpoints"
     for step, state in newest_checkpoints(checkpoints):
-        lengths = state["lengths"].items()
-        short = [name for name, length in lengths if _size(folder / name) < length]
-        changed = [name for name, length in lengths if not ends_at(folder / name, length)]
-        if short or changed:
-            what = f"{short[0]} is shorter than" if short else f"{changed[0]} is not what it was"
+        changed = [name for name, end in state["lengths"].items() if not ends_at(folder / name, end)]
+        if changed:
+            what = f"{changed[0]} is not what it was"
             _LOG.warning("%s at step %d: that checkpoint is passed over", what, step)
             continue
         return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
@@ -149,10 +147,6 @@ def check_same_prompts(state: dict[str, Any], task: Any) -> None:
     here = {prompt.id for prompt in task.prompts("train")}
     if gone := sorted({*state["pool"]["queue"], *state["pool"]["draws"]} - here):
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def free_choices(recipe: Recipe) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from scalerl.errors import WorkerError
+from scalerl.errors import ScalerlError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.types import Prompt, Weights
@@ -107,7 +107,7 @@ class Evaluator:
         future: Future[Evaluation] = Future()
         try:
             future.set_result(self.evaluate(weights, version))
-        except WorkerError as error:  # of the processes that verify
+        except ScalerlError as error:  # of the processes that verify, or of a task
             future.set_exception(error)
         return future
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.rl.verify import proc
+from scalerl.rl.workers.process import STOPPING
 
 Outcome = dict[str, Any]
 """`value` and `correct`; or `failed`, the reason, and `detail`."""
@@ -41,7 +42,6 @@ _MAX_ANSWER = 1 << 16  # bytes
 _ANSWER = re.compile(
     rb"([0-9a-f]{32}) (ok|exit|changed) (?:verdict ([01]) (\S{1,40})|(raised|nonsense) ((?:[0-9a-f]{2})*))\n"
 )
-_CODE = "import sys; sys.path[:] = {!r}; from scalerl.rl.verify.worker import main; main({}, {}, {})"
 
 
 class StartError(Exception):
@@ -58,24 +58,8 @@ class Answer:
 
     outcome: Outcome
     odd: str | None
-    """What was odd about it: the worker has been ended, or is to be."""
+    """What was odd about it: the worker has been ended."""
     seconds: float
-
-
-@dataclass
-class Worker:
-    """A process that judges."""
-
-    pid: int
-    channel: socket.socket
-    process: subprocess.Popen[bytes] | None
-    """Of a template that has become a worker."""
-    threads: int
-    own: set[int]
-    """Processes below it that its task had started before it saw a completion."""
-    children: proc.Children
-    judged: int = 0
-    status: int | None = None
 
 
 @dataclass
@@ -84,6 +68,23 @@ class _Template:
     control: socket.socket
     forks: bool
     own: set[int]
+
+
+@dataclass
+class Worker:
+    """A process that judges."""
+
+    pid: int
+    channel: socket.socket
+    template: _Template
+    """What it was forked from, or was before."""
+    threads: int
+    own: set[int]
+    """Processes below it that its task had started before it saw a completion."""
+    children: proc.Children
+    judged: int = 0
+    status: int | None = None
+    """Of its end; None where it is not known."""
 
 
 class Forks:
@@ -111,8 +112,8 @@ class Forks:
             began = time.monotonic()
             ours, theirs = socket.socketpair()
             with theirs:
-                pid = self._request(template, theirs)
-            if pid:
+                pid = self._request(template, b"w", theirs.fileno())
+            if pid is not None and pid > 0:
                 took = time.monotonic() - began + (0 if template.forks else self._started_in)
                 self.fork_seconds += (0.2 if self.fork_seconds else 1.0) * (took - self.fork_seconds)
                 return self._welcome(template, pid, ours)
@@ -130,7 +131,8 @@ class Forks:
         if odd is not None:
             self.end(worker)
         if outcome.get("failed") == "died":
-            outcome.setdefault("detail", f"its process ended with status {worker.status}")
+            status = "" if worker.status is None else f" with status {worker.status}"
+            outcome.setdefault("detail", f"its process ended{status}")
         return Answer(outcome, odd, time.monotonic() - began)
 
     def end(self, worker: Worker) -> None:
@@ -138,12 +140,8 @@ class Forks:
         if self._workers.pop(worker.pid, None) is None:
             return
         self._kill(worker)
-        if worker.process is not None:
-            worker.status = worker.process.wait()
-        elif self._template is not None:
-            with contextlib.suppress(OSError):
-                self._template.control.sendall(b"%d" % worker.pid)
-                worker.status = int(self._line(self._template.control, START_SECONDS) or 0)
+        if (template := worker.template) is self._template:  # another one is not its parent
+            worker.status = self._request(template, b"%d" % worker.pid)
 
     def close(self) -> None:
         """End everything, without waiting for what the template says."""
@@ -158,6 +156,8 @@ class Forks:
             os.killpg(worker.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # the fork has no group of its own yet
             os.kill(worker.pid, signal.SIGKILL)
+        if not worker.template.forks:
+            worker.status = worker.template.process.wait()  # or the next line would take it
         if proc.AVAILABLE:
             proc.end(os.getpid(), self._kept())
 
@@ -167,7 +167,10 @@ class Forks:
         failed = 0
         while self._template is None:
             began = time.monotonic()
-            process, control = self._spawn()
+            try:
+                process, control = self._spawn()
+            except OSError as error:
+                raise StartError(f"it cannot be started: {error.strerror or error}", by_task=False) from error
             said = json.loads(self._line(control, START_SECONDS) or "{}")
             if said.get("ready"):
                 own = proc.descendants(process.pid) if proc.AVAILABLE else set[int]()
@@ -183,38 +186,31 @@ class Forks:
         return self._template
 
     def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            code = _CODE.format(sys.path, theirs.fileno(), os.getpid(), self._memory)
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        process, ours = spawn("scalerl.rl.verify.worker", self._memory)
         ours.settimeout(START_SECONDS)
         with contextlib.suppress(OSError):  # it shows when the answer is read
             ours.sendall(self._greeting)
         return process, ours
 
-    def _request(self, template: _Template, theirs: socket.socket) -> int:
-        """The process of a new worker that has the other end of `theirs`; 0 where there is none."""
+    def _request(self, template: _Template, request: bytes, *fds: int) -> int | None:
+        """The number that the template answers: the process of a new worker, or the status of one.
+
+        Without an answer it is ended, as a late one would be taken for that to the next request.
+        """
         try:
-            socket.send_fds(template.control, [b"w"], [theirs.fileno()])
-            return int(self._line(template.control, START_SECONDS) or 0)
-        except OSError:
-            return 0
+            socket.send_fds(template.control, [request], fds)
+            return int(self._line(template.control, START_SECONDS))
+        except (OSError, ValueError):
+            self._end_template()
+            return None
 
     def _welcome(self, template: _Template, pid: int, channel: socket.socket) -> Worker:
         threads = proc.threads(pid) if proc.AVAILABLE else 0
-        if template.forks:
-            worker = Worker(pid, channel, None, threads, set(), proc.Children(pid))
-        else:
+        own = set[int]() if template.forks else template.own
+        if not template.forks:
             template.control.close()
             self._template = None
-            worker = Worker(pid, channel, template.process, threads, template.own, proc.Children(pid))
+        worker = Worker(pid, channel, template, threads, own, proc.Children(pid))
         self._workers[pid] = worker
         return worker
 
@@ -263,7 +259,7 @@ class Forks:
                 if (left := until - time.monotonic()) <= 0:
                     raise TimeoutError
                 if not self._wait(channel, min(left, _LOOK)):
-                    if self._holds_too_much():
+                    if self._holds_too_much(worker):
                         detail = "its processes together took more than task.limits.memory_gib"
                         return {"failed": "died", "detail": detail}, "died"
                     continue
@@ -297,12 +293,44 @@ class Forks:
             proc.reap(kept)
         return any(map(proc.running, found))
 
-    def _holds_too_much(self) -> bool:
+    def _holds_too_much(self, worker: Worker) -> bool:
+        """Whether a worker and all that is not known hold more than one completion may."""
         if not proc.AVAILABLE:
             return False
-        template = self._template.process.pid if self._template else 0
-        pids = proc.descendants(os.getpid()) - {template}
-        return proc.memory(pids, self._memory) > self._memory
+        others = self._kept() - {worker.pid, *worker.own}
+        return proc.memory(proc.descendants(os.getpid()) - others, self._memory) > self._memory
+
+
+def spawn(module: str, *args: float, **environment: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that runs `main(fd, parent, *args)` of a module, and a channel to its descriptor `fd`.
+
+    It has a session of its own, out of reach of Ctrl-C. A signal to all processes of a job must not end it as
+    it starts: those that stop a run are blocked until it calls `leave_signals`.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    code = f"import sys; sys.path[:] = {sys.path}; from {module} import main; "
+    code += f"main{(theirs.fileno(), os.getpid(), *args)}"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **environment},
+            )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process, ours
 
 
 def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:

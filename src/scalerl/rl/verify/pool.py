@@ -14,12 +14,9 @@ import base64
 import contextlib
 import json
 import math
-import os
 import pickle
 import secrets
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -30,16 +27,19 @@ from typing import Any
 from scalerl.errors import InputError, WorkerError
 from scalerl.rl.types import Limits, Task
 from scalerl.rl.verify import proc
-from scalerl.rl.verify.forks import MAX_FAILED_STARTS, Outcome
+from scalerl.rl.verify.forks import MAX_FAILED_STARTS, Outcome, spawn
+from scalerl.rl.workers.supervision import Attention
 
 MAX_SHARE = 64
 """Jobs that a supervisor is given at a time, at most."""
 MAX_LOST = 2
 """Supervisors that may be lost with a job before it counts as `died`."""
 SILENCE_SECONDS = 60.0
-"""Without a sign of life, after which a supervisor that has work is lost."""
+"""Without a heartbeat, after which a supervisor that has work is lost; only those count in which the trainer
+looks, as it may be stopped with all processes of its job."""
+_LOOK = 1.0  # seconds between two looks, at most
 _END_SECONDS = 10.0  # for a supervisor to end what is below it
-_CODE = "import sys; sys.path[:] = {!r}; from scalerl.rl.verify.supervisor import main; main({}, {}, {}, {})"
+_MARK = "SCALERL_VERIFIER"  # in the environment of all that a supervisor has started
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -57,6 +57,7 @@ class Workers:
         self._greeting = base64.b64encode(pickle.dumps(own)) + b"\n"
         self._limits = limits
         self._workers: list[_Supervisor] = []
+        self._attention = Attention()
         self._started = False
         self._failed_starts = 0
         try:
@@ -81,6 +82,7 @@ class Workers:
         Raises:
             WorkerError: no process starts any more.
         """
+        self._excuse()
         try:
             for worker in self._workers:
                 if worker.idle and (share := jobs.take()):
@@ -104,10 +106,13 @@ class Workers:
         None came of one whose supervisor was lost.
         """
         while len(self._workers) < self._limits.workers:
-            self._workers.append(_Supervisor(self._greeting, self._limits))
-        soonest = min(time.monotonic() + seconds, *(worker.deadline for worker in self._workers))
-        timeout = None if soonest == math.inf else max(soonest - time.monotonic(), 0.0)
-        speaking = wait([worker.channel for worker in self._workers], timeout)
+            try:
+                self._workers.append(_Supervisor(self._greeting, self._limits))
+            except OSError as error:
+                why = f"{error.strerror or error}; free memory, processes or file descriptors"
+                raise WorkerError(f"the processes that verify cannot be started: {why}") from error
+        speaking = wait([worker.channel for worker in self._workers], min(seconds, _LOOK))
+        self._excuse()
         found: list[tuple[list[int], list[Outcome] | None]] = []
         for worker in list(self._workers):
             said = worker.read() if worker.channel in speaking else None
@@ -124,6 +129,12 @@ class Workers:
                 found.append((worker.share, None))
                 self._note_loss(worker, said or {}, f"its process ended with status {status}")
         return found
+
+    def _excuse(self) -> None:
+        """Give back to the supervisors the time in which this process did not look."""
+        away = self._attention.away()
+        for worker in self._workers:
+            worker.deadline += away
 
     def _note_loss(self, worker: _Supervisor, said: dict[str, str], ended: str) -> None:
         if "error" in said and not self._started:
@@ -187,20 +198,11 @@ class _Supervisor:
     """One supervisor process, and what is known of it here."""
 
     def __init__(self, greeting: bytes, limits: Limits) -> None:
-        self.channel, theirs = socket.socketpair()
-        self._mark = f"SCALERL_VERIFIER={secrets.token_hex(16)}"
-        with theirs:
-            memory = int(limits.memory_gib * 2**30)
-            code = _CODE.format(sys.path, theirs.fileno(), os.getpid(), limits.seconds, memory)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # out of reach of Ctrl-C
-                env={**os.environ, **_ONE_THREAD, **dict([self._mark.split("=")])},
-            )
+        secret, memory = secrets.token_hex(16), int(limits.memory_gib * 2**30)
+        self._mark = f"{_MARK}={secret}"
+        self.process, self.channel = spawn(
+            "scalerl.rl.verify.supervisor", limits.seconds, memory, **_ONE_THREAD, **{_MARK: secret}
+        )
         self.starting = True
         self.share: list[int] = []
         self._received = bytearray()

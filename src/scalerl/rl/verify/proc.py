@@ -8,14 +8,13 @@ import os
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-AVAILABLE = sys.platform == "linux" and Path("/proc/self/stat").exists()
-_LISTS_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
+AVAILABLE = sys.platform == "linux" and Path(f"/proc/self/task/{os.getpid()}/children").exists()
+_END_SECONDS = 5.0  # within the time that a trainer gives a supervisor to end what is below it
 
 
 def adopt_orphans() -> None:
@@ -26,8 +25,6 @@ def adopt_orphans() -> None:
 
 def children(pid: int) -> list[int]:
     """The children of a process, zombies included."""
-    if not _LISTS_CHILDREN:  # a kernel without CONFIG_PROC_CHILDREN
-        return _all_children().get(pid, [])
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -36,13 +33,15 @@ def children(pid: int) -> list[int]:
 
 
 class Children:
-    """The children of a process of one thread, looked up often: the file stays open (1 us, not 40)."""
+    """The children of a process of one thread, looked up often: the file stays open.
+
+    A completion takes 0.28 ms by this, and 0.61 ms by `children`.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid, self._fd = pid, -1
-        if _LISTS_CHILDREN:
-            with contextlib.suppress(OSError):
-                self._fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            self._fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
 
     def now(self) -> list[int]:
         """The children, zombies included."""
@@ -101,10 +100,15 @@ def memory(pids: Iterable[int], bound: float) -> float:
 def end(root: int, kept: Collection[int]) -> None:
     """Kill all below `root` but `kept`, and wait until they have ended.
 
-    They are stopped first, until none has appeared: what is stopped starts no other.
+    They are stopped first, until none has appeared: what is stopped starts no other. Where one cannot be
+    killed (it waits in the kernel for a disk, or runs as another user), this process exits: nothing that it
+    supervises is to be trusted beside that.
     """
     stopped: set[int] = set()
+    until = time.monotonic() + _END_SECONDS
     while found := descendants(root) - set(kept):
+        if time.monotonic() > until:
+            os._exit(1)
         number = signal.SIGSTOP if found - stopped else signal.SIGKILL
         for pid in found - stopped or found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -126,10 +130,10 @@ def reap(kept: Collection[int]) -> None:
 
 def end_marked(mark: str) -> None:
     """Kill every process whose environment at its start held `mark`: descendants that nobody has adopted."""
-    for pid in _all() if AVAILABLE else []:
+    for entry in Path("/proc").glob("[0-9]*") if AVAILABLE else []:
         with contextlib.suppress(OSError):
-            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+            if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -138,18 +142,6 @@ def _stat(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return []
-
-
-def _all() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _all_children() -> dict[int, list[int]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for pid in _all():
-        if fields := _stat(pid):
-            found[int(fields[1])].append(pid)
-    return found
 
 
 def _resident(pid: int) -> int:

@@ -7,9 +7,9 @@ Completions are judged *together*, one after another by one worker, or *apart*, 
 
     together   fast. What one completion does to the worker could reach the next, so that outcomes are held
                until the worker has judged two known answers as new workers did, a right one and a wrong one.
-               A failure counts if it is repeated apart.
-    apart      at first, until two answers are known; where a completion takes long beside a fork; and for a
-               while after anything odd. What was held then is judged again, apart.
+               A failure is counted only if a fresh worker fails the same way.
+    apart      at first, until two answers are known; where a completion takes long compared with a
+               fork; and for a while after anything odd. What was held then is judged again, apart.
 
 Odd is an answer that is not to the open completion, a call of `sys.exit`, a process or a thread that is left
 behind, a replaced builtin, a known answer that is judged otherwise, a death and a timeout. A worker that
@@ -38,7 +38,10 @@ RENEW_AFTER = 1024
 FIRST_SECONDS, CAUTION_SECONDS = 4.0, 1.0
 """Spent on forks, about: at first, until two answers are known; and after anything odd."""
 SLOW = 1.25
-"""Completions are judged apart where that takes at most so many times as long as together."""
+"""Completions are judged apart where that takes at most so many times as long as together.
+
+Together, two known answers are judged in every turn: completions of 0.3 s would take 0.45 s each.
+"""
 RECONSIDER = 256
 """Completions that are judged apart because it takes no longer, until judging together is timed again."""
 STEADY = 3

@@ -37,8 +37,8 @@ ODD = {
     "exit": "a verification called sys.exit or the like",
     "left": "a verification left a process or a thread behind",
     "changed": "a verification replaced builtins or functions of modules",
-    "answer": "what it answered was not to the completion that was open",
-    "check": "it judged otherwise than a new worker, which has judged its completions again",
+    "answer": "its answer did not belong to the completion it was given",
+    "check": "its verdict differed from that of a new worker; new workers have judged its completions again",
     "unsteady": "the verifier does not give one answer the same verdict twice",
 }
 """Why a worker was replaced, where the completion itself does not count as failed for it."""

@@ -100,6 +100,7 @@ def _own() -> list[Any]:
 
 def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
     """Judge what comes over `fd` until it is closed."""
+    os.set_inheritable(fd, False)  # the one that was received passes to every program that is started
     os.register_at_fork(after_in_child=lambda: _close(fd))
     getpid, leave, write, loads, size_of = os.getpid, os._exit, os.write, marshal.loads, _SIZE.unpack
     exactly, judge, changed, prompt_of = _exactly, _judge, _changed, Prompt.from_json

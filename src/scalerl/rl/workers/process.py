@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import parent_process, resource_tracker
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -19,19 +19,22 @@ def stopped_by_signals() -> Iterator[threading.Event]:
     """An event that any of `STOPPING` sets.
 
     The same signal again, or Ctrl-C, interrupts at once. Another one does not: a scheduler sends SIGTERM some
-    time after its notice, while the checkpoint that the notice asked for is being made.
+    time after its notice, while the checkpoint that the notice asked for is being made. Nor does a second
+    SIGHUP: of a terminal that is closed one comes from the shell, and one from the kernel as the shell exits.
     """
     stop, received = threading.Event(), set[int]()
 
     def handle(number: int, frame: object) -> None:
-        if number in received or (received and number == signal.SIGINT):
+        if (number in received and number != signal.SIGHUP) or (received and number == signal.SIGINT):
             raise KeyboardInterrupt
-        if not received:
-            os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
+        first = not received
         received.add(number)
         stop.set()
+        if first:
+            with suppress(OSError):  # a terminal that was closed takes no line
+                os.write(2, b"scalerl: stopping after what is under way; once more stops at once\n")
 
-    # `nohup` has the end of a terminal ignored, and means it.
+    # `nohup` starts a command with SIGHUP ignored, which must stay so.
     handled = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in handled}
     try:
@@ -60,7 +63,8 @@ def masked_signals() -> Iterator[None]:
 
 
 def leave_signals() -> None:
-    """Called in a process that was started with `masked_signals`: the trainer answers signals, and ends it.
+    """Have no signal of `STOPPING` end this process, which was started with `masked_signals`: the trainer
+    handles them, and ends its processes itself.
 
     A handler, and neither SIG_IGN nor the mask, which whatever is started from here would inherit.
     """

@@ -85,6 +85,7 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
     groups = strata(run.eval_prompts())
     part = part_that_holds(fit) if fit is not None else None
     fits = _fits(frozen, fit, part)
+    has_generators = run.config.get("placement") != "inline"
     return {
         "name": run.name,
         "facts": head(run, axis_for(run, fit, frozen)),
@@ -107,8 +108,8 @@ def _content(run: RunRecord, fit: Fit | None, level: float) -> dict[str, Any]:
         "always_zero": always_zero(steps),
         "in_flight": in_flight_rows(steps, run.config.get("recipe")),
         "ledger": ledger_rows(steps, run.lost()),
-        "roles": roles_svg(steps, run.trainers),
-        "role_rows": role_rows(steps, run.trainers),
+        "roles": roles_svg(steps, has_generators),
+        "role_rows": role_rows(steps, has_generators),
         "skipped": many(skipped, "step") if skipped else "",
         "n_steps": many(len(steps), "trainer step"),
         "strata": strata_svg(groups, run.evals[0].step, run.evals[-1].step) if groups else None,

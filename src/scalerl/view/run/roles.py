@@ -55,13 +55,16 @@ def balances(ledger: Mapping[str, Any]) -> bool:
     return as_float(ledger.get("admitted")) == sum(as_float(ledger.get(name, 0)) for name, _ in FATES)
 
 
-def role_rows(steps: Steps, trainers: int = 1) -> Rows:
-    """How long each role worked and waited, all its processes together, and how fast they were at work."""
+def role_rows(steps: Steps, apart: bool = True) -> Rows:
+    """How long each role worked and waited, all its processes together, and how fast they were at work.
+
+    `apart`: generators have devices of their own.
+    """
     if not steps or not as_mapping(steps[-1].get("idle_seconds")):
         return []
     last, rows = steps[-1], []
     for (role, name, _), made in zip(_ROLES, ("generated", "trained"), strict=True):
-        busy, idle, total = _seconds(last, role, trainers)
+        busy, idle, total = _seconds(last, role, apart)
         speed = as_float(as_mapping(last.get("tokens")).get(made)) / busy if busy > 0 else 0.0
         share = idle / total if total > 0 else 0.0
         text = f"busy {duration(busy)}, idle {duration(idle)} ({percent(share)})"
@@ -71,14 +74,14 @@ def role_rows(steps: Steps, trainers: int = 1) -> Rows:
     return rows
 
 
-def roles_svg(steps: Steps, trainers: int = 1) -> str | None:
+def roles_svg(steps: Steps, apart: bool = True) -> str | None:
     """The share of its time that each role worked, over the run; None where the steps do not say."""
     if len(steps) < 3 or not as_mapping(steps[-1].get("idle_seconds")):
         return None
-    return inline_svg(_draw(steps, trainers), "roles", "how busy generators and trainer were over the run")
+    return inline_svg(_draw(steps, apart), "roles", "how busy generators and trainer were over the run")
 
 
-def _draw(steps: Steps, trainers: int) -> Figure:
+def _draw(steps: Steps, apart: bool) -> Figure:
     wall_N = np.array([as_float(row.get("wall_seconds")) for row in steps])
     scale, unit = (60.0, "minutes") if wall_N[-1] < 7200 else (3600.0, "hours")
     with style():
@@ -87,7 +90,7 @@ def _draw(steps: Steps, trainers: int) -> Figure:
             1, 2, gridspec_kw={"left": 0.05, "right": 0.9, "bottom": 0.24, "top": 0.84, "wspace": 0.36}
         )
         for role, name, colour in _ROLES:
-            busy_N, _, total_N = np.array([_seconds(row, role, trainers) for row in steps]).T
+            busy_N, _, total_N = np.array([_seconds(row, role, apart) for row in steps]).T
             x_N, share_N = busy_shares(wall_N, busy_N, total_N)
             axes.plot(x_N / scale, 100 * share_N, color=colour, lw=1.3, drawstyle="steps-post")
             _name(axes, name, 100 * share_N[-1], colour)
@@ -117,11 +120,19 @@ def busy_shares(
         return wall_N[at[1:]], np.where(total > 0, busy / total, 0.0)
 
 
-def _seconds(row: Mapping[str, Any], role: str, trainers: int) -> tuple[float, float, float]:
-    """Busy and idle seconds of a role until this step, and all that its processes had."""
-    busy = as_float(as_mapping(row.get("device_seconds")).get(role))
-    idle = as_float(as_mapping(row.get("idle_seconds")).get(role))
-    return busy, idle, trainers * as_float(row.get("wall_seconds")) if role == "train" else busy + idle
+def _seconds(row: Mapping[str, Any], role: str, apart: bool) -> tuple[float, float, float]:
+    """Busy and idle seconds of a role until this step, and all that its processes had.
+
+    What trainers had is what all devices were held for, less the time of generators that are `apart`: their
+    number may change when a run is resumed, so that wall time does not give it.
+    """
+    spent, waited = as_mapping(row.get("device_seconds")), as_mapping(row.get("idle_seconds"))
+    busy, idle = as_float(spent.get(role)), as_float(waited.get(role))
+    if role != "train":
+        return busy, idle, busy + idle
+    held = sum(as_float(spent.get(part)) for part in ("generate", "train", "idle"))
+    generators = as_float(spent.get("generate")) + as_float(waited.get("generate"))
+    return busy, idle, held - generators if apart else held
 
 
 def _name(axes: Any, name: str, height: float, colour: str) -> None:

@@ -6,24 +6,28 @@ when it is asked for or when there is time, one at a time, and of a growing run 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import InputError, ScalerlError
+from scalerl.ingest.formats.format import Unread
 from scalerl.record.reader import RunRecord
 from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
 from scalerl.view.serve.listing import Entry
 from scalerl.view.serve.sweep import Sweep
 
 if TYPE_CHECKING:
+    from scalerl.ingest.imported import Imported
     from scalerl.view.facts.standing import Asked, Standing
 
 _LOG = logging.getLogger("scalerl")
@@ -90,10 +94,6 @@ class Store:
                 self.looked.set()
                 self.version += 1
             return self._sweep.waits
-
-    def look_again(self) -> None:
-        """Have the next `refresh` look at once, and read all runs."""
-        self._sweep.look_at_all_next()
 
     def _list(self, entries: dict[str, Entry]) -> None:
         """Entries that are gone are listed no more; those that are not read are, with why."""
@@ -274,30 +274,31 @@ class Store:
         if entry.refused:
             raise InputError(entry.refused)
         if entry.format == "run":
-            return [self._run(entry, RunRecord.read(entry.path), None)]
+            return [self._run(entry, RunRecord.read(entry.path), entry.id)]
         from scalerl.ingest.sources import read_source
 
         found = read_source(entry.path, format=entry.format)
-        is_one = len(found.runs) + len(found.unread) == 1
-        runs = [self._run(entry, one.record, None if is_one else n) for n, one in enumerate(found.runs)]
-        for n, one in enumerate(found.unread):  # it costs only itself
-            broken = _broken(entry, self._plain(one.reason)) | {"id": f"{entry.id}.x{n}"}
-            runs.append(Run(broken["id"], broken | {"name": one.run or broken["name"]}))
+        runs: list[Run] = []
+        for id, one in _with_ids(entry.id, found.all):
+            if isinstance(one, Unread):  # it costs only itself
+                broken = _broken(entry, self._plain(one.reason)) | {"id": id}
+                runs.append(Run(id, broken | {"name": one.run or broken["name"]}))
+            else:
+                runs.append(self._run(entry, one.record, id))
         return runs
 
-    def _run(self, entry: Entry, record: RunRecord, number: int | None) -> Run:
+    def _run(self, entry: Entry, record: RunRecord, id: str) -> Run:
         from scalerl.curve import Points
         from scalerl.view.facts.standing import stand
 
-        name = entry.id if number is None else f"{entry.id}.{number}"
         standing = stand(Points.from_record(record, self._axis(record)), record, self._asked)
-        before = self._runs.get(name)
-        about = {"id": name, "path": entry.shown, "format": entry.format}
+        before = self._runs.get(id)
+        about = {"id": id, "path": entry.shown, "format": entry.format}
         row = self._row(standing, about, waits=True)
-        if before is not None and before.record is not None:
+        if before is not None and before.record is not None and _goes_on(before.record, record):
             kept = ("forecast", "no_forecast", "ceiling", "target")
             row |= {key: before.row[key] for key in kept}
-        run = Run(name, row, record, stale=True)
+        run = Run(id, row, record, stale=True)
         run.fitted = before.fitted if before is not None else run.fitted
         return run
 
@@ -343,6 +344,29 @@ class Store:
         """Without the folder that is served, as a page may be read elsewhere; and what an option in it is."""
         text = text.replace(f"{self.root}/", "")
         return f"{text} ({_TYPED})" if _OPTION.search(text) and _TYPED not in text else text
+
+
+def _with_ids(entry: str, found: Sequence[Imported | Unread]) -> list[tuple[str, Imported | Unread]]:
+    """The runs of one source, each with an id that it keeps whatever becomes of the others.
+
+    A position would be another run's once one that could not be read has its first evaluation.
+    """
+    if len(found) == 1:
+        return [(entry, found[0])]
+    seen: Counter[str] = Counter()
+    ids = []
+    for one in found:
+        name = one.run if isinstance(one, Unread) else str(one.config["name"])
+        text = f"{seen[name]} {name}".encode(errors="replace")
+        ids.append(f"{entry}.{hashlib.blake2b(text, digest_size=6).hexdigest()}")
+        seen[name] += 1
+    return list(zip(ids, found, strict=True))
+
+
+def _goes_on(before: RunRecord, record: RunRecord) -> bool:
+    """Whether the evaluations of which a forecast was made are all there still, so that it is of this run."""
+    known = {(one.step, one.pass_rate) for one in record.evals}
+    return all((one.step, one.pass_rate) in known for one in before.evals)
 
 
 def _broken(entry: Entry, error: str) -> dict[str, Any]:

@@ -59,10 +59,6 @@ class Sweep:
         self._due = watch.next_time()
         return entries
 
-    def look_at_all_next(self) -> None:
-        """Have the next `look` come at once, and all runs read again."""
-        self._due, self._sources = float("-inf"), {}
-
     @property
     def waits(self) -> bool:
         """Whether anything is to be read."""

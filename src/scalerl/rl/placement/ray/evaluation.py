@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,7 +17,7 @@ from scalerl.rl.placement.evaluate import Evaluation, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.sync.object_store import StoredWeights, store
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.ray.members import Calls, LostError, Member, remote
+from scalerl.rl.workers.ray.members import Calls, LostError, Member, remote, value_of
 from scalerl.rl.workers.ray.session import Session, here
 from scalerl.rl.workers.ray.timeline import Timeline
 from scalerl.rl.workers.supervision import WorkerLostError
@@ -90,8 +91,8 @@ class EvaluationMember:
         if self._asked is None:
             self._asked = self._member.handle.beats.remote()
         elif ray.wait([self._asked], timeout=0)[0]:
-            beats: Any = ray.get(self._asked)
-            self.beats, self._asked = 1 + beats, None
+            asked, self._asked = self._asked, None
+            self.beats = 1 + value_of(asked, self._member)
         return None
 
     def kill(self, why: WorkerLostError | None = None) -> None:
@@ -120,6 +121,6 @@ def evaluator_on(recipe: Recipe, model_folder: str, session: Session, timeline: 
     def pack(weights: Weights) -> StoredWeights:
         return store(weights, cluster.transport.bucket_mib, patience.weights)
 
-    return EvaluatorAside(
-        lambda: EvaluationMember(ask(0), arguments, patience, timeline), recipe.timeouts, pack
-    )
+    # Its start includes the wait for room, which is the cluster's to bound.
+    timeouts = replace(recipe.timeouts, start=max(recipe.timeouts.start, patience.start))
+    return EvaluatorAside(lambda: EvaluationMember(ask(0), arguments, patience, timeline), timeouts, pack)

@@ -74,7 +74,8 @@ class GeneratorActor:
         try:
             newest = parcel.fetch(), version
         except Exception as error:
-            self._say(("behind", brief_error(error), self._reported))
+            # Not by `_say`: the thread that decodes may have reported newer counters by then.
+            self._said.put(("behind", brief_error(error), Counters(), time.time()))
             return
         with self._lock:
             self._newest = newest
