@@ -3,10 +3,11 @@
     python benchmarks/vocabulary_loss.py
 
 One forward and backward pass from the last hidden states to the log-probabilities of the sampled tokens and
-their entropies: whole as the learner of one process does it (`scalerl.rl.model.causal_lm.log_probs_TV`), and in chunks
-as the sharded learner does (`scalerl.rl.learner.fsdp.vocabulary`). Float32, one thread. Each is a process of its own,
-whose peak memory is the operating system's peak of resident memory, less what it was before the pass: weights
-and hidden states are in both, and not counted. The ratios are of the chunks to the whole.
+their entropies: whole as the learner of one process does it (`scalerl.rl.model.causal_lm.log_probs_TV`), and
+in chunks as the sharded learner does (`scalerl.rl.learner.fsdp.vocabulary`). Float32, one thread. Each is a
+process of its own, whose peak memory is the operating system's peak of resident memory, less what it was
+before the pass: weights and hidden states are in both, and not counted. The ratios are of the chunks to the
+whole.
 """
 
 from __future__ import annotations

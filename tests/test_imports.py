@@ -124,7 +124,8 @@ def test_rooms_are_small_and_say_what_is_in_them():
 
 def test_the_light_half_loads_nothing_heavy():
     code = (
-        "import sys, scalerl, scalerl.cli.main, scalerl.forecast.freeze, scalerl.ingest.formats.table, scalerl.view\n"
+        "import sys, scalerl, scalerl.cli.main, scalerl.forecast.freeze, scalerl.view\n"
+        "import scalerl.ingest.formats.table\n"
         "import scalerl.integrations, scalerl.plan.split, scalerl.plan.measured, scalerl.plan.cost\n"
         "names = 'torch transformers pydantic matplotlib rich jinja2 starlette uvicorn'\n"
         "heavy = set(names.split()) & set(sys.modules)\n"

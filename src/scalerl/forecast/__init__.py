@@ -5,7 +5,8 @@
     online.py     forecasts inside a training loop, and `freeze.py` for the record
     paper.py      the fit and the comparison exactly as the paper makes them
 
-It may import `scalerl.curve` and `scalerl.record`. `view`, `study`, `plan`, `integrations` and `cli` import it.
+It may import `scalerl.curve` and `scalerl.record`. `view`, `study`, `plan`, `integrations` and `cli` import
+it.
 """
 
 from __future__ import annotations

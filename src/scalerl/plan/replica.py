@@ -1,4 +1,4 @@
-"""One generator with its rows: continuous batching, as `scalerl.rl.engine.generator` and `scalerl.rl.placement.local` do it.
+"""One generator with its rows: continuous batching, as `scalerl.rl.engine.generator` does it.
 
     waiting (in order of admission) -> rows -> done -> told to the driver (in order of admission)
 

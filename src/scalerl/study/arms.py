@@ -9,8 +9,8 @@
     grid            every combination of the values of several fields
     factorial       switches of the base, several on in each arm: effects and interactions (`study.design`)
 
-An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. The first one is what the others are
-compared with.
+An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. The first one is what the
+others are compared with.
 """
 
 from __future__ import annotations

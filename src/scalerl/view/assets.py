@@ -1,4 +1,4 @@
-"""What pages are made of: their templates, and the files of `scalerl/view/web`, which they hold in themselves."""
+"""What pages are made of: templates, and the files of `scalerl/view/web`, which they hold in themselves."""
 
 from __future__ import annotations
 

@@ -189,7 +189,8 @@ def test_a_learner_that_is_lost_while_generators_need_its_weights_is_missed(shar
 def test_the_driver_is_killed_and_a_resume_goes_on(recipe, small_base, tmp_path):
     folder = tmp_path / "run"
     code = (
-        "import json, sys; from scalerl.rl.config.recipe import from_dict; from scalerl.rl.train import train\n"
+        "import json, sys; from scalerl.rl.config.recipe import from_dict\n"
+        "from scalerl.rl.train import train\n"
         "if __name__ == '__main__':\n"
         "    train(from_dict(json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])"
     )

@@ -8,8 +8,8 @@ From a grid of runs (P, n), each with its curve, at every budget C:
        are averaged
     2. surface: response = q(log P, log n) + g_cell, q a quadratic with smaller terms of third and fourth
        order. Slopes have a scale, all that bends another, and g, what q cannot follow, a third; the three are
-       integrated over their priors (`scalerl.forecast.splits.mixed`). As q is right near the top only, g also has a
-       share (`BELOW`) of what a cell lies below the best one: far cells hardly say where the top is
+       integrated over their priors (`scalerl.forecast.splits.mixed`). As q is right near the top only, g also
+       has a share (`BELOW`) of what a cell lies below the best one: far cells hardly say where the top is
     3. draws of q, and of its highest place within the hull of the grid, at its edge too
 
 A quadratic alone, made concave, put its top where the far sides of the grid balance: on simulated grids its

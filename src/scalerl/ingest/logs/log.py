@@ -1,6 +1,7 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
-Formats (`scalerl.ingest.sources`) make it; what the names mean is told by `scalerl.ingest.vocabularies.vocabulary`.
+Formats (`scalerl.ingest.sources`) make it; what the names mean is told by
+`scalerl.ingest.vocabularies.vocabulary`.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class Room:
 class LogBuilder:
     """Gathers a log row by row, in the order of the file; what is not wanted costs no memory.
 
-    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.logs.order`). Logs of one
-    source share one `room`.
+    Which values count is settled by `build`, once all rows are known (`scalerl.ingest.logs.order`). Logs of
+    one source share one `room`.
     """
 
     def __init__(

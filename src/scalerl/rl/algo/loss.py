@@ -1,7 +1,7 @@
 """Policy losses: pure functions of the log-probabilities, before any averaging.
 
-A loss says what one token contributes; how tokens are weighed is `scalerl.rl.algo.averaging`, so that the two vary
-independently: loss = (value * weight).sum(). All bounds are on the importance ratio itself: 1.26, not an
+A loss says what one token contributes; how tokens are weighed is `scalerl.rl.algo.averaging`, so that the two
+vary independently: loss = (value * weight).sum(). All bounds are on the importance ratio itself: 1.26, not an
 offset of .26 from one.
 
     rho_t = pi_train(y_t) / pi_gen(y_t)        sg: no gradient flows through it

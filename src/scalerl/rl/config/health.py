@@ -87,8 +87,8 @@ class Truncated(_Limits):
 class LogpGap(_Limits):
     """|log pi_train - log pi_gen| of one version of the weights, mean over the probe's tokens, in nats.
 
-    The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`. A threshold of 0 follows the
-    precision of the weights. In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement. In
+    The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`. A threshold of 0 follows
+    the precision of the weights. In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement. In
     bfloat16 .03 is the upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference
     of .045 root mean square: SGLang RL team, 2025), and .1 is our own judgement.
     """

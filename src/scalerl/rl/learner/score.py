@@ -1,9 +1,9 @@
 """Log-probabilities of tokens that were sampled earlier, under a model as it is now, with gradient.
 
-Two ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed tokens: no
-padding, and the prompt that a group shares once, its gradient the sum over the group. Every other model
-(mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is no C
-compiler, is run through its own modules, sequence by sequence.
+Two ways with one result. A dense model in float32 on a CPU (`scalerl.rl.kernels.dense`) is run over packed
+tokens: no padding, and the prompt that a group shares once, its gradient the sum over the group. Every other
+model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), and every model where there is
+no C compiler, is run through its own modules, sequence by sequence.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
 tokens, R distinct places at which they are predicted.

@@ -26,8 +26,8 @@ sampled by the weights at its start: the last of its batches is trained at age k
 
 With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
 batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
-With generators in processes of their own (`scalerl.rl.placement.local`) they decode all the while, `work` waits for a
-message of theirs, and weights are installed in the middle of whatever is in flight.
+With generators in processes of their own (`scalerl.rl.placement.local`) they decode all the while, `work`
+waits for a message of theirs, and weights are installed in the middle of whatever is in flight.
 """
 
 from __future__ import annotations

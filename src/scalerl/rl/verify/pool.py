@@ -2,10 +2,10 @@
 
     waiting jobs -> a share for an idle supervisor -> outcomes of its first jobs; the others wait again
 
-A supervisor (`scalerl.rl.verify.supervisor`) is started afresh (nothing is forked here, and the script that is
-running is not imported again) and talks over a socket of its own in lines of JSON. It starts, checks and ends
-the workers that execute the task's code. One that is lost is replaced, and its jobs are judged one by one, so
-that a completion that ends supervisors costs itself alone.
+A supervisor (`scalerl.rl.verify.supervisor`) is started afresh (nothing is forked here, and the script that
+is running is not imported again) and talks over a socket of its own in lines of JSON. It starts, checks and
+ends the workers that execute the task's code. One that is lost is replaced, and its jobs are judged one by
+one, so that a completion that ends supervisors costs itself alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A trusted process between the trainer and a worker: it never runs a task's code.
 
-    trainer --- share of completions ---> supervisor --- one completion ---> worker (`scalerl.rl.verify.worker`)
+    trainer --- share of completions ---> supervisor --- one completion ---> worker (worker.py)
     trainer <-- their outcomes ---------- supervisor <-- verdict ----------- worker
 
 Completions are judged *together*, one after another by one worker, or *apart*, each by a worker of its own:

@@ -54,8 +54,8 @@ class Stability:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm over its seeds. `quantities` has those of `scalerl.forecast.comparison.Difference`: A (where it is
-    not withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (where there is a
+    """One arm over its seeds. `quantities` has those of `scalerl.forecast.comparison.Difference`: A (where it
+    is not withheld), B, C_mid, compute_to_own, pass_rate (at the budget), compute_to_target (where there is a
     target); it is empty where no run could be fitted."""
 
     name: str

@@ -80,7 +80,7 @@ class VllmGenerator(Admission):
         timeline: Any = None,
     ) -> None:
         """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
-        `scalerl.rl.workers.ray.timeline.Timeline`) is told what each server did, who came and who was lost."""
+        `scalerl.rl.workers.ray` Timeline) is told what each server did, who came and who was lost."""
         super().__init__()
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))

@@ -5,7 +5,8 @@
     LengthControl   --logits-processors: ends the thinking by force inside a completion, whose KV cache stays
                     as it is; a second request, with the phrase in its prompt, would compute part of it anew
 
-The package's root and `scalerl.rl.algo.length` are all that it imports of scalerl; both need no more than numpy.
+The package's root and `scalerl.rl.algo.length` are all that it imports of scalerl; both need no more than
+numpy.
 
 Shapes in names: V vocabulary, R rows of a `LengthState`.
 """

@@ -4,8 +4,9 @@
     rank 0..n  LearnerRank         the same methods on every rank, on its `ShardedLearner`
 
 What lies between is `Ranks`: with torchrun a broadcast from rank 0, which is the driver too
-(`scalerl.rl.learner.fsdp.launch`); with actors a remote call to each. Arguments and results are numbers, text, lists,
-mappings, arrays and tensors; what rank 0 returns is what the driver gets, the others return nothing large.
+(`scalerl.rl.learner.fsdp.launch`); with actors a remote call to each. Arguments and results are numbers,
+text, lists, mappings, arrays and tensors; what rank 0 returns is what the driver gets, the others return
+nothing large.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def chunked_log_probs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target, with gradient, and entropy of its distribution, without; in float32.
 
-    The product with `weight_VD` is in that one's precision, as `scalerl.rl.model.causal_lm.log_probs_TV` has it.
+    The product with `weight_VD` is in that one's precision, as `scalerl.rl.model.causal_lm.log_probs_TV` has
+    it.
     """
     return _Chunked.apply(hidden_WD.to(weight_VD.dtype), weight_VD, bias_V, target_W, temperature, chunk)
 

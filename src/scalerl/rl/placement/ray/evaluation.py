@@ -1,4 +1,4 @@
-"""Evaluations in an actor: a worker of `scalerl.rl.placement.evaluate_aside`, which starts another where it is lost."""
+"""Evaluations in an actor: a worker of `scalerl.rl.placement.evaluate_aside`, replaced where it is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A generator in an actor of its own: the loop of `scalerl.rl.engine.decoding`, between queues that Ray serves."""
+"""A generator in an actor of its own: the loop of `scalerl.rl.engine.decoding` between two queues of Ray."""
 
 from __future__ import annotations
 
