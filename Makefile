@@ -21,7 +21,7 @@ test-slow: setup
 
 # Against vLLM itself: two starts of a server, each a minute or two.
 test-vllm: setup vllm
-	$(BIN)/python -m pytest -m slow -s -rs tests/rl/vllm/test_vllm.py
+	$(BIN)/python -m pytest -m slow -s -rs tests/rl/engine/vllm/test_vllm.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests"
+SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace")
 STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 2400, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
@@ -268,7 +268,7 @@ def _last_step(folder: Path) -> int:
 def _sound(folder: Path) -> bool:
     """Whether the record is what docs/run-folder.md says, by the checker of the tests."""
     checker = [sys.executable, "-m", "record_checker", str(folder.resolve())]
-    found = subprocess.run(checker, cwd=TESTS, capture_output=True, text=True, check=False)
+    found = subprocess.run(checker, cwd=SUPPORT, capture_output=True, text=True, check=False)
     fates = Counter(fate for row in _rows(folder / "groups.jsonl") for fate in row["fate"])
     print(f"  {_last_step(folder)} steps, {fates.total()} groups {dict(fates)}; the record is")
     print("".join(f"    {line}\n" for line in (found.stdout + found.stderr).splitlines()), end="")

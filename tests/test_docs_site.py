@@ -7,10 +7,10 @@ import shlex
 import subprocess
 import sys
 
+import docs_examples
 import pytest
 import yaml
 
-import docs_examples
 import scalerl
 import scalerl.curve
 from scalerl.cli.main import _parser
@@ -43,7 +43,7 @@ def check_alike(printed, shown):
 
 @pytest.mark.parametrize("page", docs_examples.pages(), ids=relative)
 def test_examples_print_what_is_shown(page, tmp_path, monkeypatch):
-    """`python tests/docs_examples.py PAGE` writes what they print now."""
+    """`python tests/support/docs_examples.py PAGE` writes what they print now."""
     monkeypatch.chdir(tmp_path)
     shown = []
 

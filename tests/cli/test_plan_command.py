@@ -1,0 +1,144 @@
+"""`scalerl plan`: what it prints, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+from paced_runs import write_run
+
+from scalerl.cli.main import main
+from scalerl.curve import LOG_LOGISTIC, Curve
+
+RATES = """
+source = "by hand"
+[decode]
+base = 1.0
+[trainer]
+token = 0.0
+fixed = 5.0
+[lengths]
+quantiles = [10, 10]
+"""
+SMALL = ["--set", "batch.prompts=4", "--set", "batch.samples=2", "--set", "rows=8", "--steps", "20"]
+
+
+@pytest.fixture
+def rates(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rates.toml").write_text(RATES)
+    return ["--rates", "rates.toml"]
+
+
+def answer(capsys, *words):
+    assert main(["plan", "demo", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
+    words = [*SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1", "--price", "2.5"]
+    assert main(["plan", "demo", *rates, *words]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split("  ", 1) for line in out.splitlines()[:11])
+    shown = {name: text.strip() for name, text in rows.items()}
+    assert shown["rates"] == "by hand"
+    assert shown["pace"] == "240 steps/hour, 15 s a step"
+    assert shown["generators"] == ("33% idle; 67% of the rows in use (8 completions at once in each)")
+    assert shown["devices"] == "2: 1 generator, 1 trainer"
+    assert shown["trainers"] == "train 33%, wait 67% for groups"
+    assert shown["age"] == "mean 0.00, largest 0 (the bound is 0)"
+    assert shown["cost"] == "5.00 dollars an hour"
+    assert "in order" in out
+    assert "100.0%" in out
+
+
+def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
+    words = ["--generators", "1", "--trainers", "1", "--steps", "5"]
+    run = write_run(tmp_path / "run").path
+    config = {"name": "made", "seed": 0, "recipe": {"model": "/models/8b"}}
+    (run / "config.json").write_text(json.dumps(config))
+    for source, of in (("--from", "/models/8b"), ("--rates", "a model of billions of weights")):
+        what = str(run) if source == "--from" else "h100-8b"
+        assert main(["plan", "demo", source, what, *SMALL, *words]) == 0
+        said = f"warning: the rates of {what} are of {of}, and the recipe's model is chain-base\n"
+        assert capsys.readouterr().err == said
+    assert main(["plan", "demo", *rates, *SMALL, *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_large_numbers_are_readable(rates, capsys):
+    fast = ["--rate", "decode.base=1e-6", "--rate", "trainer.fixed=1e-6"]
+    assert main(["plan", "demo", *rates, *fast, *SMALL, "--generators", "2", "--trainers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "e+" not in out
+    assert "2 generators, 1 trainer\n" in out
+
+
+def test_json_has_the_same(rates, capsys):
+    found = answer(capsys, *rates, *SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1")
+    assert found["plan"]["steps_per_hour"] == pytest.approx(240)
+    assert found["plan"]["at_least"]["in order"] == pytest.approx(15)
+    assert found["rates"]["decode"]["base"] == 1.0
+    assert (found["splits"], found["target"], found["dollars_per_hour"]) == ([], None, None)
+
+
+def test_the_best_split_of_some_devices(rates, capsys):
+    more = ["--rate", "trainer.token=0.5", "--rate", "trainer.fixed=0"]
+    found = answer(capsys, *rates, *more, *SMALL, "--devices", "9")
+    assert [one["trainers"] for one in found["splits"]] == list(range(1, 9))
+    paces = [one["steps_per_hour"] for one in found["splits"]]
+    assert found["plan"]["steps_per_hour"] >= 0.99 * max(paces)
+    assert main(["plan", "demo", *rates, *more, *SMALL, "--devices", "9"]) == 0
+    assert capsys.readouterr().out.count("<- best") == 1
+
+
+def test_the_curve_of_a_run_says_the_hours_to_a_target(rates, capsys, tmp_path):
+    run = write_run(tmp_path / "run").path
+    curve, rng = Curve(LOG_LOGISTIC, 0.61, 1.9, 2500.0, 0.3), np.random.default_rng(0)
+    noise = {"n_prompts": 256, "n_samples": 8, "mean_p_1mp": 0.08}
+    lines = [
+        {"step": i, "samples": 400 * i, "pass_rate": float(curve(400.0 * i) + rng.normal(0, 0.006)), **noise}
+        for i in range(26)
+    ]
+    (run / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--from", str(run), *SMALL, "--generators", "2", "--trainers", "1"]
+    found = answer(capsys, *words, "--target", "0.55", "--price", "2")
+    (low, high), plan = found["target"]["samples"], found["plan"]
+    truth = 2500 * ((0.61 - 0.3) / (0.61 - 0.55) - 1) ** (1 / 1.9)
+    assert low < truth < high
+    assert found["target"]["hours"] == pytest.approx([s / 8 / plan["steps_per_hour"] for s in (low, high)])
+    assert found["target"]["dollars"] == pytest.approx([6 * h for h in found["target"]["hours"]])
+    never = answer(capsys, *words, "--target", "0.9")["target"]
+    assert never["hours"][1] is None
+    assert main(["plan", "demo", *words, "--target", "0.9"]) == 0
+    assert "never] hours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--generators", "1", "--trainers", "1"], "give --from RUN, whose rates count, or --rates"),
+        (["--rates", "h100-8b"], "give --generators and --trainers, or --devices"),
+        (["--rates", "h100-8b", "--generators", "1"], "give --generators and --trainers"),
+        (["--rates", "h100-8b", "--devices", "4", "--trainers", "1"], "give --devices, or --generators"),
+        (["--rates", "h100-8b", "--devices", "1"], "so 2 are needed"),
+        (["--rates", "h100-8b", "--devices", "4", "--target", "0.5"], "--target needs the curve of a run"),
+        (["--rates", "none.toml", "--devices", "4"], "none.toml: no such file"),
+        (["--rates", "h100-8b", "--devices", "4", "--rate", "decode.rows=1"], "did you mean 'decode.row'"),
+        (["--from", "nowhere"], "--from nowhere: no such run folder"),
+        (["--rates", "h100-8b", "--devices", "4", "--seed", "-1"], "--seed: a number of 0 or more"),
+    ],
+)
+def test_bad_usage_is_said_in_a_line(capsys, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "demo", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--devices", "0"], ["--devices", "x"], ["--generators", "1.5"]])
+def test_numbers_of_devices_are_whole(capsys, words):
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "demo", "--rates", "h100-8b", *words])
+    assert stop.value.code == 2
+    assert "a whole number of 1 or more" in capsys.readouterr().err

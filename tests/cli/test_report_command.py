@@ -1,0 +1,352 @@
+"""`scalerl report` of several runs: a page whose numbers are those of `fit` and `compare`, and its files."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+from hostile_study import check_latex
+from simulated_runs import BUDGET, HOSTILE, write_many, write_run, write_table
+
+from scalerl.cli.main import main
+from scalerl.curve import fit
+from scalerl.forecast import compare
+from scalerl.forecast.comparison import Claim
+from scalerl.forecast.recipes import distinct
+from scalerl.record.reader import RunRecord
+from scalerl.view.numbers import plain, rate, rate_interval
+from scalerl.view.runs.tables import _claim_cell
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a recipe, another with a hostile name, one that does not rise, and a table."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "a0", "base", seed=0, recipe={"loss": "cispo", "seed": 0, "health": {}})
+    write_run(folder / "a1", "base", seed=1, recipe={"loss": "cispo", "seed": 1, "health": {}})
+    write_run(folder / "b", HOSTILE, 0.5, 2, recipe={"loss": "dapo"})
+    write_run(folder / "flat", "flat", 0.3, 3, recipe={"loss": "none"})
+    write_table(folder / "log.csv", 30)
+    return folder
+
+
+ALL = ("a0", "a1", "b", "flat", "log.csv")
+
+
+def report(runs, *words, sources=ALL):
+    return main(["report", *(str(runs / name) for name in sources), *map(str, words)])
+
+
+def data_of(page):
+    return json.loads(re.findall(r'<script type="application/json" id="runs">(.*?)</script>', page)[0])
+
+
+def rows_of(markdown, title):
+    """Cells of a table's rows by their first."""
+    table = markdown.split(f"## {title}")[1].split("\n\n")[1].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    return {row[0]: row for row in cells}
+
+
+def test_the_page_says_what_fit_and_compare_say(runs, tmp_path, capsys):
+    page, tables = tmp_path / "page.html", tmp_path / "tables.md"
+    asked = ["--budget", "16000", "--target", ".55"]
+    assert report(runs, *asked, "-o", page, "--markdown", tables) == 0
+    out, err = capsys.readouterr()
+    assert out.split() == [str(page), str(tables)]
+    assert "flat: no curve: the pass rate does not rise" in err
+    rows = rows_of(tables.read_text(), "Curves and forecasts")
+    fits = {name: fit(RunRecord.read(runs / name)) for name in ("a0", "a1", "b")}
+    own, forecast = fits["a0"], fits["a0"].forecast(16000)
+    found = rows["base (a0)"]
+    assert found[3] == f"{rate(own.median.A)} {rate_interval(own.intervals.A)}"
+    assert found[6] == f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"
+    assert found[7] == rate_interval(forecast.rerun)
+    chance = own.chance(0.55, 16000)
+    assert found[8].startswith(f"{chance.verdict} (probability {rate(chance.probability)}")
+    assert "no fit (the pass rate does not rise" in rows["flat"][-1]
+    health = rows_of(tables.read_text(), "Health")
+    assert health["base (a0)"][1:] == ["2.1 %", "–", "0.310", "–", "none"]
+    assert health["log"][1:] == ["–", "–", "–", "–", "not checked"]
+    assert health["flat"][-1] == "not checked"  # no recipe of the trainer: nobody looked
+    assert "Not checked: only the trainer of scalerl" in tables.read_text()
+    # Recipes are told by config.json; a table is a recipe of its own.
+    assert [run["name"] for run in data_of(page.read_text())["runs"]][-1] == "log"
+    recipes = {"base": [fits["a0"], fits["a1"]], "b": [fits["b"]]}
+    alone = compare(recipes, budget=16000).pairs[0].differences["A"]
+    against = next(
+        row for name, row in rows_of(tables.read_text(), "Compared with base").items() if "&lt;" in name
+    )
+    assert against[1].startswith("lower ceiling")
+    assert float(against[2].split()[0].replace("−", "-")) == pytest.approx(alone.median, abs=0.003)
+
+
+def test_the_comparison_says_which_way_it_goes_and_what_is_corrected(runs, tmp_path):
+    tables = tmp_path / "t.md"
+    assert report(runs, "-o", tmp_path / "p.html", "--markdown", tables, "--budget", "16000") == 0
+    note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
+    assert "A ratio is its compute over that of base: ×2 takes twice the compute" in note
+    assert "p is corrected (Holm) over both questions about every recipe, 4 in all, and the intervals" in note
+    assert "probability that the lead changes" in note
+    assert "are taken to be evaluated on the same prompts" in tables.read_text()
+
+
+def test_a_difference_that_is_not_claimed_says_so_beside_itself(tmp_path):
+    write_run(tmp_path / "a", "base", seed=0, recipe={"loss": "a"})
+    early = RunRecord.read(write_run(tmp_path / "b", "early", 0.5, 2, recipe={"loss": "b"}))
+    lines = (tmp_path / "b" / "evals.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "evals.jsonl").write_text("".join(lines[:7]))
+    assert len(early.evals) > 7
+    write_run(tmp_path / "c", "whole", 0.5, 3, recipe={"loss": "c"})
+    tables = tmp_path / "t.md"
+    sources = ("a", "b", "c")
+    assert report(tmp_path, "-o", tmp_path / "p.html", "--markdown", tables, sources=sources) == 0
+    rows = rows_of(tables.read_text(), "Compared with base")
+    assert rows["early (1 and 1 seeds)"][1].startswith("no claim")
+    assert "(no claim: [" in rows["early (1 and 1 seeds)"][2]
+    assert not rows["whole (1 and 1 seeds)"][1].startswith("no claim")
+    assert "no claim" not in rows["whole (1 and 1 seeds)"][2]
+    note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
+    assert "A of both sides is given one family of curves, so that its difference is not that of" in note
+
+
+def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
+    alone = Claim("not distinguishable", 0.02, 0.12, 0.001, 9, "")
+    assert _claim_cell(alone, 0.95).beside == "p .120 corrected, .020 alone; 9 seeds would tell"
+    assert _claim_cell(alone, 0.99).beside == "p .120; 9 seeds would tell"
+
+
+def test_every_run_has_the_r0_that_it_was_fitted_with(runs, tmp_path):
+    tables = tmp_path / "t.md"
+    late = tmp_path / "late.csv"
+    rows = (runs / "log.csv").read_text().splitlines()
+    late.write_text("\n".join([rows[0], *rows[2:]]))  # without the evaluation before training
+    words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tables)]
+    assert main(["report", str(runs / "a0"), str(late), *words]) == 0
+    said = tables.read_text().replace("\\", "")
+    assert "is measured; the evaluation enters the fit as the others do: base." in said
+    assert "is fitted, as no evaluation before training is used: late." in said
+    assert main(["report", str(runs / "a0"), "-o", str(tmp_path / "own.html")]) == 0
+    own = (tmp_path / "own.html").read_text()
+    assert f"{rate(fit(RunRecord.read(runs / 'a0')).r0_value)} (measured; the evaluation enters" in own
+    assert main(["report", str(runs / "a0"), str(late), "--r0", ".3", *words]) == 0
+    assert "is given as .300, and held there." in tables.read_text().replace("\\", "")
+
+
+def test_alarms_stand_in_the_table_of_health(runs, tmp_path):
+    run = tmp_path / "alarmed"
+    shutil.copytree(runs / "b", run)
+    row = {"step": 9, "metric": "truncated", "level": "alarm", "worst": 0.2, "threshold": 0.1, "since": 9}
+    (run / "alarms.jsonl").write_text(json.dumps(row) + "\n")
+    tables = tmp_path / "t.md"
+    words = ["-o", str(tmp_path / "p.html"), "--markdown", str(tables)]
+    assert main(["report", str(runs / "a0"), str(run), *words]) == 0
+    assert "1 alarm: truncated 0.2 (threshold 0.1), from step 9 on" in tables.read_text()
+
+
+def test_names_are_told_apart_by_as_much_of_the_path_as_it_takes():
+    paths = ["x/a/run", "y/a/run", "z/b", "log", "log"]
+    names = distinct(["n", "n", "other", "twice", "twice"], paths)
+    assert names == ["n (x/a/run)", "n (y/a/run)", "other", "twice (1)", "twice (2)"]
+    assert distinct(["n", "n", "n (a)"], ["a", "b", "c"]) == ["n (1)", "n (2)", "n (a) (3)"]
+
+
+def test_the_page_is_one_file_that_loads_nothing_and_runs_no_name(runs, tmp_path):
+    page = tmp_path / "page.html"
+    assert report(runs, "-o", page) == 0
+    text = page.read_text()
+    assert str(tmp_path) not in text
+    assert str(runs) not in text
+    markup = re.sub(r"(<script)[^>]*>.*?</script>", r"\1>", text, flags=re.S)
+    assert not re.search(r"<img|<link|<[^>]*\s(src|onerror)=|@import|url\(", markup)
+    assert markup.count("<script") == 5  # ours: the data, the library, the chart in two files, and the call
+    assert data_of(text)["runs"][2]["name"] == HOSTILE
+    assert report(runs, "-o", tmp_path / "again.html") == 0
+    assert (tmp_path / "again.html").read_text() == text
+
+
+def test_latex_and_figures_are_written(runs, tmp_path):
+    assert (
+        report(runs, "-o", tmp_path / "p.html", "--latex", tmp_path / "t.tex", "--figures", tmp_path / "f")
+        == 0
+    )
+    latex = (tmp_path / "t.tex").read_text()
+    check_latex(latex)
+    assert "resizebox" not in latex
+    parts = latex.split("Curves and forecasts (")[1:]
+    assert [part[:7] for part in parts] == ["1 of 2)", "2 of 2)"]
+    assert all("base (a1)" in part for part in parts)
+    made = sorted(path.name for path in (tmp_path / "f").iterdir())
+    assert made == [f"{name}.{end}" for name in ("linearised", "overlay") for end in ("pdf", "png", "svg")]
+    assert (tmp_path / "f" / "overlay.pdf").read_bytes().startswith(b"%PDF")
+    assert report(runs, "-o", tmp_path / "p.html", "--figures", tmp_path / "one.svg") == 0
+    assert "onerror=" not in re.sub(r">[^<]*<", "><", (tmp_path / "one.svg").read_text())
+
+
+def test_a_crowd_is_drawn_and_compared_with_the_base_that_was_named(tmp_path, capsys):
+    folders = write_many(tmp_path, 26)
+    page, figure = tmp_path / "p.html", tmp_path / "f.svg"
+    words = ["--base", "run 13", "-o", page, "--figures", figure, "--json"]
+    assert main(["report", *map(str, [*folders, *words])]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["comparison"]["base"] == "run 13"
+    assert [pair["recipe"] for pair in answer["comparison"]["pairs"]] == ["run 0"]
+    assert "26 runs" in figure.read_text()
+
+
+def test_runs_meet_on_the_axis_that_all_have(runs, tmp_path, capsys):
+    steps = tmp_path / "steps"
+    shutil.copytree(runs / "b", steps)
+    rows = [json.loads(line) for line in (steps / "evals.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"device_seconds": {}, "flops": {}}
+    (steps / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["-o", str(tmp_path / "p.html"), "--json"]
+    assert main(["report", str(runs / "a0"), str(steps), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "tokens"
+    assert main(["report", str(runs / "log.csv"), str(steps), *words]) == 2
+    err = capsys.readouterr().err
+    assert "all runs need one compute axis" in err
+    assert f"none is common: '{runs / 'log.csv'}' has gpu_hours; '{steps}' has tokens" in err
+
+
+@pytest.mark.parametrize("option", ["--budget", "--min-compute"])
+def test_compute_is_asked_for_on_an_axis_that_was_chosen(runs, tmp_path, capsys, option):
+    steps = tmp_path / "steps"
+    shutil.copytree(runs / "b", steps)
+    config = json.loads((steps / "config.json").read_text())
+    (steps / "config.json").write_text(json.dumps(config | {"budget": {"kind": "steps"}}))
+    words = ["report", str(runs / "a0"), str(steps), option, "30", "-o", str(tmp_path / "p.html"), "--json"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert f"{option} 30 could be on either axis: {runs / 'a0'} is on gpu_hours; {steps} is on steps" in err
+    assert "--x" in err
+    assert main([*words, "--x", "steps"]) == 0
+    assert json.loads(capsys.readouterr().out)["axis"] == "steps"
+
+
+def test_recipes_have_the_names_that_compare_gives_them(runs, tmp_path, capsys):
+    other = write_run(tmp_path / "other", "base", seed=2, recipe={"loss": "gspo"})
+    sources = [str(runs / "a0"), str(runs / "a1"), str(other)]
+    assert main(["report", *sources, "-o", str(tmp_path / "p.html"), "--json"]) == 0
+    recipes = json.loads(capsys.readouterr().out)["recipes"]
+    assert recipes == [
+        {"name": "base", "runs": ["base (a0)", "base (a1)"]},
+        {"name": "base (other)", "runs": ["base (other)"]},
+    ]
+    assert main(["compare", *sources, "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["sources"]) == [recipe["name"] for recipe in recipes]
+    for command in ("report", "compare"):
+        assert main([command, "--group", f"base={sources[0]}", *sources[1:]]) == 2
+        assert "--group base has the name of a run that is not in it" in capsys.readouterr().err
+
+
+def test_the_page_of_one_run_has_intervals_of_the_level_asked_for(runs, tmp_path):
+    def page(*level):
+        assert main(["report", str(runs / "b"), *level, "-o", str(tmp_path / "p.html")]) == 0
+        return (tmp_path / "p.html").read_text()
+
+    own = fit(RunRecord.read(runs / "b"), level=0.5)
+    assert rate_interval(own.intervals.A) in page("--level", "0.5")
+    assert rate_interval(own.intervals.A) not in page()
+    assert "Forecast and outcome" in page("--level", "0.5")
+    pictures = [tmp_path / "at.svg", tmp_path / "default.svg"]
+    for picture, level in zip(pictures, (["--level", ".5"], []), strict=True):
+        assert main(["report", str(runs / "b"), *level, "--figure", str(picture)]) == 0
+    assert pictures[0].read_text() != pictures[1].read_text()
+
+
+def test_a_file_name_that_is_no_text_is_shown_escaped(runs, tmp_path, capsys):
+    table, folder = tmp_path / os.fsdecode(b"log\xff.csv"), tmp_path / os.fsdecode(b"run\xff")
+    shutil.copy(runs / "log.csv", table)
+    shutil.copytree(runs / "a1", folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["name"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / "evals.jsonl").open("a") as evals:
+        evals.write('{"step": 250, "pa')  # a warning that names the file
+    assert main(["report", str(folder)]) == 0
+    assert "run\\udcff" in (folder / "report.html").read_text()
+    page, tables = tmp_path / "p.html", tmp_path / "t.md"
+    files = [
+        "--markdown",
+        str(tables),
+        "--latex",
+        str(tmp_path / "t.tex"),
+        "--figures",
+        str(tmp_path / "o.svg"),
+    ]
+    assert main(["report", str(table), str(folder), "-o", str(page), *files]) == 0
+    assert [run["name"] for run in data_of(page.read_text())["runs"]] == ["log\\udcff", "run\\udcff"]
+    assert "report.html" not in page.read_text()  # a page that is sent has no folders beside it
+    assert "run\\udcff" in tables.read_text().replace("\\\\", "\\")
+
+
+def test_all_runs_of_a_log_are_shown_and_seeds_can_be_named(tmp_path, capsys):
+    header = '"Step","one - val/acc","one - val/acc__MIN","one - val/acc__MAX"'
+    header += ',"two - val/acc","two - val/acc__MIN","two - val/acc__MAX"'
+    rows = []
+    for step in range(0, 200, 10):
+        value = 0.6 - 0.3 / (1 + (step / 60) ** 2)
+        other = value - 0.05 * (step > 0)
+        rows.append(",".join(f"{v:.4f}" for v in (step, value, value, value, other, other, other)))
+    log = tmp_path / "wandb.csv"
+    log.write_text("\n".join([header, *rows]))
+    page = tmp_path / "p.html"
+    assert main(["report", str(log), "-o", str(page), "--y", "val/acc"]) == 0
+    assert [run["name"] for run in data_of(page.read_text())["runs"]] == ["one", "two"]
+    assert "What was taken for what" in page.read_text()
+
+
+def test_one_run_keeps_its_own_page_and_an_option_gives_it_the_other(runs, tmp_path, capsys):
+    assert main(["report", str(runs / "b"), "-o", str(tmp_path / "own.html")]) == 0
+    assert "Forecast and outcome" in (tmp_path / "own.html").read_text()
+    assert "scalerlChart" not in (tmp_path / "own.html").read_text()
+    assert main(["report", str(runs / "b"), "--budget", "20000", "-o", str(tmp_path / "p.html")]) == 0
+    text = (tmp_path / "p.html").read_text()
+    assert "scalerlChart" in text
+    assert "Nothing is compared" in text
+    assert main(["report", str(runs / "b"), "--figure", str(tmp_path / "c.pdf")]) == 0
+    assert (tmp_path / "c.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_groups_name_the_seeds_of_a_recipe(runs, tmp_path, capsys):
+    table = write_table(tmp_path / "again.csv", 30, 0.59)
+    words = ["--group", f"tables={runs / 'log.csv'},{table}", "-o", str(tmp_path / "p.html"), "--json"]
+    assert main(["report", str(runs / "b"), *words]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recipes"][0] == {"name": "tables", "runs": ["log", "again"]}
+    assert answer["comparison"]["runs"]["tables"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{a0}", "{a0}"], "given twice"),
+        (["{a0}", "{b}", "--target", ".5"], "--target is the pass rate to reach at --budget"),
+        (["{a0}", "{b}", "--base", "nothing"], "no recipe 'nothing'"),
+        (["{a0}", "{b}", "--x", "dollars"], "needs a price"),
+        (["{a0}", "{folder}"], "given twice; every run is one seed"),
+        (["{a0}", "{b}", "--figure", "x.png"], "--figure writes the figure of one RUN alone"),
+        (["{a0}", "{b}", "-o", "{a0}/evals.jsonl/p.html"], "evals.jsonl/p.html: "),
+        ([], "needs a RUN or a FILE"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_one_line(runs, tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    places = {"a0": runs / "a0", "b": runs / "b", "folder": runs}
+    status = main(["report", *(word.format(**places) for word in words)])
+    assert status in (1, 2)
+    out, err = capsys.readouterr()
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_the_numbers_of_the_json_are_those_of_fit(runs, tmp_path, capsys):
+    assert report(runs, "-o", tmp_path / "p.html", "--budget", BUDGET, "--json", sources=("a0", "b")) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert main(["fit", str(runs / "a0"), "--at", str(BUDGET), "--json"]) == 0
+    assert answer["runs"][0]["fit"] == json.loads(capsys.readouterr().out)
+    assert plain(answer["runs"][0]["fit"]["forecast"][0]["compute"]) == "12,000"

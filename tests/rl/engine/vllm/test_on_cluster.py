@@ -1,0 +1,121 @@
+"""Runs over Ray with vLLM and a learner of two ranks: what is sampled and recorded, though a server dies."""
+
+import json
+import os
+import signal
+from contextlib import ExitStack
+from dataclasses import replace
+
+import psutil
+import pytest
+from cluster_runs import check, check_record, when_step
+from own_vllm import SETTINGS, needs_vllm
+from ray_nodes import Run, simulated, until
+from replayed_rollouts import TEMPERATURE, difference, models_of, replay
+
+from scalerl.rl.algo.curriculum import Uniform
+from scalerl.rl.config.cluster import Cluster, Patience
+from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.recipe import load_recipe
+from scalerl.rl.train import train
+
+pytestmark = needs_vllm
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """The demonstration, small, with completions long enough to be in flight at updates."""
+    small = [
+        *("task.k_max=2", "task.heldout_per_length=20", "context.prompt=6", "context.thinking=40"),
+        *("length.low=30", "length.high=40", "batch.prompts=4", "batch.samples=8", "rows=16"),
+        *("optimiser.lr=3e-3", "budget.kind=steps", "budget.amount=10", "evaluation.count=2"),
+        *("evaluation.samples=2", "schedule.k=4", "checkpoint.steps=4", f"temperature={TEMPERATURE}"),
+    ]
+    cluster = Cluster(trainers=2, learner=Fsdp2(), engine=SETTINGS, patience=Patience(start=240))
+    return replace(load_recipe("demo", small), cluster=cluster, curriculum=Uniform())
+
+
+def killing(generator):
+    """Its `submit`, which kills the server once, as soon as the group is being sampled."""
+    submit, (server,), (pid,) = generator.submit, generator._fleet._servers, generator.pids
+
+    def submit_and_kill(*group):
+        place = submit(*group)
+        if generator.pids == [pid]:
+            until(lambda: server.flights)
+            os.killpg(pid, signal.SIGKILL)
+            until(lambda: generator.pids != [pid])
+        return place
+
+    return submit_and_kill
+
+
+def test_what_is_trained_was_sampled_by_the_versions_on_record_though_a_server_dies(
+    recipe, base, tmp_path, monkeypatch
+):
+    with simulated(2, 1), ExitStack() as closing:
+        run = Run(recipe, base, closing, tmp_path)
+        generator, loop = run.generator, run.pipeline.steps()
+        weights, steps, lines = [run.learner.weights().fetch()], [], []
+
+        def go_on(n):
+            while len(steps) < n:
+                step = next(loop)
+                steps.append(step)
+                weights.append(run.learner.weights().fetch())
+                lines.extend(run.timeline.lines(step.index, step.trained_at, step.train_seconds))
+
+        go_on(6)
+        monkeypatch.setattr(generator, "submit", killing(generator))
+        go_on(12)
+        assert generator.restarts == 1
+        assert generator.counters.restarted >= 1
+        check(recipe, run, steps)
+        rollouts = [r for step in steps for group in step.groups for r in group.rollouts]
+        models = models_of(base, weights)
+        found = [difference(r, replay(models, r, r.version_T)) for r in rollouts]
+        several = sum(r.version_T[0] != r.version_T[-1] for r in rollouts)
+        print(f"\n{len(rollouts)} completions, {several} across updates: off by {max(found):.1e} at most")
+        assert max(found) < 1e-4
+        assert several > 0
+        events = [line["event"] for line in lines if "event" in line and line["role"] == "generate"]
+        assert events[0] == "vLLM server 0 takes part from version 0"
+        assert events[1].startswith("vLLM server 0 is lost: ")
+        assert events[2].startswith("vLLM server 0 takes part from version ")
+        spans = [line for line in lines if line["role"] == "generate" and "busy" in line]
+        assert sum(span["busy"] for span in spans) <= generator.counters.seconds
+        assert sum(span["busy"] > 0 for span in spans) >= 10
+        assert generator.counters.tokens >= sum(r.length for r in rollouts)
+        assert generator.counters.installs >= 3  # versions may be passed over
+        assert (tmp_path / "vllm-0.log").stat().st_size > 0
+
+
+def servers():
+    """The servers that this process has started."""
+    below = psutil.Process().children(recursive=True)
+    return [
+        p.pid for p in below if os.getpgid(p.pid) == p.pid and "scalerl.rl.engine.vllm.launch" in p.cmdline()
+    ]
+
+
+def test_a_run_is_stopped_and_goes_on_though_a_server_dies(recipe, base, tmp_path):
+    folder = tmp_path / "run"
+
+    def kill():
+        killed.append(servers()[-1])
+        os.killpg(killed[-1], signal.SIGKILL)
+
+    killed = []
+    with simulated(2, 1):
+        train(recipe, folder, base, until=5)
+        killer = when_step(folder, 7, kill)
+        train(recipe, folder, base, resume=True)
+        killer.join()
+    record = check_record(folder, 10)
+    assert [point.step for point in record.evals] == [0, 5, 10]
+    assert record.steps()[-1]["restarted"] >= 1
+    assert (folder / "vllm-0.log").stat().st_size > 0
+    lines = [json.loads(line) for line in (folder / "timeline.jsonl").read_text().splitlines()]
+    assert {line["who"] for line in lines if line.get("role") == "generate"} == {"vLLM server 0"}
+    assert sum("is lost" in line.get("event", "") for line in lines) == 1
+    assert not servers()

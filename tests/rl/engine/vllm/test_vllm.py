@@ -1,0 +1,356 @@
+"""Against vLLM itself, on CPUs: what its servers sample, before, during and after updates, and when they die.
+
+Slow: a server takes a minute or two to start. `make vllm` sets up what they need.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from own_vllm import POSITIONS, PYTHON, SETTINGS, needs_vllm
+from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, replay, replay_afresh
+
+from scalerl.rl.algo.curriculum import Uniform
+from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import BatchSize, Context, Steps
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.learner.build import load_learner
+from scalerl.rl.loop.pipeline import Pipeline
+from scalerl.rl.loop.pool import PromptPool
+from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain
+from scalerl.rl.types import Prompt
+
+pytestmark = needs_vllm
+ROWS = 16
+STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
+RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
+# What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
+LONG, NEVER = LengthRule(250, 60, Marker((UP,))), VOCABULARY.index(PAD)
+LONG_INTERRUPTED = replace(LONG, phrase=(CLOSE, UP), interrupt=(5, 250))
+SYMBOLS = ["3", "+", "4", "*", "7", "-", "9", "+", "2", "="]
+
+
+def prompt_of(n, name="p"):
+    return Prompt(f"{name}/{n}/0", " ".join((SYMBOLS * 4)[-n:]), "0")
+
+
+@pytest.fixture(scope="module")
+def base_weights(base):
+    return copy_weights(load_model(base))
+
+
+@pytest.fixture(scope="module")
+def served(base, tmp_path_factory):
+    """A folder with the base model, for the server to start from."""
+    return shutil.copytree(base, tmp_path_factory.mktemp("served") / "model")
+
+
+@pytest.fixture(scope="module")
+def own(served, base_weights, tmp_path_factory):
+    """A generator with a server of its own, which the others use too, before it is killed."""
+    sampling = Sampling(TEMPERATURE, True, 0, 48, RULE, STOP)
+    logs, tokenizer = tmp_path_factory.mktemp("logs"), load_tokenizer(served)
+    longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
+    settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
+    started = time.perf_counter()
+    generator = VllmGenerator(settings, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
+    generator.wait_until_started()
+    print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="module")
+def server(own):
+    """Where it is, and its key."""
+    return SimpleNamespace(socket=own._folder / "0.sock", key=own._key)
+
+
+@contextmanager
+def connected(server, base, base_weights):
+    """A function that makes a generator over that server, as over one that others have started."""
+    made = []
+    settings = replace(SETTINGS, urls=(f"unix://{server.socket}",))
+
+    def make(length=RULE, weights=base_weights, rows=ROWS, **changes):
+        sampling = Sampling(TEMPERATURE, True, 0, 48, length, STOP)
+        sampling = replace(sampling, **changes)
+        made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, rows=rows))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SCALERL_VLLM_API_KEY", server.key)
+        try:
+            yield make
+        finally:
+            for generator in made:
+                generator.close()
+
+
+@pytest.fixture
+def connect(server, base, base_weights):
+    """See `connected`."""
+    with connected(server, base, base_weights) as make:
+        yield make
+
+
+def collect(generator, n):
+    while generator.ready < n:
+        generator.work()
+    return [rollout for group in generator.take(n) for rollout in group]
+
+
+@pytest.mark.parametrize("rule", [LONG_INTERRUPTED, LONG])
+def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale_cache(
+    server, connect, base, base_weights, rule
+):
+    versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 41))]
+    generator, version = connect(rule, rows=5, end_token=NEVER), 0  # few at once, so that all of it lasts
+    for n in range(1, 40, 4):
+        generator.submit(prompt_of(n), 0, 2)
+    while generator.ready < 10:
+        if generator.installed == version < 40:
+            version += 1
+            generator.update(versions[version], version)
+        time.sleep(0.1)
+    rollouts, models = collect(generator, 10), models_of(base, versions)
+    several = [r for r in rollouts if len(set(r.version_T.tolist())) > 1]
+    assert len(several) >= 6
+    assert max(len(set(r.version_T.tolist())) for r in several) >= 3
+    for rollout in rollouts:
+        assert difference(rollout, replay(models, rollout, rollout.version_T)) < 1e-4
+    for rollout in several:
+        late = np.concatenate([rollout.version_T[:1], rollout.version_T[:-1]])
+        early = np.concatenate([rollout.version_T[1:], rollout.version_T[-1:]])
+        assert difference(rollout, replay(models, rollout, late)) > 1e-3
+        assert difference(rollout, replay(models, rollout, early)) > 1e-3
+        assert difference(rollout, replay_afresh(models, rollout)) > 1e-3
+    tokens, seconds = generator.counters.tokens, generator.counters.seconds
+    print(f"\n{tokens} tokens in {seconds:.1f} s; ", end="")
+    print(f"{len(several)} of {len(rollouts)} completions across updates; ", end="")
+    print(f"largest difference {max(difference(r, replay(models, r, r.version_T)) for r in rollouts):.1e}")
+    print("updates in ms:", [round(1e3 * seconds) for seconds in generator.install_seconds])
+
+
+def test_interrupted_completions_have_the_tokens_that_the_rule_forces(connect):
+    generator = connect(LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (1, 4)))
+    for n in range(1, 11):
+        generator.submit(prompt_of(n), 0, 4)
+    rollouts = collect(generator, 10)
+    interrupted = [r for r in rollouts if r.interrupted]
+    assert len(interrupted) >= 10
+    assert len(interrupted) < len(rollouts)
+    for rollout in rollouts:
+        state = LengthState(generator.sampling.length, 1)
+        at = np.flatnonzero(~rollout.sampled_T)
+        state.start(0, at[0] if len(at) else 4)
+        truncated_R = np.zeros(1, dtype=bool)
+        for i, token in enumerate(rollout.token_T.tolist()):
+            forced = int(state.forced_token()[0])
+            assert rollout.sampled_T[i] == (forced < 0)
+            assert forced in (-1, token)
+            done_R, truncated_R = state.advance(np.array([token]), STOP)
+            assert done_R[0] == (i == len(rollout.token_T) - 1)
+        assert truncated_R[0] == rollout.truncated
+        assert rollout.token_T[at].tolist() == ([UP, CLOSE] if rollout.interrupted else [])
+        assert not rollout.logp_T[at].any()
+
+
+def test_an_end_of_thinking_of_several_tokens_is_found_in_the_text(connect, base):
+    """`+ 7` here; `follow` refuses completions in which it was not found where it should be."""
+    plus, seven = VOCABULARY.index("+"), VOCABULARY.index("7")
+    marker = Marker((plus, seven), "+7", frozenset({seven}), load_tokenizer(base).decode)
+    generator = connect(LengthRule(50, 20, marker, (UP, plus, seven), (1, 30)))
+    for n in range(1, 11):
+        generator.submit(prompt_of(n), 0, 4)
+    rollouts = collect(generator, 10)
+    closed = [r for r in rollouts if not r.interrupted and (np.diff(r.token_T) == seven - plus).any()]
+    assert any(r.interrupted for r in rollouts)
+    assert any("+7" in generator.sampling.length.end_of_thinking.decode(r.token_T.tolist()) for r in closed)
+
+
+def test_the_prefix_cache_is_used_within_a_version_and_never_across_versions(connect, base, base_weights):
+    """A prompt of 40 tokens has one whole block of the cache, which a later completion finds there."""
+    generator, versions = connect(rows=1), [base_weights, perturbed(base_weights, 1)]
+    generator.submit(prompt_of(40), 0, 4)
+    before = collect(generator, 1)
+    assert generator.cached == 3 * 32
+    generator.update(versions[1], 1)
+    while generator.installed < 1:
+        generator.work()
+    generator.submit(prompt_of(40), 1, 4)
+    after = collect(generator, 1)
+    assert generator.cached == 6 * 32
+    models = models_of(base, versions)
+    for rollout in [*before, *after]:
+        assert difference(rollout, replay(models, rollout, rollout.version_T)) < 1e-4
+    assert {r.first_version for r in after} == {1}
+
+
+def test_rl_steps_are_taken_through_the_pipeline(connect, base, base_weights, judge_by, by_parity):
+    recipe = Recipe(
+        model=base,
+        task=Chain(k_max=2, heldout_per_length=4, train_per_length=40),
+        budget=Steps(6),
+        batch=BatchSize(prompts=4, samples=4, micro=8),
+        context=Context(prompt=8, thinking=20, answer=10),
+        length=ForcedInterruption(low=2, high=20, phrase="! </think>"),
+        optimiser=AdamW(lr=3e-3, warmup_steps=2),
+        curriculum=Uniform(),
+        temperature=TEMPERATURE,
+    )
+    for k in (0, 2):
+        learner = load_learner(recipe, base)
+        rule = LengthRule(20, 10, RULE.end_of_thinking, RULE.phrase, (2, 20))
+        generator = connect(rule, learner.weights(), max_prompt_tokens=8)
+        pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
+        run = replace(recipe, schedule=PipelineRL(k=k))
+        steps = list(islice(Pipeline(run, pool, generator, learner, judge_by(by_parity)).steps(), 6))
+        for step in steps:
+            ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+            assert ages.min() >= 0
+            assert ages.max() <= k
+        if k == 0:  # what was sampled is what is trained: vLLM's log-probabilities are the learner's
+            assert max(step.stats.logp_shift for step in steps if len(step.batch)) < 1e-4
+        moved = max(np.abs(w - base_weights[n]).max() for n, w in learner.weights().items())
+        assert moved > 1e-3
+        generator.close()
+
+
+def test_nothing_listens_beyond_this_machine_and_no_key_is_among_the_arguments(own):
+    (pid,) = own.pids
+    members = members_of(pid)
+    assert len(members) >= 3  # the server, its engine, a worker
+    inodes = set()
+    for member in members:
+        assert b"VLLM_API_KEY" not in Path(f"/proc/{member}/cmdline").read_bytes()
+        for fd in Path(f"/proc/{member}/fd").iterdir():
+            inodes.add(str(fd.readlink()))
+    key = own._key.encode()
+    assert not any(key in Path(f"/proc/{member}/cmdline").read_bytes() for member in members)
+    assert key in Path(f"/proc/{pid}/environ").read_bytes()
+    assert listening(inodes) <= {"0100007F", "00000000000000000000000001000000"}  # 127.0.0.1 and ::1
+
+
+def members_of(group):
+    """The processes of a group."""
+    found = []
+    for path in Path("/proc").iterdir():
+        with suppress(ProcessLookupError):
+            if path.name.isdecimal() and os.getpgid(int(path.name)) == group:
+                found.append(int(path.name))
+    return found
+
+
+def listening(inodes):
+    """Addresses, as the kernel writes them, at which sockets of these inodes listen."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in inodes:
+                found.add(local.split(":")[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def restarted(own, server, served, base, base_weights):
+    """What the server samples from one prompt and one seed before an update, after it, and after its death.
+
+    It is killed with completions in flight, and comes back from a folder that has the updated weights.
+    """
+    updated = perturbed(base_weights, 1)
+    with connected(server, base, base_weights) as connect:
+        generator = connect()
+        generator.submit(prompt_of(7), 0, 8)
+        before = collect(generator, 1)
+        generator.update(updated, 1)
+        while generator.installed < 1:
+            generator.work()
+        generator.submit(prompt_of(7), 0, 8)
+        after = collect(generator, 1)
+    (model,) = models_of(base, [updated])
+    model.save_pretrained(served)
+    for version in (1, 2):
+        own.update(updated, version)
+        for n in range(1, 61) if version == 1 else ():
+            own.submit(prompt_of(n, "q"), 0, 4)
+        while own.installed < version or own.ready < 2:
+            own.work()
+    (pid,) = own.pids
+    left = own.in_flight - own.ready
+    os.killpg(pid, signal.SIGKILL)
+    rollouts = collect(own, 60)
+    found = {"before": before, "after": after, "pid": pid, "left": left, "rollouts": rollouts}
+    found["tokens"] = own.counters.tokens
+    own.submit(prompt_of(7), 0, 8)
+    return SimpleNamespace(**found, fresh=collect(own, 1))
+
+
+def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(own, restarted):
+    rollouts = restarted.rollouts
+    assert [r.prompt.id for r in rollouts[::4]] == [f"q/{n}/0" for n in range(1, 61)]
+    assert own.restarts == 1
+    assert 1 <= own.counters.restarted <= restarted.left
+    assert own.pids != [restarted.pid]
+    assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}
+    lost = restarted.tokens - sum(r.length for r in rollouts)
+    print(f"\n{lost} tokens were lost with the server")
+    assert 0 <= lost <= ROWS * RULE.max_tokens
+
+
+def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(restarted):
+    for then, fresh in zip(restarted.after, restarted.fresh, strict=True):  # one seed, one result
+        np.testing.assert_array_equal(then.token_T, fresh.token_T)
+        np.testing.assert_allclose(then.logp_T, fresh.logp_T, atol=1e-5)
+    pairs = zip(restarted.before, restarted.after, strict=True)
+    assert any(a.token_T.tolist() != b.token_T.tolist() for a, b in pairs)
+
+
+KILLED = """
+import os, sys, time
+import numpy as np
+from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
+from scalerl.rl.engine.vllm.generator import VllmGenerator
+from scalerl.rl.config.vllm import Vllm
+folder, python, logs = sys.argv[1:]
+sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
+weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)
+settings = Vllm(python=python)
+generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, rows=4, logs=logs)
+while generator.pids == [None]:
+    time.sleep(0.1)
+time.sleep(5)
+print(generator.pids[0], generator._folder, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_trainer_that_is_killed_leaves_no_server_and_no_files_behind(base, tmp_path):
+    command = [sys.executable, "-c", KILLED, base, str(PYTHON), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        pid, folder = trainer.stdout.readline().split()
+        assert Path(folder).is_dir()
+        trainer.kill()
+    until = time.monotonic() + 60
+    while members_of(int(pid)):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert not Path(folder).exists()

@@ -1,0 +1,158 @@
+"""Who is slow, or was not listened to, is not lost; who says nothing while somebody listens is."""
+
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+from ray_nodes import Run, simulated
+
+from scalerl.rl.algo.curriculum import Uniform
+from scalerl.rl.algo.schedule import PipelineRL
+from scalerl.rl.config.cluster import Patience
+from scalerl.rl.placement.ray.seat import Seat
+from scalerl.rl.workers.ray import members
+from scalerl.rl.workers.ray.members import Calls, LostError, Member
+from scalerl.rl.workers.supervision import Attention
+
+PATIENCE = Patience(start=30, silence=20, decode=40, weights=10)
+
+
+class Handle:
+    """An actor that is asked, and has not answered yet."""
+
+    def __getattr__(self, name):
+        return self
+
+    def remote(self, *args):
+        return "asked"
+
+
+@pytest.fixture
+def seat():
+    """A generator that takes part."""
+    seat = Seat("generator 0", PATIENCE, lambda: (Handle(), "start"))
+    seat.fill()
+    seat.placed(("node a", 1))
+    seat.started()
+    return seat
+
+
+def later(seat, seconds):
+    """So many seconds go by."""
+    for name in ("placed_at", "listening_since", "moved_at", "offered_at"):
+        setattr(seat, name, getattr(seat, name) - seconds)
+
+
+def test_one_that_installs_version_after_version_may_be_behind_for_ever(seat):
+    seat.offer("weights", 0)
+    for version in range(6):
+        later(seat, 6)
+        seat.offer("weights", version + 1)  # before it has installed the last
+        seat.has_installed(version)
+        seat.listen()
+        seat.check()
+    later(seat, 12)
+    seat.listen()
+    with pytest.raises(LostError, match="version 6 of the weights was not installed in 10 s"):
+        seat.check()
+
+
+def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(seat):
+    for version in range(4):  # offered again and again, and none arrives
+        seat.offer("weights", version)
+        later(seat, 3)
+    seat.listen()
+    with pytest.raises(LostError, match="version 3 of the weights"):
+        seat.check()
+
+
+def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(seat):
+    seat.offer("weights", 0)
+    assert seat.offer_at == math.inf
+    pauses = []
+    for _ in range(6):
+        before = time.monotonic()
+        seat.missed()
+        pauses.append(seat.offer_at - before)
+        seat.offer("weights", 0)
+        assert seat.offer_at == math.inf
+    assert pauses == pytest.approx([0.5, 1.0, 1.25, 1.25, 1.25, 1.25], abs=0.2)  # an eighth of its time
+    seat.has_installed(0)
+    seat.missed()
+    assert seat.offer_at - time.monotonic() < 0.6
+
+
+def test_time_in_which_nobody_listened_is_no_silence(seat):
+    seat.submit({0: "group"})
+    seat.offer("weights", 0)
+    later(seat, 1000)
+    seat.excuse(999)
+    seat.check()
+    later(seat, 20)
+    seat.excuse(0)
+    with pytest.raises(LostError, match="no sign of life for 20 s"):
+        seat.check()
+
+
+def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(members.time, "monotonic", lambda: clock[0])
+    attention = Attention()
+    for gap, away in ((0.02, 0.0), (1.0, 0.0), (61.5, 60.0), (1.0, 0.0)):
+        clock[0] += gap
+        assert attention.away() == pytest.approx(away)
+
+
+def listen(calls, clock):
+    for _ in range(10):
+        clock[0] += 1.0
+        calls.wait(0.0)
+
+
+@pytest.fixture
+def unanswered(monkeypatch):
+    """A clock, where no call to an actor has returned yet."""
+    clock = [100.0]
+    monkeypatch.setattr(members.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(members.ray, "wait", lambda refs, **how: ([], refs))
+    return clock
+
+
+def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
+    member = Member("trainer 0", Handle(), 20.0)
+    member.settled(("node a", 1))
+    calls = Calls({"call": member}, 30.0, "stepped")
+    assert not calls.wait(0.0)  # which asks for a sign of life
+    unanswered[0] += 1000.0
+    assert not calls.wait(0.0)
+    for _ in range(15):
+        unanswered[0] += 1.0
+        assert not calls.wait(0.0)
+    unanswered[0] += 1.5
+    assert not calls.wait(0.0)
+    with pytest.raises(LostError, match="no sign of life for 20 s"):
+        listen(calls, unanswered)
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_busy_loses_nobody(recipe, small_base):
+    """It steps for longer than anybody may be silent, and a version is always on its way meanwhile."""
+    patience = Patience(start=240, silence=4, weights=5)
+    cluster = replace(recipe.cluster, generators=1, patience=patience)
+    recipe = replace(recipe, curriculum=Uniform(), schedule=PipelineRL(k=8), cluster=cluster)
+    with simulated(2), ExitStack() as closing:
+        run = Run(recipe, small_base, closing)
+        step = run.learner.step
+
+        def slow(batch):
+            time.sleep(6.0 if run.learner.version < 2 else 2.0)
+            return step(batch)
+
+        run.learner.step = slow
+        for done in run.pipeline.steps():
+            print(f"step {done.index}: installed {run.generator.installed}, lost {run.generator.lost}")
+            assert not run.generator.lost
+            if done.index == 8:
+                break

@@ -1,0 +1,178 @@
+"""The report of a study: what its tables, figures and files say is what its verdict says."""
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from hostile_study import ARMS, build, check_latex
+
+from scalerl.curve import LOG_LOGISTIC, Curve
+from scalerl.study.page.figures import forest_figure, study_figures
+from scalerl.study.page.page import print_study, study_html, study_latex, write_study_report
+from scalerl.study.verdict.answers import answers
+from scalerl.view.figures.overlay_figures import RunPoints, linearised
+from scalerl.view.labels import apart, short_names
+
+
+class Checker(HTMLParser):
+    """What a page opens, closes and refers to."""
+
+    VOID = ("meta", "br", "path", "use", "rect", "circle", "line", "link", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.opened, self.tags, self.links, self.ids = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.note(attrs)
+        if tag not in self.VOID:
+            self.opened.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.note(attrs)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.opened.pop() == tag
+
+    def note(self, attrs):
+        found = dict(attrs)
+        self.links += [found[key] for key in ("href", "src") if key in found]
+        self.ids += [found["id"]] if "id" in found else []
+
+
+def checked(page):
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert not checker.opened
+    assert len(set(checker.ids)) == len(checker.ids)
+    assert "script" not in checker.tags
+    assert not [link for link in checker.links if ":" in link or link.startswith("//")]
+    assert "url(http" not in page
+    assert "@import" not in page
+    return checker
+
+
+def test_the_page_is_whole_and_refers_to_nothing_outside(verdict, tmp_path):
+    page = study_html(verdict, tmp_path)
+    checker = checked(page)
+    assert "&lt;script&gt;alert(&#39;a_b &amp; 5%&#39;)&lt;/script&gt;" in page
+    (link,) = [link for link in checker.links if not link.startswith("#")]
+    assert (tmp_path / unquote(link)).read_text() == "a page"
+    order = ["Moves the ceiling", "Verdicts", "Differences to the base", "Pass rate against compute"]
+    order += ["The linearised curve", "Frozen forecasts", "Stability", "Decisions during", "Runs", "The plan"]
+    places = [page.index(f">{heading}") for heading in order]
+    assert places == sorted(places)
+    assert "are taken to differ with sd" in page
+    assert "What this study cannot tell." in page
+
+
+def test_a_run_links_to_its_page_where_that_has_odd_letters(verdict):
+    assert "runs/0/seed0/report.html" in study_html(verdict)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("alone") / "study", {"base": ARMS["base"]}, 1)
+
+
+@pytest.mark.parametrize("name", ["verdict", "alone", "misfit"])
+def test_every_format_is_the_same_each_time(name, request, tmp_path):
+    found = request.getfixturevalue(name)
+    first, second = (write_study_report(found, tmp_path, figures=["svg"]), None)
+    texts = [path.read_text() for path in first]
+    second = [path.read_text() for path in write_study_report(found, tmp_path, figures=["svg"])]
+    assert texts == second
+    names = {path.name for path in first}
+    assert {"report.html", "report.md", "report.tex", "report.csv", "runs.csv", "overlay.svg"} <= names
+    checked((tmp_path / "report.html").read_text())
+
+
+def test_a_study_of_one_arm_has_no_differences(alone):
+    assert alone.comparison is None
+    assert forest_figure(alone) is None
+    assert [one.name for one in study_figures(alone)] == ["overlay", "linearised", "forecasts"]
+    checked(study_html(alone))
+
+
+def test_a_study_before_its_first_evaluation_has_a_page(tmp_path):
+    (tmp_path / "runs" / "0" / "seed0").mkdir(parents=True)
+    found = build(tmp_path, {"base": None, "other": None})
+    assert study_figures(found) == []
+    assert [one.kind for one in answers(found)] == ["base", "not compared"]
+    checked(study_html(found))
+    check_latex(study_latex(found))
+
+
+def test_many_runs_make_a_page_that_stays_fluent(verdict):
+    """25 arms of 4 runs: small multiples against the base, and thinned evaluations."""
+    arm, fits = verdict.arms[0], verdict.arms[0].runs * 2
+    arms = [
+        replace(arm, runs=fits),
+        *(replace(verdict.arms[1], name=f"arm {n}", runs=fits) for n in range(24)),
+    ]
+    found = replace(verdict, arms=tuple(arms))
+    figures = study_figures(found)
+    overlay = next(one for one in figures if one.name == "overlay")
+    assert sum(axes.get_visible() for axes in overlay.figure.axes) == 24
+    page = study_html(found, figures=figures)
+    assert len(page) < 3e6
+    assert "<details>" in page
+    checked(page)
+
+
+def test_linearised_points_lie_on_a_line_of_slope_B():
+    curve = Curve(LOG_LOGISTIC, 0.6, 1.9, 25.0, 0.3)
+    compute = np.array([0.0, 5.0, 10.0, 50.0, 100.0])
+    x, F, out = linearised(RunPoints(compute, curve(compute), curve))
+    np.testing.assert_allclose(F, x**1.9, rtol=1e-9)
+    assert (len(x), out) == (4, 0)
+    rates = np.array([0.3, 0.29, 0.3, 0.6, 0.5])  # at R_0, below and at A: none has a value
+    x, F, out = linearised(RunPoints(compute, rates, curve))
+    assert (x.tolist(), out) == ([100.0], 3)
+    np.testing.assert_allclose(F, 25.0**1.9 / (0.3 / 0.2 - 1))
+
+
+def test_labels_keep_apart_and_in_order():
+    placed = apart([0.5, 0.5, 0.51, 0.9], gap=0.1, low=0.05, high=0.95)
+    np.testing.assert_allclose(np.diff(placed[:3]), 0.1)
+    np.testing.assert_allclose(np.mean(placed[:3]), np.mean([0.5, 0.5, 0.51]))
+    assert placed[3] == 0.9
+    assert max(apart([0.94, 0.95, 0.95], 0.1, 0.05, 0.95)) <= 0.95 + 1e-12
+
+
+def test_names_in_figures_are_short_and_never_alike():
+    names = ["base", "optimiser.lr=0.0001 batch.prompts=16", "x" * 40, "x" * 20 + "y" * 5 + "x" * 20]
+    found = short_names(names)
+    assert found["optimiser.lr=0.0001 batch.prompts=16"] == "lr=0.0001 prompts=16"
+    assert len(set(found.values())) == 4
+    assert max(map(len, found.values())) <= 26
+
+
+def test_the_terminal_shows_verdicts_and_no_control(verdict):
+    stream = io.StringIO()
+    odd = replace(verdict, cautions=("red \x1b[31m text\nnext",))
+    print_study(odd, stream)
+    text = stream.getvalue()
+    assert "moves the ceiling" in text
+    assert "caution: red  [31m text next" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.split("\n\n")[1].splitlines())) < 170
+
+
+def test_what_a_report_needs_loads_neither_torch_nor_pydantic():
+    code = (
+        "import sys\n"
+        "from scalerl.view import formats\n"
+        "from scalerl.study import curves, figures, page, record, tables, verdict\n"
+        "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,189 @@
+"""The tables of a study and the files that they are written to: they say what its verdict says."""
+
+import csv
+import io
+import json
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hostile_study import ARMS, BUDGET, FAILED, check_latex
+
+from scalerl.study.page.figures import forest_figure
+from scalerl.study.page.page import study_latex, study_markdown, write_study_report
+from scalerl.study.page.tables import (
+    decisions_table,
+    forecasts_table,
+    scores_table,
+    stability_table,
+    study_tables,
+    verdict_table,
+)
+from scalerl.study.verdict.answers import answers
+from scalerl.study.verdict.kinds import kind_of
+from scalerl.view import formats
+from scalerl.view.table import Table
+
+
+def by_key(table: Table) -> list[dict]:
+    return [dict(zip(table.keys, row, strict=True)) for row in table.raw_rows()]
+
+
+def test_the_table_of_verdicts_holds_the_numbers_of_the_verdict(verdict):
+    rows = by_key(verdict_table(verdict))
+    assert [row["arm"] for row in rows] == [*ARMS, FAILED]
+    for row, arm in zip(rows, verdict.arms, strict=True):
+        assert (row["seeds_finished"], row["seeds_planned"]) == (arm.stability.outcomes.get("finished", 0), 2)
+        for key in ("A", "B", "C_mid", "pass_rate_at_budget"):
+            found = arm.quantities.get(key.removesuffix("_at_budget"))
+            wanted = (found.median, *found.interval) if found else (None, None, None)
+            assert (row[key], row[f"{key}_low"], row[f"{key}_high"]) == wanted
+    for pair in verdict.comparison.pairs:
+        row = next(row for row in rows if row["arm"] == pair.recipe)
+        assert row["A_difference"] == pair.differences["A"].median
+        assert (row["A_difference_low"], row["A_difference_high"]) == pair.differences["A"].interval
+        assert row["compute_to_own_ratio"] == pair.differences["compute_to_own"].median
+        for name, claim in (("ceiling", pair.ceiling), ("efficiency", pair.efficiency)):
+            assert (row[f"{name}_verdict"], row[f"{name}_p_adjusted"]) == (claim.verdict, claim.p_adjusted)
+            assert row[f"{name}_seeds"] == claim.seeds
+
+
+def test_a_cell_shows_its_number_in_the_unit_of_its_heading(verdict):
+    table = verdict_table(verdict)
+    place = [column.keys[0] for column in table.columns].index("C_mid")
+    assert table.columns[place].header == "C_mid (GPU-hours)"
+    cell, found = table.rows[0].cells[place], verdict.arms[0].quantities["C_mid"]
+    assert cell.text == f"{found.median:,.0f}"
+    assert cell.beside == f"[{found.interval[0]:,.0f}, {found.interval[1]:,.0f}]"
+
+
+def test_what_moves_what_is_told_apart_from_noise(verdict):
+    base, ceiling, efficiency, noise, failed = answers(verdict)
+    kinds = [one.kind for one in (base, ceiling, efficiency, noise, failed)]
+    assert kinds == ["base", "ceiling", "efficiency", "noise", "not compared"]
+    assert ceiling.text.startswith("lowers the ceiling: A −.0")
+    assert efficiency.text.startswith("gets to 3/4 of its own gain sooner: compute ×0.6")
+    assert "seeds would tell" in noise.text
+    assert failed.text.startswith("is not compared: none of its 2 runs could be fitted: no memory")
+
+
+def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
+    rows = verdict_table(misfit).rows
+    assert [row.cells[1].text for row in rows] == ["the base", *["no claim"] * 3]
+    assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
+    assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
+    assert rows[1].cells[3].text == "withheld"
+    pair = misfit.pairs["loss=dapo"]
+    assert kind_of(pair) == "no claim"
+    assert forest_figure(misfit) is not None
+    assert all(one.text.startswith("allows no claim") for one in answers(misfit)[1:])
+
+
+def test_one_claim_of_two_says_what_it_is_about(verdict):
+    pair = verdict.comparison.pairs[1]
+    held = replace(pair.ceiling, verdict="no claim", why="the ceiling of <x> is not identified")
+    one = replace(verdict, comparison=replace(verdict.comparison, pairs=(replace(pair, ceiling=held),)))
+    text = answers(one)[2].text
+    assert text.startswith("gets to 3/4 of its own gain sooner")
+    assert text.endswith("; no claim about its ceiling: the ceiling of <x> is not identified.")
+
+
+def test_stability_counts_outcomes_alarms_and_causes(verdict):
+    rows = by_key(stability_table(verdict))
+    assert (rows[-1]["failed"], rows[-1]["causes"]) == (2, "no memory | at step_3")
+    assert json.loads(rows[1]["alarms"]) == {"truncated": 1, "<i>entropy</i>": 2}
+    assert math.isnan(rows[0]["truncated"])
+    assert rows[1]["truncated"] == pytest.approx(0.02)
+    assert stability_table(verdict).rows[0].cells[7].text == "–"
+
+
+def test_forecasts_stand_beside_what_was_measured(verdict):
+    rows = by_key(forecasts_table(verdict))
+    assert len(rows) == len(verdict.forecasts) == 16
+    for row, judged in zip(rows, verdict.forecasts, strict=True):
+        measured = judged.outcome.measured
+        assert row["measured"] == (measured.pass_rate if measured else None)
+        assert row["inside"] == judged.outcome.word
+        assert (row["forecast_low"], row["forecast_high"]) == judged.forecast.prediction
+    assert "not measured" in {row["inside"] for row in rows}  # of the run that was cut short
+    scores = by_key(scores_table(verdict.scores))
+    assert [row["rms"] for row in scores] == [score.rms for score in verdict.scores]
+    assert [row["rms_power_law"] for row in scores] == [
+        score.rivals_rms.get("power law") for score in verdict.scores
+    ]
+
+
+def test_decisions_say_what_was_saved(verdict):
+    stopped, chosen = decisions_table(verdict).rows
+    assert "at 6,000 GPU-hours: probability that its ceiling is below" in stopped.cells[2].text
+    assert stopped.cells[2].raw[:2] == (6000.0, 0.97)
+    assert stopped.cells[3].raw == (9e3,)
+    assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: .410, 2e-4: .450)"
+    bare = replace(verdict, study=replace(verdict.study, decisions=({"decision": "stopped"},)))
+    assert decisions_table(bare).rows[0].cells[3].text == "–"
+
+
+def test_csv_reads_back_with_every_digit_and_runs_no_formula(verdict, tmp_path):
+    write_study_report(verdict, tmp_path)
+    with (tmp_path / "report.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[3]["arm"] == "'" + list(ARMS)[3]
+    assert rows[2]["arm"] == list(ARMS)[2]
+    for row, arm in zip(rows[:4], verdict.arms, strict=False):
+        assert float(row["A"]) == arm.quantities["A"].median
+        assert float(row["A_low"]) == arm.quantities["A"].interval[0]
+    pair = verdict.comparison.pairs[0]
+    assert float(rows[1]["A_difference"]) == pair.differences["A"].median < 0  # no apostrophe at a number
+    assert math.isinf(float(rows[1]["compute_to_target_high"]))
+    assert (rows[0]["truncated"], rows[4]["A"]) == ("", "")
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 10
+    assert float(runs[0]["A"]) == verdict.arms[0].runs[0].fit.ceiling
+    assert float(runs[0]["compute"]) == BUDGET
+
+
+def test_csv_keeps_what_text_means():
+    rows = [["=1+1", "+x", "-y", "@z", "\tw", 'a,"b"', "plain", -0.1, 3, None, math.nan]]
+    (found,) = csv.reader(io.StringIO(formats.csv_text(list("abcdefghijk"), rows).split("\n", 1)[1]))
+    assert found == ["'=1+1", "'+x", "'-y", "'@z", "'\tw", 'a,"b"', "plain", "-0.1", "3", "", ""]
+
+
+def test_latex_is_balanced_and_escaped(verdict):
+    text = study_latex(verdict)
+    # A wide table goes on in further parts, with all of its rows.
+    parts = [
+        (len(table.rows) + 1, text.count(f"\\label{{tab:{table.name}")) for table in study_tables(verdict)
+    ]
+    rows = sum(height * count for height, count in parts)
+    assert check_latex(text) == rows
+    assert r"failed\_everywhere 100\% \& \{more\} \textbackslash{}x \$2\textasciicircum{}3" in text
+    assert r"\textless{}script\textgreater{}" in text
+
+
+def test_a_long_latex_table_breaks_over_pages(verdict):
+    table = forecasts_table(replace(verdict, forecasts=verdict.forecasts * 3))
+    text = formats.latex(table)
+    parts = text.count("\\label{tab:")
+    assert parts == 2
+    assert check_latex(text) == parts * (48 + 2)  # a head stands on the first page, and on the others
+    assert r"\begin{longtable}" in formats.latex(table)
+
+
+@pytest.mark.parametrize("text", ["[x]", "*", "a--b", 'say "x"', "|", "100 % – ×∞"])
+def test_latex_takes_no_letter_for_its_own(text):
+    escaped = formats.latex_text(text)
+    assert not escaped.startswith(("[", "*"))
+    assert "--" not in escaped.replace("--", "", text.count("–"))
+
+
+def test_markdown_rows_have_their_cells(verdict):
+    text = study_markdown(verdict)
+    for table in study_tables(verdict):
+        lines = formats.markdown(table).splitlines()
+        tables = [line for line in lines if line.startswith("|")]
+        assert len(tables) == len(table.rows) + 2
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {len(table.columns) + 1}
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text

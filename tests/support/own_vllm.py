@@ -1,0 +1,33 @@
+"""Servers of vLLM that tests start on this machine, and the base model that they serve."""
+
+from pathlib import Path
+
+import pytest
+
+from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.engine.vllm.server import VENV
+from scalerl.rl.model.demo_base import BaseModel, build_base
+from scalerl.rl.tasks.chain import Chain, Demonstrations
+
+PYTHON = Path(__file__).parents[2] / VENV / "bin" / "python"
+SETTINGS = Vllm(python=str(PYTHON), arguments=("--block-size", "32"))
+POSITIONS = 384
+needs_vllm = [
+    pytest.mark.slow,
+    # A connection that is cut off as its server is killed may be left to the garbage collector to close.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*socket:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make vllm"),
+]
+
+
+def build(folder):
+    """The base model of the demonstration, but for two heads of 32: vLLM's CPU kernels have none of 16."""
+    spec = BaseModel(
+        Demonstrations(Chain(k_max=2, heldout_per_length=40), 4),
+        heads=2,
+        positions=POSITIONS,
+        max_careful_steps=400,
+        imperfect_steps=60,
+        careful_loss=0.1,
+    )
+    return str(build_base(spec, folder))

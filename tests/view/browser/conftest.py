@@ -1,0 +1,110 @@
+"""Pages in the browser of all tests, without a network; and what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hostile_study
+import numpy as np
+import pytest
+from simulated_runs import BUDGET, HOSTILE, write_run, write_table
+
+from scalerl.curve import Points, fit
+from scalerl.forecast.compare import compare
+from scalerl.record.reader import RunRecord
+from scalerl.study.page.page import study_html
+from scalerl.view import write_report
+from scalerl.view.runs.gathered import RunsView, fit_or_reason
+from scalerl.view.runs.overlay import OverlayRun
+from scalerl.view.runs.page import write_runs_report
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a file; the test fails where the page asks for anything else, or says that something is wrong."""
+    wrong: list[str] = []
+    contexts = []
+
+    def judge(route: Any) -> None:
+        if route.request.url.startswith("file://"):
+            route.continue_()
+        else:
+            wrong.append(f"asked for {route.request.url}")
+            route.abort()
+
+    def visit(path: Path, width: int = 1280, scheme: str = "light") -> Any:
+        size: Any = {"width": width, "height": 900}
+        context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
+        contexts.append(context)
+        context.route("**/*", judge)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on(
+            "console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        page.goto(path.as_uri())
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="session")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> RunsView:
+    """Two runs, one with a hostile name, and one that cannot be fitted; a budget and a target."""
+    folder = tmp_path_factory.mktemp("runs")
+    runs = []
+    for name, A, seed in (("base", 0.6, 0), (HOSTILE, 0.5, 1), ("flat", 0.3, 2)):
+        record = RunRecord.read(write_run(folder / str(seed), name, A, seed))
+        run = OverlayRun(name, Points.from_record(record, "gpu_hours"), record)
+        found, reason = fit_or_reason(run)
+        runs.append(replace(run, fit=found, reason=reason))
+    fits = {run.name: [run.fit] for run in runs if run.fit is not None}
+    comparison = compare(fits, budget=16_000.0, target=0.55)
+    groups = {run.name: [run.name] for run in runs}
+    return RunsView(tuple(runs), budget=16_000.0, target=0.55, groups=groups, comparison=comparison)
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory, shown: RunsView) -> dict[str, Path]:
+    """Pages of every kind, by what they are of."""
+    folder = tmp_path_factory.mktemp("pages <i>")
+    record = shown.runs[1].record
+    assert record is not None
+    arms = dict(list(hostile_study.ARMS.items())[::2])  # the base, and a name that is a script
+    (folder / "study.html").write_text(study_html(hostile_study.build(folder / "study", arms)))
+    return {
+        "several": write_runs_report(shown, folder / "several.html"),
+        "hundred": write_runs_report(_hundred(shown), folder / "hundred.html"),
+        "long": write_runs_report(_long(folder), folder / "long.html"),
+        "run": write_report(record, out=folder / "run.html"),
+        "study": folder / "study.html",
+    }
+
+
+def _hundred(shown: RunsView) -> RunsView:
+    """A hundred runs that share five fits: what makes a page heavy is what it draws."""
+    rng = np.random.default_rng(0)
+    base = shown.runs[0].points
+    drawn = [replace(base, pass_rate_N=base.pass_rate_N - 0.02 * i) for i in range(5)]
+    fits = [fit(points) for points in drawn]
+    runs = []
+    for i in range(100):
+        noise_N = rng.normal(0, 0.005, len(base))
+        points = replace(drawn[i % 5], pass_rate_N=drawn[i % 5].pass_rate_N + noise_N)
+        runs.append(OverlayRun(f"run {i}", points, shown.runs[0].record, fits[i % 5]))
+    return RunsView(tuple(runs), not_compared="Nothing is compared.")
+
+
+def _long(folder: Path) -> RunsView:
+    from scalerl.ingest.formats.table import read_table
+
+    points = read_table(write_table(folder / "long.csv", 10_000), "gpu_hours", "pass_rate", None)
+    run = OverlayRun("long", points, None, fit(points))
+    return RunsView((run,), budget=2 * BUDGET, not_compared="Nothing is compared.")

@@ -1,0 +1,290 @@
+"""What people see and do in a page: without a network, by keyboard, on a narrow screen and in the dark."""
+
+import io
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from browser_tools import redrawn
+from PIL import Image
+from simulated_runs import BUDGET, HOSTILE, tokens_at
+
+from scalerl.view.labels import run_look
+from scalerl.view.numbers import rate
+from scalerl.view.runs.figures import runs_figures
+from scalerl.view.runs.overlay import overlay
+
+POINTS = "() => document.querySelector('.sc-plot').data.filter((trace) => trace.meta)"
+LINES = """() => document.querySelector('.sc-plot').data
+  .filter((trace) => trace.mode === 'lines').map((trace) => trace.y)"""
+SYMBOLS = dict(
+    zip("os^DvP", ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross"), strict=True)
+)
+KINDS = ("several", "hundred", "long", "run", "study")
+
+
+@pytest.fixture
+def several(visit, pages):
+    page = visit(pages["several"])
+    page.wait_for_selector("#chart[data-drawn]")
+    return page
+
+
+def points_of(page, name):
+    """The trace of a run's evaluations."""
+    return next(trace for trace in page.evaluate(POINTS) if trace["meta"].get("run") == name)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_needs_no_network_and_fits_the_screen(visit, pages, kind, width, scheme):
+    page = visit(pages[kind], width, scheme)
+    if kind in ("several", "hundred", "long"):
+        page.wait_for_selector("#chart[data-drawn]")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("document.body.scrollWidth") <= width
+    assert page.title() != "owned"
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = sum(map(int, background.removeprefix("rgb(").rstrip(")").split(","))) > 3 * 128
+    assert light == (scheme == "light")
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("kind", ["run", "study"])
+def test_a_page_without_scripts_runs_none(browser, pages, tmp_path, kind):
+    text = pages[kind].read_text()
+    owned = "document.title = 'owned'"
+    body = f'<body><script>{owned}</script><p onclick="{owned}" id=x>x</p>'
+    (tmp_path / "page.html").write_text(text.replace("<body>", body, 1))
+    page = browser.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    page.click("#x")
+    title = page.title()
+    page.close()
+    assert title.endswith("· scalerl")
+
+
+WIDER = """() => [...document.querySelectorAll('.scroll')]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent.slice(0, 80))"""
+
+
+@pytest.mark.parametrize("kind", ["several", "run"])
+@pytest.mark.parametrize("width", [1280, 768, 360])
+def test_every_table_is_seen_whole(visit, pages, kind, width):
+    page = visit(pages[kind], width)
+    assert page.evaluate(WIDER) == []
+    if width < 800:  # rows are cards, and every figure says what it is
+        cell = page.locator("table.cards td[data-label]").nth(1)
+        label = cell.evaluate("(cell) => getComputedStyle(cell, '::before').content")
+        assert label == {"several": '"last pass rate"', "run": '"compute spent"'}[kind]
+
+
+def test_a_table_that_scrolls_shows_that_it_does(visit, pages):
+    page = visit(pages["several"], 820)
+    scroll = page.locator(".scroll").filter(has=page.locator(".comparison"))
+    assert scroll.evaluate("(one) => one.scrollWidth > one.clientWidth")
+    strip = "(one, to) => { one.scrollLeft = to; }"
+    edges = []
+    for place in (0, 10_000):
+        scroll.evaluate(strip, place)
+        picture = Image.open(io.BytesIO(scroll.screenshot())).convert("L")
+        edge = picture.crop((picture.width - 2, 0, picture.width, picture.height))
+        edges.append(float(np.median(np.asarray(edge))))
+    assert edges[0] < edges[1] - 20  # there is a shadow, and none where the table ends
+
+
+def test_the_toolbar_covers_no_label(several):
+    several.locator(".sc-plot").hover()
+    bar, *labels = several.evaluate(
+        """() => ['.modebar', '.annotation'].flatMap((name) => [...document.querySelectorAll(name)])
+          .map((one) => one.getBoundingClientRect())
+          .map(({ left, right, top, bottom }) => [left, right, top, bottom])"""
+    )
+    assert len(labels) == 2  # budget and target
+    for left, right, top, bottom in labels:
+        assert right <= bar[0] or left >= bar[1] or top >= bar[3] or bottom <= bar[2]
+
+
+def test_the_chart_is_readable_in_the_dark(visit, pages):
+    page = visit(pages["several"], scheme="dark")
+    page.wait_for_selector("#chart[data-drawn]")
+    text = page.evaluate("getComputedStyle(document.querySelector('.sc-plot .xtick text')).fill")
+    assert min(map(int, text.removeprefix("rgb(").rstrip(")").split(","))) > 128
+    with redrawn(page):
+        page.emulate_media(color_scheme="light")
+    text = page.evaluate("getComputedStyle(document.querySelector('.sc-plot .xtick text')).fill")
+    assert max(map(int, text.removeprefix("rgb(").rstrip(")").split(","))) < 160
+
+
+def test_another_axis_moves_the_evaluations_along_their_clock(several, shown):
+    hours = points_of(several, "base")["x"]
+    np.testing.assert_allclose(hours, shown.runs[0].points.compute_N, rtol=1e-4)
+    with redrawn(several):
+        several.locator("#chart select").first.select_option("tokens")
+    tokens = np.array(points_of(several, "base")["x"])
+    np.testing.assert_allclose(tokens / tokens[-1], tokens_at(np.array(hours)) / tokens_at(BUDGET), rtol=1e-4)
+    assert "along each run’s own clock" in several.locator(".sc-note").inner_text()
+    assert "tokens" in several.locator(".sc-plot .xtitle").text_content()
+
+
+def test_hovering_shows_what_was_measured(several, shown):
+    points = shown.runs[1].points
+    place = several.evaluate(
+        """([name, i]) => {
+          const plot = document.querySelector('.sc-plot');
+          plot.scrollIntoView();
+          const trace = plot.data.find((one) => one.meta && one.meta.run === name);
+          const { xaxis, yaxis } = plot._fullLayout, box = plot.getBoundingClientRect();
+          const [x, y] = [xaxis.l2p(trace.x[i]), yaxis.l2p(trace.y[i])];
+          return [box.x + xaxis._offset + x, box.y + yaxis._offset + y];
+        }""",
+        [HOSTILE, 20],
+    )
+    several.mouse.move(place[0] - 2, place[1])
+    several.mouse.move(*place)
+    several.wait_for_selector(".hoverlayer .hovertext")
+    text = several.locator(".hoverlayer").text_content()
+    assert HOSTILE[:40] in text
+    assert "step 200, 10,000 GPU-hours" in text
+    assert f"pass rate {rate(points.pass_rate_N[20])} ± {rate(points.noise_sd_N[20])}" in text
+    assert several.locator(".hoverlayer image, .hoverlayer a, .hoverlayer script").count() == 0
+
+
+def test_every_control_is_reached_and_works_by_keyboard(several):
+    reached = []
+    for _ in range(12):
+        several.keyboard.press("Tab")
+        reached.append(several.evaluate("document.activeElement.outerHTML.slice(0, 70)"))
+        if "Logarithmic" in reached[-1]:
+            with redrawn(several):
+                several.keyboard.press("Enter")
+    found = " ".join(reached)
+    assert found.count("<select") == 2
+    assert found.count('type="checkbox"') == 3
+    for control in ("Logarithmic", "Whole view", 'class="sc-plot', "modebar-btn"):
+        assert control in found
+    assert several.locator("#chart").get_attribute("data-drawn") == "gpu_hours log"
+    several.locator("#chart select").first.focus()
+    with redrawn(several):
+        several.keyboard.press("ArrowDown")
+    assert several.locator("#chart").get_attribute("data-drawn") == "flops log"
+    several.locator('input[type="checkbox"]').nth(1).focus()
+    with redrawn(several):
+        several.keyboard.press("Space")
+    assert [trace["meta"]["run"] for trace in several.evaluate(POINTS)] == ["base", "flat"]
+
+
+def test_arrow_keys_read_evaluation_by_evaluation(several, shown):
+    several.locator(".sc-plot").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowUp"):
+        several.keyboard.press(key)
+    said = several.locator(".sc-said").inner_text()
+    assert said.startswith("<script>document.title='owned'</script>")
+    assert f"step 10, 500 GPU-hours, pass rate {rate(shown.runs[1].points.pass_rate_N[1])}" in said
+    several.wait_for_selector(".hoverlayer .hovertext")
+
+
+def test_forecasts_can_be_seen_as_they_were_frozen(several, shown):
+    assert "open" not in points_of(several, "base")["marker"]["symbol"][-1]
+    with redrawn(several):
+        several.locator("#chart select").last.select_option("frozen")
+    symbols = points_of(several, "base")["marker"]["symbol"]
+    assert [symbol.endswith("-open") for symbol in symbols] == [False] * 13 + [True] * 12
+    lines = several.evaluate(LINES)
+    frozen = overlay(shown.runs)["runs"][0]["forecasts"][0]["curve"]["line"]
+    assert lines[0] + lines[1][1:] == frozen
+
+
+def test_the_figures_of_a_file_look_like_the_chart(several, shown):
+    chart = {
+        trace["meta"]["run"]: (trace["marker"]["color"], trace["marker"]["symbol"][1].removesuffix("-open"))
+        for trace in several.evaluate(POINTS)
+    }
+    axes = runs_figures(shown)["overlay"].axes[0]
+    drawn = [line for line in axes.lines if line.get_marker() in SYMBOLS]
+    found = [(line.get_markerfacecolor(), SYMBOLS[str(line.get_marker())]) for line in drawn]
+    assert found == list(chart.values())
+    # A marker is an evaluation after step 0, and nothing else is.
+    assert [np.size(line.get_xdata()) for line in drawn] == [len(run.points) - 1 for run in shown.runs]
+    texts = [text.get_text() for text in axes.texts]
+    assert "budget 16,000 GPU-hours" in texts
+    assert "target .550" in texts
+    assert max(np.max(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-") == 16_000
+    assert runs_figures(shown)["linearised"].axes[0].get_ylabel().startswith("F = C_mid^B / ((A")
+
+
+@pytest.mark.parametrize("place", [3, 6, 8, 13, 23])
+def test_later_runs_look_alike_too(several, shown, place):
+    newer = overlay([replace(shown.runs[0], name=f"run {n}") for n in range(24)])
+    with redrawn(several):
+        several.evaluate("(data) => { scalerlChart(document.getElementById('chart'), data); }", newer)
+    (trace,) = [one for one in several.evaluate(POINTS) if one["meta"]["run"] == f"run {place}"]
+    colour, marker, dashes = run_look(place)
+    assert (trace["marker"]["color"], trace["marker"]["symbol"][1]) == (colour, SYMBOLS[marker])
+    kinds = several.evaluate(
+        "() => [...new Set(document.querySelector('.sc-plot').data.filter((t) => t.mode === 'lines')"
+        ".map((t) => t.line.color + t.line.dash))]"
+    )
+    assert colour + {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}[dashes] in kinds
+
+
+def test_a_name_is_text(several):
+    legend = several.locator(".sc-legend")
+    assert HOSTILE.split(" %")[0] in legend.inner_text()
+    assert legend.locator("script, img").count() == 0
+    assert several.locator("td script, td img, h1 script").count() == 0
+
+
+def test_newer_data_are_drawn_and_choices_stay(several, shown):
+    newer = overlay([shown.runs[0]])
+    several.evaluate(
+        """(data) => {
+          const element = document.getElementById('chart');
+          const first = JSON.parse(document.getElementById('runs').textContent);
+          window.chart = scalerlChart(element, first, { axis: 'tokens', log: true });
+        }""",
+        newer,
+    )
+    several.wait_for_selector("#chart[data-drawn='tokens log']")
+    with redrawn(several):
+        several.evaluate("(data) => window.chart.update(data)", newer)
+    assert several.locator("#chart").get_attribute("data-drawn") == "tokens log"
+    assert [trace["meta"]["run"] for trace in several.evaluate(POINTS)] == ["base"]
+    assert several.locator(".sc-legend li").count() == 1
+
+
+def test_a_hundred_runs_are_grey_until_they_are_ticked(visit, pages):
+    page = visit(pages["hundred"])
+    page.wait_for_selector("#chart[data-drawn]")
+    traces = "() => document.querySelector('.sc-plot').data.length"
+    assert page.evaluate(traces) == 2
+    started = time.perf_counter()
+    with redrawn(page):
+        page.locator("#chart select").first.select_option("flops")
+    print(f"\n100 runs: axis switched in {1000 * (time.perf_counter() - started):.0f} ms")
+    page.get_by_label("Find a run").fill("run 42")
+    assert page.locator(".sc-legend li:visible").count() == 1
+    with redrawn(page):
+        page.locator(".sc-legend li:visible input").check()
+    assert points_of(page, "run 42")["x"]
+    assert page.evaluate(traces) > 2
+
+
+def test_ten_thousand_evaluations_are_thinned_and_said_to_be(visit, pages):
+    page = visit(pages["long"])
+    page.wait_for_selector("#chart[data-drawn]")
+    trace = points_of(page, "long")
+    assert 500 < len(trace["x"]) < 1300
+    assert min(trace["y"]) == 0.2
+    assert "Of 10,000 evaluations" in page.locator(".sc-note").inner_text()
+    started = time.perf_counter()
+    with redrawn(page):
+        page.get_by_role("button", name="Logarithmic").click()
+    print(f"\n10,000 evaluations: axis switched in {1000 * (time.perf_counter() - started):.0f} ms")
+
+
+def test_the_data_of_a_page_are_those_of_the_overlay(several, shown):
+    text = several.locator("#runs").text_content()
+    assert json.loads(text) == overlay(shown.runs, budget=16_000.0, target=0.55)

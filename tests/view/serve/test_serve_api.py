@@ -1,0 +1,473 @@
+"""The JSON of the server, and who gets it."""
+
+import asyncio
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from growing import TRUTH, Growing
+from serve_client import LOCAL, logs_of_trl, serving, settled
+from starlette.responses import JSONResponse
+
+from scalerl.view.facts.standing import Asked
+from scalerl.view.serve.guard import Guard
+from scalerl.view.serve.listing import Listing
+from scalerl.view.serve.store import Store
+
+TOKEN = "t" * 43
+API = ("/", "/page.js", "/chart.js", "/api/runs", "/api/overlay?runs=x", "/api/compare?runs=x", "/events")
+
+
+@pytest.fixture(scope="module")
+def client(original):
+    with serving(original) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(original):
+    with serving(original, hosts=None, token=TOKEN) as client:
+        yield client
+
+
+def snapshot(folder):
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(folder.rglob("*"))}
+
+
+def test_runs_are_listed_with_what_is_known_of_them(runs):
+    Growing(runs / "young", 3).alarm(40)
+    with serving(runs, Asked(target=0.58)) as client:
+        rows = settled(client)
+    assert set(rows) == {"a/a-0", "a/a-1", "b/b-0", "young"}
+    row = rows["a/a-0"]
+    assert (row["name"], row["step"], row["last_step"], row["evaluations"]) == ("a-0", 580, 585, 30)
+    low, high = row["forecast"]["prediction"]
+    assert low < float(TRUTH(1200.0)) < high
+    assert row["end"] == 1200
+    assert row["target"]["verdict"] in {"go", "no-go", "too close", "too early"}
+    assert rows["young"]["forecast"] is None
+    assert "3" in rows["young"]["no_forecast"]
+    assert rows["young"]["error"] == ""
+
+
+def test_only_what_has_changed_is_told_again(runs):
+    growing = Growing(runs / "c", 12)
+    with serving(runs) as client:
+        before = settled(client)
+        version = client.get("/api/runs").json()["version"]
+        assert client.get(f"/api/runs?since={version}").json()["runs"] == []
+        growing.grow()
+        changed, ids = [], []
+        for _ in range(200):
+            changed = client.get(f"/api/runs?since={version}").json()["runs"]
+            if changed and not changed[0]["waits"]:
+                break
+            time.sleep(0.05)
+        assert [row["path"] for row in changed] == ["c"]
+        assert changed[0]["evaluations"] == before["c"]["evaluations"] + 1
+        assert changed[0]["forecast"] != before["c"]["forecast"]
+        (runs / "c" / "evals.jsonl").unlink()
+        for _ in range(200):
+            ids = client.get(f"/api/runs?since={version}").json()["ids"]
+            if len(ids) == 3:
+                break
+            time.sleep(0.05)
+        assert before["c"]["id"] not in ids
+
+
+def test_a_broken_run_is_listed_with_its_error_and_comes_back(runs):
+    growing = Growing(runs / "broken", 6)
+    good = (growing.path / "evals.jsonl").read_bytes()
+    (growing.path / "evals.jsonl").write_bytes(b"{]\n" + good)
+    with serving(runs) as client:
+        row = settled(client)["broken"]
+        assert "broken/evals.jsonl, line 1: not JSON" in row["error"]
+        assert str(runs) not in row["error"]
+        answer = client.get(f"/api/overlay?runs={row['id']}")
+        assert answer.status_code == 422
+        (growing.path / "evals.jsonl").write_bytes(good)
+        for _ in range(200):
+            row = settled(client, fits=False)["broken"]
+            if not row["error"]:
+                break
+            time.sleep(0.05)
+        assert row["evaluations"] == 6
+        # What was good is kept, with what is wrong now.
+        (growing.path / "evals.jsonl").write_bytes(b"{]\n" + good)
+        for _ in range(200):
+            row = settled(client, fits=False)["broken"]
+            if row["error"]:
+                break
+            time.sleep(0.05)
+        assert row["evaluations"] == 6
+
+
+def test_a_run_that_heals_without_a_trace_comes_back(runs):
+    growing = Growing(runs / "broken", 6)
+    evals = growing.path / "evals.jsonl"
+    good, stat = evals.read_bytes(), evals.stat()
+
+    def put(data):
+        evals.write_bytes(data)
+        os.utime(evals, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+    put(b"]" + good[1:])
+    with serving(runs) as client:
+        assert "not JSON" in settled(client)["broken"]["error"]
+        put(good)
+        for _ in range(600):
+            if not settled(client, fits=False)["broken"]["error"]:
+                break
+            time.sleep(0.05)
+        row = settled(client, fits=False)["broken"]
+        assert (row["error"], row["evaluations"]) == ("", 6)
+
+
+def test_a_pipe_in_a_run_hides_no_other(runs):
+    (runs / "a" / "a-1" / "steps.jsonl").unlink()
+    os.mkfifo(runs / "a" / "a-1" / "steps.jsonl")
+    with serving(runs) as client:
+        rows = settled(client)
+    assert rows["a/a-1"]["error"] == "a/a-1/steps.jsonl: expected a file"
+    assert rows["b/b-0"]["error"] == ""
+
+
+def test_a_run_without_evaluations_is_listed_and_not_drawn(runs):
+    Growing(runs / "begun")
+    (runs / "begun" / "evals.jsonl").touch()
+    with serving(runs) as client:
+        row = settled(client)["begun"]
+        assert (row["evaluations"], row["error"]) == (0, "")
+        answer = client.get(f"/api/overlay?runs={row['id']}")
+        assert answer.status_code == 422
+        assert answer.json()["error"] == "begun: no evaluation yet"
+
+
+def test_logs_of_other_trainers_are_told_by_their_names(runs):
+    rows = [{"step": n, "epoch": n / 9, "eval_reward": 0.3 + 0.01 * n} for n in range(1, 20)]
+    state = runs / "trl" / "checkpoint-19"
+    state.mkdir(parents=True)
+    (state / "trainer_state.json").write_text(json.dumps({"global_step": 19, "log_history": rows}))
+    with serving(runs) as client:
+        row = settled(client)["trl"]
+        assert (row["format"], row["evaluations"], row["axis"]) == ("trainer-state", 19, "steps")
+        data = client.get(f"/api/overlay?runs={row['id']}").json()
+        assert data["runs"][0]["pass_rate"][-1] == pytest.approx(0.49)
+
+
+def test_a_log_that_does_not_say_it_is_neither_ended_nor_not(runs):
+    logs_of_trl(runs)
+    with serving(runs) as client:
+        rows = settled(client)
+        assert rows["trl-0"]["ended"] is None
+        assert rows["a/a-0"]["ended"] is False
+        assert rows["a/a-0"]["notes"] == []
+        (note,) = [note for note in rows["trl-0"]["notes"] if "percentages" in note]
+        found = client.get(f"/api/compare?runs={rows['trl-0']['id']},{rows['trl-1']['id']}").json()
+        assert [one["name"] for one in found["notes"]] == ["trl-0", "trl-1"]
+        assert note in found["notes"][0]["notes"]
+
+
+def test_event_files_of_tensorboard_are_followed(runs):
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    event = pytest.importorskip("tensorboard.compat.proto.event_pb2")
+    summary = pytest.importorskip("tensorboard.compat.proto.summary_pb2")
+    events = writer.EventFileWriter(str(runs / "tb"))
+
+    def log(step):
+        value = summary.Summary.Value(tag="eval/reward", simple_value=0.01 * step)
+        events.add_event(
+            event.Event(step=step, wall_time=1.7e9 + step, summary=summary.Summary(value=[value]))
+        )
+        events.flush()
+
+    for step in range(10, 20):
+        log(step)
+    with serving(runs) as client:
+        row = settled(client)["tb"]
+        assert (row["format"], row["evaluations"], row["error"]) == ("tensorboard", 10, "")
+        log(20)
+        for _ in range(200):
+            row = settled(client, fits=False)["tb"]
+            if row["evaluations"] == 11:
+                break
+            time.sleep(0.05)
+        assert row["pass_rate"] == pytest.approx(0.2)
+    events.close()
+
+
+def test_every_format_that_is_listed_is_one():
+    from scalerl.ingest.formats.format import formats
+
+    assert {"trainer-state", "tensorboard", "wandb"} <= {one.name for one in formats()}
+
+
+def test_one_log_that_breaks_its_reader_hides_no_other(runs, monkeypatch):
+    from scalerl.record.reader import RunRecord
+
+    read = RunRecord.read
+
+    def broken(path):
+        if path.name == "a-1":
+            raise ZeroDivisionError("a fault of the reader")
+        return read(path)
+
+    monkeypatch.setattr(RunRecord, "read", broken)
+    with serving(runs) as client:
+        rows = settled(client)
+    assert rows["a/a-1"]["error"] == "ZeroDivisionError: a fault of the reader"
+    assert rows["b/b-0"]["error"] == ""
+
+
+def test_the_chart_of_several_runs_on_an_axis_that_is_asked_for(client):
+    rows = settled(client)
+    ids = ",".join(row["id"] for row in rows.values())
+    data = client.get(f"/api/overlay?runs={ids}").json()
+    assert data["axis"] == "steps"
+    assert [run["name"] for run in data["runs"]] == ["a-0", "a-1", "b-0"]
+    assert data["budget"] == 1200
+    on_tokens = client.get(f"/api/overlay?runs={ids}&axis=tokens").json()
+    assert on_tokens["axis"] == "tokens"
+    assert on_tokens["runs"][0]["fit"]["C_mid"][0] == pytest.approx(250 * 9800, rel=0.3)
+    assert {"steps", "tokens", "flops", "gpu_hours"} <= {one["key"] for one in data["common"]}
+    assert "GPU-hours" in {one["name"] for one in data["common"]}
+    answer = client.get(f"/api/overlay?runs={ids}&axis=samples")
+    assert answer.status_code == 422
+    assert "'samples'" in answer.json()["error"]
+    assert client.get("/api/overlay?runs=").status_code == 422
+
+
+def test_runs_of_one_name_are_told_apart(runs):
+    Growing(runs / "other" / "a-0", 8)
+    with serving(runs) as client:
+        rows = settled(client)
+        ids = ",".join(row["id"] for path, row in rows.items() if path.endswith("a-0"))
+        names = [run["name"] for run in client.get(f"/api/overlay?runs={ids}").json()["runs"]]
+        assert names == ["a-0 (a/a-0)", "a-0 (other/a-0)"]
+
+
+def test_recipes_are_compared_with_their_runs_as_seeds(client):
+    rows = settled(client)
+    ids = ",".join(row["id"] for row in rows.values())
+    found = client.get(f"/api/compare?runs={ids}").json()
+    assert found["result"]["runs"] == {"a-0": 2, "b-0": 1}
+    (row,) = found["table"]["rows"]
+    assert [row["cells"][0][key] for key in ("text", "beside")] == ["b-0", "1 and 2 seeds"]
+    assert found["table"]["columns"][0]["header"] == "against a-0"
+    assert any("1,200 steps" in column["header"] for column in found["table"]["columns"])
+    alone = ",".join(row["id"] for path, row in rows.items() if path.startswith("a/"))
+    answer = client.get(f"/api/compare?runs={alone}")
+    assert answer.status_code == 422
+    assert "one recipe" in answer.json()["error"]
+
+
+def test_nothing_is_written(original, client):
+    before = snapshot(original)
+    rows = settled(client)
+    ids = ",".join(row["id"] for row in rows.values())
+    for path in ("/", f"/api/overlay?runs={ids}", f"/api/compare?runs={ids}"):
+        assert client.get(path).status_code == 200
+    assert snapshot(original) == before
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("path", API)
+def test_it_only_shows(client, method, path):
+    assert client.request(method, path).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("..", "../a", "a/a-0", "%2e%2e", "%2e%2e%2fa", "/etc", "//etc/passwd", "a-0", "\x00", "a%00", "."),
+        *("..%5c..", "1ec9ba11da3e4b8b/..", "x" * 5000),
+    ],
+)
+def test_a_run_is_looked_up_and_no_path(client, asked):
+    settled(client)
+    for name in ("overlay", "compare"):
+        assert client.get(f"/api/{name}", params={"runs": asked}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/a/a-0/evals.jsonl", "/page.js/..%2fguard.py"],
+)
+def test_files_are_those_of_the_page_alone(client, path):
+    assert client.get(path).status_code == 404
+
+
+def test_links_out_of_the_folder_are_refused(runs):
+    outside = Growing(runs.parent / "outside", 6)
+    (runs / "link").symlink_to(outside.path)
+    (runs / "file").mkdir()
+    (runs / "file" / "evals.jsonl").symlink_to(outside.path / "evals.jsonl")
+    (runs / "within").mkdir()
+    (runs / "within" / "evals.jsonl").symlink_to(runs / "a" / "a-0" / "evals.jsonl")
+    with serving(runs) as client:
+        rows = settled(client)
+    assert "link" not in rows
+    assert "leads out" in rows["file"]["error"]
+    assert "pass_rate" in rows["file"]
+    assert rows["file"]["pass_rate"] is None
+    assert rows["within"]["evaluations"] == 30
+
+
+@pytest.mark.parametrize(
+    ("link", "to_folder"),
+    [
+        ("wandb/run-2-b.log", True),
+        ("wandb/run-2-b/debug-core.log", True),
+        ("wandb/run-2-b/run-b.log", False),
+        ("wandb/wandb/run-2-b", True),
+        ("wandb/wandb/run-2-b/run-b.wandb", False),
+    ],
+)
+def test_links_out_of_a_folder_of_wandb_are_refused_where_a_reader_would_look(tmp_path, link, to_folder):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run-b.wandb").write_bytes(b"")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run-a.wandb").write_bytes(b"")
+    place = tmp_path / "runs" / link
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(outside if to_folder else outside / "run-b.wandb")
+    (entry,) = Listing(tmp_path / "runs").scan().values()
+    assert entry.refused == f"{place.name} is a link that leads out of the folder"
+
+
+def test_a_link_to_itself_and_the_log_of_wandb_are_no_fault(tmp_path):
+    (tmp_path / "core.log").write_text("")
+    run = tmp_path / "runs" / "wandb" / "run-1-a"
+    (run / "logs").mkdir(parents=True)
+    (run / "logs" / "debug-core.log").symlink_to(tmp_path / "core.log")
+    (run / "loop").symlink_to(run / "loop")
+    (run / "run-a.wandb").write_bytes(b"")
+    (entry,) = Listing(tmp_path / "runs").scan().values()
+    assert entry.refused == ""
+
+
+def test_files_of_wandb_are_listed_with_the_link_that_is_in_them(runs):
+    wandb = pytest.importorskip("wandb")
+    settings = wandb.Settings(mode="offline", silent=True, console="off", x_disable_stats=True)
+    with wandb.init(project="p", name="of-wandb", dir=runs, settings=settings) as run:
+        for step in range(8):
+            run.log({"eval/reward": 0.2 + 0.01 * step}, step=10 * step)
+    with serving(runs) as client:
+        row = settled(client)["wandb"]
+    assert (row["name"], row["evaluations"], row["error"]) == ("of-wandb", 8, "")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "", "localhost.", "[::2]:80", "127.0.0.2"),
+        *("[::1].evil.example", "[::1]:80.evil.example", "[::1", "::1", "[localhost]x", "[::1]]", "[[::1]]"),
+        *("localhost:evil", "localhost:80:80", "localhost:80.evil.example", "localhost:-1", ":80", "[]"),
+    ],
+)
+def test_another_name_of_this_machine_is_not_answered(client, host):
+    assert client.get("/api/runs", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("hosts", [["localhost", "localhost"], ["localhost", "evil.example"], []])
+def test_a_request_has_one_name(hosts):
+    """No client sends what this is about: it is asked as a server hands it on."""
+    told = []
+
+    async def inner(scope, receive, send):
+        await JSONResponse({})(scope, receive, send)
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        told.append(message.get("status"))
+
+    headers = [(b"host", host.encode()) for host in hosts]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": headers}
+
+    async def ask(headers):
+        await Guard(inner, LOCAL)(scope | {"headers": headers}, receive, send)
+        return told.pop(0)
+
+    with ThreadPoolExecutor(1) as thread:  # in this one a browser may have left a loop of its own
+        assert thread.submit(lambda: asyncio.run(ask(headers))).result() == 400
+        told.clear()
+        assert thread.submit(lambda: asyncio.run(ask([(b"host", b"localhost")]))).result() == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8787", "127.0.0.1:1", "[::1]:8787", "[::1]"])
+def test_the_names_of_this_machine_are(client, host):
+    assert client.get("/", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", API)
+def test_without_the_token_nothing_is_told(guarded, path):
+    for wrong in ({}, {"Authorization": "Bearer x"}, {"Cookie": "scalerl-1=x"}, {"Cookie": '"\x01='}):
+        answer = guarded.get(path, headers=wrong)
+        assert answer.status_code == 401
+        assert "a-0" not in answer.text
+    assert guarded.get(f"{path}{'&' if '?' in path else '?'}token=x").status_code == 401
+
+
+def test_with_the_token_a_browser_goes_on_by_cookie(guarded):
+    assert guarded.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    answer = guarded.get(f"/?token={TOKEN}", headers={"Host": "cluster.example"})
+    guarded.cookies.clear()
+    assert answer.status_code == 200
+    cookie = answer.headers["set-cookie"]
+    assert cookie == f"scalerl-1={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
+    assert guarded.get("/api/runs", headers={"Cookie": f"scalerl-1={TOKEN}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/page.js", "/api/runs", "/api/overlay?runs=x", "/nowhere"])
+def test_every_answer_says_what_it_may_load(client, path):
+    headers = client.get(path, headers={"Origin": "https://evil.example"}).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; ")
+    assert "unsafe-eval" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_the_page_loads_nothing_from_elsewhere(client):
+    for path in ("/", "/page.js", "/page.css", "/look.css", "/chart.css"):
+        text = client.get(path).text
+        assert "https://" not in text
+        assert "<script>" not in text
+        assert "onclick" not in text
+
+
+def test_a_thousand_runs_are_read_once(tmp_path, monkeypatch):
+    line = json.dumps({"step": 0, "pass_rate": 0.3}) + "\n"
+    for n in range(1000):
+        folder = tmp_path / f"group-{n % 10}" / f"run-{n}"
+        folder.mkdir(parents=True)
+        (folder / "evals.jsonl").write_text(line)
+    from scalerl.record.reader import RunRecord
+
+    read, opened = RunRecord.read, []
+    monkeypatch.setattr(RunRecord, "read", lambda path: opened.append(path) or read(path))
+    store = Store(tmp_path, Asked())
+    store.refresh()
+    assert len(opened) == 1000
+    assert len(store.listed()["runs"]) == 1000
+    with (tmp_path / "group-3" / "run-3" / "evals.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1, "pass_rate": 0.4}) + "\n")
+    version = store.version
+    store._sweep._due = 0.0
+    store.refresh()
+    assert opened[1000:] == [tmp_path / "group-3" / "run-3"]
+    assert [row["step"] for row in store.listed(version)["runs"]] == [1]
+
+
+def test_a_folder_that_may_not_be_entered_is_passed_over(runs):
+    if os.geteuid() == 0:
+        pytest.skip("root may enter every folder")
+    (runs / "shut").mkdir(mode=0)
+    with serving(runs) as client:
+        assert set(settled(client)) == {"a/a-0", "a/a-1", "b/b-0"}

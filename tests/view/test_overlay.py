@@ -1,0 +1,180 @@
+"""What a chart of several runs holds: the clocks of other axes, thinning, and what is drawn of fits."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simulated_runs import BUDGET, tokens_at, write_run
+
+from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
+from scalerl.errors import InputError
+from scalerl.record.reader import RunRecord
+from scalerl.view.assets import script_json
+from scalerl.view.numbers import plain
+from scalerl.view.runs.figures import runs_figures
+from scalerl.view.runs.gathered import RunsView
+from scalerl.view.runs.overlay import OverlayRun, _clock, overlay, thin
+from scalerl.view.runs.tables import curves_table
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    record = RunRecord.read(write_run(tmp_path_factory.mktemp("run") / "a", "a"))
+    points = Points.from_record(record, "gpu_hours")
+    return OverlayRun("a", points, record, fit(points))
+
+
+def by_key(found):
+    return {axis["key"]: axis for axis in found["axes"]}
+
+
+def test_the_axis_of_the_fits_comes_first_and_every_logged_one_is_there(shown):
+    found = overlay([shown])
+    assert found["axis"] == "gpu_hours"
+    assert list(by_key(found)) == ["gpu_hours", "flops", "tokens", "samples", "steps"]
+    run = found["runs"][0]
+    assert run["compute"]["steps"] == run["step"]
+    np.testing.assert_allclose(run["pass_rate"], shown.points.pass_rate_N, rtol=1e-5)
+    np.testing.assert_allclose(run["noise"], shown.points.noise_sd_N, rtol=1e-2)
+
+
+def test_a_curve_on_another_axis_goes_along_the_clock_of_the_run_and_ends_with_it(shown):
+    curve = overlay([shown], budget=2 * BUDGET)["runs"][0]["fit"]["curve"]
+    hours = np.array(curve["compute"]["gpu_hours"])
+    tokens = np.array(curve["compute"]["tokens"], dtype=float)
+    assert hours[-1] == 2 * BUDGET
+    np.testing.assert_array_equal(np.isnan(tokens), hours > BUDGET)
+    inside = hours <= BUDGET
+    # Straight between two evaluations, it lies above the convex truth by at most d^2 / 8 of its curvature.
+    truth, gap = tokens_at(hours[inside]), 1e5 * (BUDGET / 24) ** 2 / (4 * BUDGET)
+    assert ((tokens[inside] >= truth * (1 - 1e-4)) & (tokens[inside] <= truth + gap * 1.01)).all()
+
+
+def test_clocks_start_together_and_end_where_the_run_does():
+    known_N, then_N, asked_M = (
+        np.array([2.0, 4.0]),
+        np.array([10.0, 40.0]),
+        np.array([0.0, 1.0, 2.0, 3.0, 5.0]),
+    )
+    np.testing.assert_array_equal(_clock(known_N, then_N)(asked_M), [0, 5, 10, 25, np.nan])
+    np.testing.assert_array_equal(_clock(known_N - 2, then_N)(asked_M), [10, 25, 40, np.nan, np.nan])
+
+
+def test_the_band_is_that_of_the_fit(shown):
+    curve = overlay([shown])["runs"][0]["fit"]["curve"]
+    _, low, high = shown.fit.band(np.array(curve["compute"]["gpu_hours"], dtype=float))
+    for name, expected in (("low", low), ("high", high)):
+        np.testing.assert_allclose(curve[name], expected, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def early(shown):
+    """The run as it stood early, where mean and median of its curve differ."""
+    points = shown.points.select(np.arange(9))
+    return replace(shown, points=points, fit=fit(points))
+
+
+@pytest.mark.parametrize("times", [2, 50])
+def test_the_line_ends_at_the_forecast_of_the_table_and_has_no_corners(early, times):
+    budget = times * float(early.points.compute_N[-1])
+    view = RunsView((early,), budget=budget)
+    table = curves_table(view)
+    place = next(n for n, column in enumerate(table.columns) if column.header.startswith("forecast at"))
+    told = table.rows[0].cells[place].raw[0]
+    assert abs(early.fit.band(np.array([budget]))[0][0] - told) > 1e-3
+    curve = overlay([early], budget=budget)["runs"][0]["fit"]["curve"]
+    compute, line = np.array(curve["compute"]["gpu_hours"]), np.array(curve["line"])
+    assert (compute[-1], line[-1]) == (budget, pytest.approx(told, abs=5e-5))
+    drawn = max(runs_figures(view)["overlay"].axes[0].lines, key=lambda one: np.max(one.get_xdata()))
+    assert np.asarray(drawn.get_ydata())[-1] == pytest.approx(told, abs=1e-9)
+    known = early.points.compute_N[-1] / view.unit.size
+    for places in (compute / view.unit.size, np.asarray(drawn.get_xdata())):
+        beyond = places[places >= known * (1 - 1e-9)]
+        assert len(beyond) >= 60
+        # No gap is wide on either axis.
+        assert np.diff(beyond).max() <= (beyond[-1] - known) / 59
+        assert np.diff(np.log(beyond)).max() <= np.log(times) / 40
+
+
+def test_the_slope_of_a_line_says_that_it_is_of_least_squares(shown):
+    texts = [text.get_text() for text in runs_figures(RunsView((shown,)))["linearised"].axes[0].texts]
+    assert f"a  B {plain(shown.fit.curve.B)} (least squares)" in texts
+    assert plain(shown.fit.curve.B) != plain(shown.fit.median.B)
+
+
+def test_a_frozen_forecast_stands_as_it_was_written(shown):
+    found = overlay([shown])["runs"][0]["forecasts"]
+    row = shown.record.forecasts[0]
+    assert [one["leads"] for one in found] == [True]
+    assert found[0]["interval"] == pytest.approx(row["prediction"], rel=1e-5)
+    assert found[0]["target"]["gpu_hours"] == BUDGET
+    assert found[0]["target"]["tokens"] == pytest.approx(tokens_at(BUDGET))
+    assert found[0]["measured"] == pytest.approx(shown.points.pass_rate_N[-1], rel=1e-5)
+    assert found[0]["outcome"] in ("inside", "outside")
+    assert found[0]["curve"]["line"] == pytest.approx(row["curve"]["median"], rel=1e-3)
+
+
+def test_evaluations_that_a_fit_leaves_out_are_said(shown):
+    cut = fit(shown.points, r0=0.3, min_compute=2000.0, max_compute=10_000.0)
+    run = overlay([replace(shown, fit=cut)])["runs"][0]
+    hours = np.array(run["compute"]["gpu_hours"])
+    np.testing.assert_array_equal(run["used"], (hours >= 2000) & (hours <= 10_000))
+    assert run["fit"]["window"]["gpu_hours"] == [2000, 10_000]
+
+
+def test_of_a_run_that_no_curve_describes_the_part_that_holds_is_drawn():
+    compute_N = np.linspace(0, BUDGET, 40)
+    rates_N = Curve(LOG_LOGISTIC, 0.6, 1.9, 2500.0, 0.3)(compute_N)
+    rates_N = rates_N + np.random.default_rng(0).normal(0, 0.004, 40)
+    rates_N[28:] -= 0.1
+    whole = fit(Points.from_arrays(compute_N, rates_N, noise_sd=0.004))
+    assert whole.misfit is not None
+    found = overlay([OverlayRun("jump", whole.points, fit=whole)])["runs"][0]["fit"]
+    assert found["A"] is None
+    assert found["misfit"]
+    assert found["of_part"]
+
+
+def test_runs_without_a_fit_or_an_evaluation_are_shown_with_their_reason():
+    none = Points.from_arrays([], [])
+    flat = Points.from_arrays([1.0, 2.0], [0.3, 0.3])
+    found = overlay([OverlayRun("none", none, reason="too few"), OverlayRun("flat", flat, reason="flat")])
+    assert [run["reason"] for run in found["runs"]] == ["too few", "flat"]
+    assert [run["fit"] for run in found["runs"]] == [None, None]
+    assert found["level"] is None
+    assert json.loads(script_json(found)) == found
+
+
+def test_one_name_or_two_axes_are_refused(shown):
+    with pytest.raises(InputError, match="one name"):
+        overlay([shown, shown])
+    with pytest.raises(InputError, match="one compute axis, found compute, gpu_hours"):
+        overlay([shown, OverlayRun("b", Points.from_arrays([1.0], [0.5]))])
+
+
+@pytest.mark.parametrize(("n", "most"), [(10_000, 1200), (5000, 40), (41, 40), (1201, 1200)])
+def test_thinning_keeps_ends_and_outliers(n, most):
+    value_N = np.random.default_rng(0).normal(size=n)
+    value_N[n // 3], value_N[n // 2] = 9.0, -9.0
+    kept = thin(value_N, most)
+    assert len(kept) <= 1.05 * most
+    assert len(kept) > 0.5 * most
+    assert {0, n - 1, n // 3, n // 2} <= set(kept.tolist())
+    assert (np.diff(kept) > 0).all()
+
+
+def test_a_start_that_a_logarithmic_axis_stretches_is_drawn_densely():
+    kept = thin(np.zeros(10_000), 1200)
+    assert (kept < 30).sum() > 15
+    assert (kept >= 9000).sum() > 40
+
+
+def test_few_evaluations_are_all_drawn():
+    np.testing.assert_array_equal(thin(np.arange(40.0), 40), np.arange(40))
+
+
+def test_json_in_a_page_cannot_end_its_script():
+    text = script_json({"name": "</script><!--&", "nan": float("nan")})
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"name": "</script><!--&", "nan": None}

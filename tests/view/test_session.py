@@ -1,0 +1,348 @@
+"""What people do in a Python session: load, fit, look, and go on with pandas."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import example_files
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+import scalerl
+from scalerl.cli.main import main
+from scalerl.errors import CannotAnswerError, InputError
+from scalerl.view import notebook
+from scalerl.view.facts.fit_rows import fit_rows
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return example_files.write(tmp_path)
+
+
+@pytest.fixture
+def fitted(places):
+    return scalerl.fit(scalerl.load_run("runs/mine"))
+
+
+@pytest.fixture(autouse=True)
+def _figures_are_closed():
+    yield
+    plt.close("all")
+
+
+class Checked(HTMLParser):
+    """Every tag that is opened is closed, and the words are kept."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.words, self.tags = [], [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_a_run_folder_and_a_log_are_loaded_as_the_commands_read_them(places, capsys):
+    run = scalerl.load_run(places / "runs" / "mine")
+    assert run.config["name"] == "m"
+    log = scalerl.load_run("verl.jsonl", devices=8)
+    assert log.config["source"]["trainer"] == "verl"
+    assert log.compute("gpu_hours")[1] == pytest.approx(8 * 9e5 / 3600)
+    assert scalerl.load_run("log.jsonl", pass_rate="eval/accuracy").evals[3].step == 3
+    assert main(["fit", "verl.jsonl", "--devices", "8"]) == 0
+    assert f"{scalerl.fit(log).median.A:.3f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("nowhere", {}, "nowhere: no such file or folder"),
+        ("log.csv", {}, "log.csv: a plain table, not a run; scalerl.read_table reads its points"),
+        ("verl.jsonl", {"format": "paper"}, "no format 'paper'"),
+        ("verl.jsonl", {"run": "other"}, "no run 'other'; there are "),
+        ("runs/mine", {"pass_rate": "reward"}, "a run has its pass rates"),
+        ("runs", {}, "runs"),
+    ],
+)
+def test_what_is_no_run_is_refused(places, path, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        scalerl.load_run(path, **options)
+
+
+def test_a_table_is_fitted_by_its_points_or_its_frame(places):
+    points = scalerl.fit(scalerl.read_table("log.csv"))
+    frame = scalerl.fit(pd.read_csv("log.csv"))
+    assert frame.median == points.median
+    assert frame.axis == "gpu_hours"
+    renamed = pd.read_csv("log.csv").rename(columns={"gpu_hours": "hours", "pass_rate": "acc"})
+    assert scalerl.fit(renamed, x="hours", y="acc").median == points.median
+
+
+def test_a_run_comes_back_from_its_frame(fitted):
+    run = scalerl.load_run("runs/mine")
+    frame = run.to_frame()
+    assert len(frame) == len(run.evals)
+    assert list(frame.columns[:4]) == ["step", "pass_rate", "noise_sd", "gpu_hours"]
+    assert frame["flops"].isna().all()
+    again = scalerl.fit(frame)
+    assert again.median == fitted.median
+    assert again.noise == fitted.noise
+    np.testing.assert_array_equal(again.points.noise_sd_N, fitted.points.noise_sd_N)
+    np.testing.assert_array_equal(again.points.samples_N, fitted.points.samples_N)
+
+
+def test_the_idle_start_of_a_run_is_no_compute_in_its_frame(places):
+    path = places / "runs" / "mine" / "evals.jsonl"
+    path.write_text(path.read_text().replace('"idle": 0', '"idle": 3600'))
+    run = scalerl.load_run("runs/mine")
+    assert run.compute("gpu_hours")[0] == 1.0
+    assert run.to_frame()["gpu_hours"][0] == 0.0 == scalerl.fit(run).points.compute_N[0]
+
+
+def test_rows_without_a_pass_rate_are_left_out_and_counted(places):
+    frame = pd.read_csv("log.csv")
+    frame.loc[[3, 5], "pass_rate"] = np.nan
+    fit = scalerl.fit(frame)
+    assert fit.n_points == len(frame) - 2
+    assert any(
+        "2 rows of the data frame left out, without a 'pass_rate'" in warning for warning in fit.warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (
+            lambda f: f,
+            {"x": "flops"},
+            "data frame: no column is named 'flops'; columns: gpu_hours, pass_rate",
+        ),
+        (lambda f: f.assign(pass_rate="high"), {}, "data frame, column 'pass_rate': not all numbers"),
+        (lambda f: f.assign(pass_rate=100 * f.pass_rate), {}, "data frame, row 0: the pass rate is above 1"),
+        (lambda f: f.assign(gpu_hours=-f.gpu_hours), {}, "data frame, row 1: gpu_hours is negative"),
+        (lambda f: "log.csv", {}, "found str"),
+        (lambda f: scalerl.load_run("runs/mine"), {"y": "acc"}, "y='acc' names a column of a data frame"),
+    ],
+)
+def test_a_frame_that_cannot_be_fitted_says_why(places, change, options, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        scalerl.fit(change(pd.read_csv("log.csv")), **options)
+
+
+def test_frames_at_a_price(places):
+    frame = pd.read_csv("log.csv")
+    fit = scalerl.fit(frame, x="dollars", price=2.0)
+    assert fit.points.compute_N[-1] == 2 * frame.gpu_hours.iloc[-1]
+
+
+def test_without_pandas_there_is_one_line(places):
+    code = (
+        "import sys; sys.modules['pandas'] = None\n"
+        "import scalerl\n"
+        "try: scalerl.load_run('runs/mine').to_frame()\n"
+        "except scalerl.InputError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "a data frame needs pandas: pip install pandas\n"
+
+
+def test_a_comparison_and_a_backtest_as_frames(places):
+    runs = {name: [scalerl.fit(scalerl.load_run(f"runs/{name}-seed0"))] for name in "ab"}
+    comparison = scalerl.compare(runs)
+    frame = comparison.to_frame()
+    (pair,) = comparison.pairs
+    ceiling = frame[frame.quantity == "A"].iloc[0]
+    assert (ceiling.low, ceiling.high) == pair.differences["A"].interval
+    assert ceiling.verdict == pair.ceiling.verdict
+    assert set(frame.quantity) == set(pair.differences)
+    test = scalerl.backtest([scalerl.load_run("runs/mine")], fractions=[1 / 8, 1 / 2])
+    frame = test.to_frame()
+    half = frame[frame.fraction == 0.5]
+    later = test.cuts[1].later
+    np.testing.assert_array_equal(half["measured"], later.pass_rate_M)
+    np.testing.assert_array_equal(half["scalerl"], later.point_M["scalerl"])
+    assert set(frame.source) == set(test.sources)
+
+
+def test_the_plot_shows_what_the_fit_says(fitted):
+    ax = fitted.plot(at=[16_000, 20_000])
+    assert ax.get_xlim()[1] > 20_000
+    texts = " ".join(text.get_text() for text in ax.texts)
+    assert f"ceiling A {fitted.median.A:.3f}".replace("0.", ".") in texts
+    heights = {round(float(line.get_ydata()[0]), 9) for line in ax.lines if len(line.get_ydata()) == 2}
+    assert round(fitted.median.A, 9) in heights
+    forecasts = [fitted.forecast(c).prediction for c in (16_000, 20_000)]
+    drawn = [tuple(part[:, 1]) for bar in ax.containers for part in bar[2][0].get_segments()]
+    for low, high in forecasts:
+        assert any(np.allclose((low, high), ends) for ends in drawn)
+    labels = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert {"interval of the ceiling", "interval, one evaluation"} <= labels
+    assert ax.get_xlabel() == "training compute (GPU-hours)"
+
+
+def test_the_line_begins_where_the_first_evaluation_is(fitted):
+    """Before any training: the curve has a value there, R_0, and the axis a place."""
+    assert fitted.points.compute_N[0] == 0
+    (line,) = [line for line in fitted.plot().lines if len(line.get_xdata()) > 100]
+    assert line.get_xdata()[0] == 0
+    assert line.get_ydata()[0] == fitted.band(np.zeros(1))[0][0]
+    later = scalerl.fit(fitted.points, r0="free")
+    (line,) = [line for line in later.plot().lines if len(line.get_xdata()) > 100]
+    assert line.get_xdata()[0] > 0
+
+
+def test_amounts_of_compute_stand_with_their_unit(fitted):
+    rows = dict(fit_rows(fitted, at=[16_000], target=0.5, budget=20_000))
+    assert rows["C_mid"].endswith("] GPU-hours")
+    assert "at 16000 GPU-hours" in rows
+    assert "at 16000 GPU-hours" in fitted.forecast(16_000)._repr_html_()
+
+
+def test_a_record_shows_itself_in_a_line(places):
+    shown = repr(scalerl.load_run("runs/mine"))
+    assert re.fullmatch(
+        r"<RunRecord 'm'; 26 evaluations; steps 0 to 100, pass rate 0\.\d+ to 0\.\d+; "
+        r"gpu_hours to 1e\+04; runs/mine>",
+        shown,
+    )
+    assert len(repr(scalerl.load_run("verl.jsonl"))) < 300
+    assert repr(scalerl.RunRecord(Path("nowhere"), {}, ())) == "<RunRecord 'nowhere'; 0 evaluations; nowhere>"
+
+
+def test_a_frame_has_no_numbers_where_nothing_is_known(places):
+    frame = scalerl.load_run("verl.jsonl").to_frame()
+    assert frame["version"].isna().all()
+    assert frame["n_prompts"].isna().all()
+    assert (frame["n_samples"] == 16).all()  # mean@16 says it
+    assert (scalerl.load_run("runs/mine").to_frame()["n_prompts"] == 256).all()
+    assert scalerl.fit(frame).n_points == 26
+
+
+def test_what_is_no_number_is_refused_by_name(fitted):
+    """Not by what numpy or Python would say of it."""
+    asked = "a compute to forecast at is a number, found 'x'"
+    for ask in (lambda: fitted.plot(at="x"), lambda: fitted.plot(at=[1, "x"]), lambda: fitted.forecast("x")):
+        with pytest.raises(scalerl.InputError, match=asked):
+            ask()
+    with pytest.raises(scalerl.InputError, match="the target is a number, found 'high'"):
+        fitted.verdict("high", 16_000)
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number, found 'abc'"):
+        scalerl.load_run("log.csv", devices="abc")  # type: ignore[arg-type]
+
+
+def test_a_second_fit_on_the_same_axes_leaves_the_first_in_sight(places):
+    _, ax = plt.subplots()
+    long = scalerl.fit(scalerl.load_run("runs/mine"))
+    short = scalerl.fit(scalerl.load_run("runs/a-seed0"), max_compute=5000)
+    assert long.plot(ax) is ax
+    before = ax.get_xlim(), ax.get_ylim()
+    short.plot(ax)
+    assert ax.get_xlim()[1] >= before[0][1]
+    assert ax.get_ylim()[1] >= before[1][1]
+    assert "evaluation left out" in {text.get_text() for text in ax.get_legend().get_texts()}
+
+
+def test_ticks_are_short_where_the_numbers_are_long(places):
+    frame = pd.read_csv("log.csv").assign(flops=lambda f: f.gpu_hours * 1e15)
+    ax = scalerl.fit(frame, x="flops").plot()
+    ax.figure.canvas.draw()
+    assert ax.get_xlabel() == "training compute (EFLOP)"
+    assert "10" in {text.get_text() for text in ax.get_xticklabels()}
+    assert ax.get_xlim()[1] > 9e18
+
+
+def test_a_misfit_is_drawn_with_its_change(places):
+    frame = pd.read_csv("log.csv")
+    frame.loc[13:, "pass_rate"] += 0.2
+    fit = scalerl.fit(frame)
+    assert fit.misfit is not None
+    labels = [text.get_text() for text in fit.plot().get_legend().get_texts()]
+    assert any("the pass rate jumps" in label for label in labels)
+    assert "withheld" in "".join(Checked(fit._repr_html_()).words)
+
+
+def test_results_show_themselves_escaped_in_a_notebook(places):
+    name = "<img src=x onerror=alert(1)>"
+    run = scalerl.load_run("runs/mine")
+    run.config["name"] = name
+    fit = scalerl.fit(run)
+    comparison = scalerl.compare({name: [fit], "b & c": [scalerl.fit(scalerl.load_run("runs/b-seed0"))]})
+    frame = pd.read_csv("log.csv").rename(columns={"gpu_hours": name})
+    test = scalerl.backtest([run], fractions=[1 / 2])
+    odd = scalerl.fit(frame, x=name)
+    shown = [run, fit, odd, fit.forecast(16_000), comparison, test]
+    for one in shown:
+        found = Checked(one._repr_html_())
+        assert {"img", "script", "link", "style"}.isdisjoint(found.tags) or one in (fit, odd)
+        assert "img" not in found.tags
+        assert not re.search(r'(src|href)="(?!#)', one._repr_html_())
+    assert name in "".join(Checked(run._repr_html_()).words)
+    assert name in "".join(Checked(odd._repr_html_()).words)
+    assert f"{fit.median.A:.3f}" in fit._repr_html_()
+    assert "<svg" in fit._repr_html_()
+    assert "var(--" not in fit._repr_html_()
+    assert comparison.pairs[0].ceiling.verdict.upper() in comparison._repr_html_()
+
+
+def test_every_view_that_a_result_names_is_there():
+    source = "".join(path.read_text() for path in (DOCS.parent / "src").rglob("*.py"))
+    names = set(re.findall(r'\bview\(\s*"(\w+)"', source))
+    assert len(names) >= 6
+    for name in names:
+        assert callable(getattr(notebook, name))
+
+
+def test_the_page_of_python_runs(places):
+    """Its blocks in turn, in one session, beside the files that they name."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), flags=re.S)
+    assert len(blocks) >= 4
+    plt.switch_backend("agg")
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert (places / "curve.png").stat().st_size > 5000
+
+
+def test_what_cannot_be_answered_is_said_as_everywhere(places):
+    with pytest.raises(CannotAnswerError):
+        scalerl.fit(pd.read_csv("log.csv").head(3))
+
+
+def test_a_folder_of_runs_is_not_read_as_one_of_them(places):
+    shutil.copytree("runs/mine", "runs/tensorboard-like")
+    (places / "runs" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
+    with pytest.raises(scalerl.InputError, match=r"runs: a folder of runs; name one of them \(.*mine"):
+        scalerl.load_run("runs")
+
+
+def test_a_run_without_an_evaluation_is_none_of_another_trainer(places):
+    """Its trackers may write into it before."""
+    (places / "new").mkdir()
+    (places / "new" / "config.json").write_text('{"schema": 1}')
+    (places / "new" / "verl.jsonl").write_bytes((places / "verl.jsonl").read_bytes())
+    with pytest.raises(scalerl.InputError, match="new: the run has no evaluation yet"):
+        scalerl.load_run("new")
+
+
+@pytest.mark.parametrize("devices", [-8, 0, float("nan")])
+def test_a_number_of_devices_is_above_0(places, devices):
+    with pytest.raises(scalerl.InputError, match="the number of devices is a number above 0"):
+        scalerl.load_run("verl.jsonl", devices=devices)
