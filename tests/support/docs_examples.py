@@ -2,7 +2,8 @@
 
 A page that names its logs (`<!-- example: NAME -->`) has its commands and Python run in the order in which
 they stand, in one folder where those logs are, unless `<!-- not run: WHY -->` stands before them. A block
-without a language that follows is what they print; `python tests/support/docs_examples.py [PAGE ...]` writes it.
+without a language that follows is what they print, which `python tests/support/docs_examples.py [PAGE ...]`
+writes.
 """
 
 from __future__ import annotations

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["load_run", "parse_table", "read_table"]
 
-lazy(__name__, {"load": "load_run", "table": "parse_table read_table"})
+lazy(__name__, {"load": "load_run", "formats.table": "parse_table read_table"})
