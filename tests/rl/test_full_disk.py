@@ -38,6 +38,7 @@ def train(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_costs_nothing_that_was_trained(small_base, disk):
     place, resize = disk
     run = place / "run"

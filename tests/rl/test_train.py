@@ -257,7 +257,7 @@ class KillsEvaluators(threading.Thread):
                     os.kill(child.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("placement", ["inline", "local"])
+@pytest.mark.parametrize("placement", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_an_evaluation_that_cannot_be_made_ends_the_run_after_a_checkpoint_that_has_it(
     recipe, model, run, tmp_path, placement
 ):
@@ -356,9 +356,9 @@ def test_write_errors_name_the_file(tmp_path):
     ("number", "placement"),
     [
         (signal.SIGINT, "inline"),
-        (signal.SIGTERM, "local"),
+        pytest.param(signal.SIGTERM, "local", marks=pytest.mark.slow),
         (signal.SIGUSR1, "local"),
-        (signal.SIGHUP, "inline"),
+        pytest.param(signal.SIGHUP, "inline", marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c_leaves_a_record_that_can_be_fitted(recipe, model, tmp_path, number, placement):

@@ -315,6 +315,7 @@ def test_learning_rates_are_tuned_by_one_rule_and_the_best_arms_combined(study, 
     assert len(StudyRecord.read(folder).arms) == len(record.arms)
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_job_loses_nothing(whole, study, tmp_path):
     """As schedulers send it: to the study, to its runs, and to the process that they are forked from."""
     (tmp_path / "plan").write_bytes(pickle.dumps(make_plan(study)))

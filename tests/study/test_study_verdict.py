@@ -84,6 +84,7 @@ def test_an_arm_is_summed_up_over_its_seeds(verdict):
     assert base.stability.truncated == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_rates_over_many_studies(studies, tmp_path):
     """Twelve studies of 3 comparisons: one in twenty may be wrong; A +.05 and C_mid -36 % are found."""
     truth = studies.Truth
