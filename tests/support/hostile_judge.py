@@ -23,7 +23,7 @@ from typing import Any
 
 from scalerl.rl import types
 
-STATE = {"spoiled": False}
+STATE: dict = {"spoiled": False}
 
 if "HOSTILE_STARTS" in os.environ:
     with Path(os.environ["HOSTILE_STARTS"]).open("a") as started:

@@ -161,5 +161,8 @@ def _is_step(row: Mapping[str, Any]) -> bool:
             return False
         values += one.values()
     with suppress(OverflowError):  # of an integer beyond all floats
-        return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+        return all(
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            for value in values
+        )
     return False
