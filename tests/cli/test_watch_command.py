@@ -17,9 +17,10 @@ import pytest
 from growing import TRUTH, Growing
 from rich.console import Console
 
-from scalerl.cli import _follow, main
+from scalerl.cli import _follow
 from scalerl.cli._data import Source
 from scalerl.cli._follow import Follower
+from scalerl.cli.main import main
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.standing import Asked
 from scalerl.view.terminal.watch import view, view_rows

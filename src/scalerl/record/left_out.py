@@ -201,10 +201,15 @@ def _places(items: Sequence[Omitted], total: int) -> str:
 
 
 def _shared(found: Sequence[Omitted]) -> list[Omitted]:
-    """The first of every reason, each with the same share of `MOST`."""
-    reasons = dict.fromkeys(one.reason for one in found)
-    share = max(MOST // max(len(reasons), 1), 1)
-    return [one for reason in reasons for one in [o for o in found if o.reason == reason][:share]]
+    """As many of each reason as there is room for in the list; what one does not need the others get."""
+    by_reason: dict[str, list[Omitted]] = {}
+    for one in found:
+        by_reason.setdefault(one.reason, []).append(one)
+    kept: dict[str, list[Omitted]] = {}
+    for left, reason in enumerate(sorted(by_reason, key=lambda reason: len(by_reason[reason]))):
+        room = MOST - sum(map(len, kept.values()))
+        kept[reason] = by_reason[reason][: max(room // (len(by_reason) - left), 1)]
+    return [one for reason in by_reason for one in kept[reason]]
 
 
 def _whole(value: Any) -> int | None:

@@ -11,7 +11,7 @@ from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.learner.batch import make_batch
-from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.learner import Learner, new_adamw
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
 from scalerl.rl.types import Group, Reward
 
@@ -118,7 +118,7 @@ def test_norms_and_biases_do_not_decay(save_model):
     model = load_model(save_model("gpt2"))
     decay = {
         id(p): group["weight_decay"]
-        for group in AdamW(weight_decay=0.1).build(model.parameters()).param_groups
+        for group in new_adamw(AdamW(weight_decay=0.1), model.parameters()).param_groups
         for p in group["params"]
     }
     assert len(decay) == len(list(model.parameters()))
@@ -216,7 +216,7 @@ def test_a_step_of_the_optimiser_is_adamw_by_hand():
     """Two steps with gradient 2, then -1, in numbers; decay of a matrix, none of a vector."""
     matrix, vector = (torch.full(shape, 3.0, requires_grad=True) for shape in [(1, 1), (1,)])
     settings = AdamW(lr=0.1, betas=(0.9, 0.95), eps=1e-15, weight_decay=0.5)
-    optimiser = settings.build([matrix, vector])
+    optimiser = new_adamw(settings, [matrix, vector])
     m = v = 0.0
     expected = [3.0, 3.0]
     for step, g in enumerate((2.0, -1.0), start=1):

@@ -107,6 +107,13 @@ class Recipe:
         """Where the parts of the run are."""
         return self.cluster or self.placement
 
+    @property
+    def on_cluster(self) -> Cluster:
+        """`cluster`, for what runs only where a recipe has one."""
+        if self.cluster is None:
+            raise ValueError("the recipe has no [cluster]")
+        return self.cluster
+
     def without_prompts(self) -> Self:
         """The same, without the prompts that the task keeps once it has been asked for them.
 

@@ -80,7 +80,7 @@ class Learner:
         self._settings = optimiser
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
-        self._optimiser = _adamw(optimiser, self._masters)
+        self._optimiser = new_adamw(optimiser, self._masters)
         self._score = self._scorer(model, temperature, fp32_logits)
         self.fp32_logits = fp32_logits
         self._micro_batch = micro_batch
@@ -311,7 +311,7 @@ def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
     return own_N.sum() + prompt_U.sum(), positions_N.sum() + (prompt_U * (prompt_U + 1) / 2).sum()
 
 
-def _adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
+def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.AdamW:
     """Build the optimiser over `parameters`; biases and norms do not decay."""
     parameters = list(parameters)
     groups = [

@@ -41,12 +41,11 @@ def settings_of(recipe: Recipe) -> Fsdp2:
     Raises:
         InputError: the recipe has a learner of another kind.
     """
-    cluster = getattr(recipe, "cluster", None)
-    if cluster is None:
+    if recipe.cluster is None:
         return Fsdp2()
-    if not isinstance(cluster.learner, Fsdp2):
+    if not isinstance(recipe.cluster.learner, Fsdp2):
         raise InputError('cluster.learner.kind: torchrun starts several processes for "fsdp2" alone')
-    return cluster.learner
+    return recipe.cluster.learner
 
 
 def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:

@@ -114,7 +114,7 @@ class EvaluationMember:
 
 def evaluator_on(recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> EvaluatorAside:
     """Evaluations by an actor with the share of a generator."""
-    cluster, patience = recipe.cluster, recipe.cluster.patience
+    cluster, patience = recipe.on_cluster, recipe.on_cluster.patience
     ask = remote(EvaluationActor, {"life": 1}, cluster.generator, session.room["evaluation"])
     arguments = recipe.without_prompts(), model_folder, recipe.task.prompts("heldout")
 

@@ -64,7 +64,7 @@ class RayGenerator(Admission):
         timeline: Timeline | None = None,
     ) -> None:
         super().__init__()
-        cluster = recipe.cluster
+        cluster = recipe.on_cluster
         self._patience: Patience = cluster.patience
         self._transport, self._timeline = transport, timeline or Timeline()
         ask = remote(GeneratorActor, GROUPS, cluster.generator, session.room["generators"])

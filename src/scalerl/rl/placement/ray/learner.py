@@ -23,6 +23,7 @@ from ray.exceptions import RayActorError
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Cluster
+from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup
 from scalerl.rl.pending import Pending
@@ -161,13 +162,13 @@ class RayLearner(LearnerGroup):
         LearnerLostError: (by any method) a rank was lost.
     """
 
-    def __init__(self, recipe: Recipe, model_folder: str, session: Session) -> None:
-        cluster: Cluster = recipe.cluster
+    def __init__(self, recipe: Recipe, model_folder: str, session: Session, settings: Fsdp2) -> None:
+        cluster = recipe.on_cluster
         self._actors = RayRanks(cluster, session)
         self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights
         self.address = self._actors.members[0].node.split()[1]
         """Where the first rank can be reached."""
-        super().__init__(self._actors, recipe, model_folder, recipe.cluster.learner)
+        super().__init__(self._actors, recipe, model_folder, settings)
 
     @property
     def ranks(self) -> list[tuple[str, str]]:

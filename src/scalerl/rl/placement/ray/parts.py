@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import LearnerLostError
+from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.learner import Learner
@@ -32,7 +34,7 @@ class RayParts:
         """Logs of servers that are started go to `folder`."""
         self._recipe, self._model_folder, self._closing = recipe, model_folder, closing
         self._folder = folder
-        self._session = Session(recipe.cluster)
+        self._session = Session(recipe.on_cluster)
         self.timeline = Timeline()
         closing.callback(self._session.close)
 
@@ -43,9 +45,10 @@ class RayParts:
 
     def learner(self) -> Learner | RayLearner:
         """The learner: in the driver, or over actors."""
-        if self._recipe.cluster.learner.kind == "one":
+        settings = self._recipe.on_cluster.learner
+        if not isinstance(settings, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
-        learner = RayLearner(self._recipe, self._model_folder, self._session)
+        learner = RayLearner(self._recipe, self._model_folder, self._session, settings)
         self._closing.callback(learner.close)
         for name, node in learner.ranks:
             self.timeline.event("arrived", "train", name, node, f"{name} on {node} takes part")
@@ -55,9 +58,9 @@ class RayParts:
         """Generators with the weights of `learner` as `version`."""
         recipe, model = self._recipe, self._model_folder
         check_sampler(recipe, model, learner.model)
-        if recipe.cluster.engine.kind == "vllm":
-            return self._vllm(learner, version)
-        transport = transport_of(recipe.cluster, learner)
+        if isinstance(engine := recipe.on_cluster.engine, Vllm):
+            return self._vllm(engine, learner, version)
+        transport = transport_of(recipe.on_cluster, learner)
         generator = RayGenerator(
             recipe, model, learner.weights(), self._session, transport, version, self.timeline
         )
@@ -66,19 +69,19 @@ class RayParts:
 
     def verifier(self, tokenizer: Any) -> Verification:
         """What judges: in processes beside the driver, or in actors."""
-        if self._recipe.cluster.verifiers:
+        if self._recipe.on_cluster.verifiers:
             verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline)
         else:
             verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
         return verifier
 
-    def _vllm(self, learner: Learner | RayLearner, version: int) -> Generator:
+    def _vllm(self, settings: Vllm, learner: Learner | RayLearner, version: int) -> Generator:
         from scalerl.rl.engine.vllm.generator import VllmGenerator
 
         recipe, model, weights = self._recipe, self._model_folder, learner.weights()
         where = {"logs": self._folder, "timeline": self.timeline}
-        generator = VllmGenerator.of(recipe, model, recipe.cluster.engine, weights, version, **where)
+        generator = VllmGenerator.of(recipe, model, settings, weights, version, **where)
         self._closing.callback(generator.close)
         generator.wait_until_started()
         return generator

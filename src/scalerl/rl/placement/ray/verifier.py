@@ -80,7 +80,7 @@ class RayVerifier(Verification):
 
     def __init__(self, recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
-        cluster = recipe.cluster
+        cluster = recipe.on_cluster
         self._patience: Patience = cluster.patience
         self._timeline = timeline
         limits = getattr(recipe.task, "limits", None)
