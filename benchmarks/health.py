@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.config.health import Head, Health, LogpGap, Sampling
+from scalerl.rl.config.health import Head, Health, LogpGap, SamplingDrift
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.build import load_learner
@@ -65,7 +65,7 @@ def run(
 
 def _figures(rows: Sequence[dict[str, Any]], precision: str) -> str:
     gap, found = LogpGap(window=100).of(precision), []
-    limits = {"logp_gap": gap, "head": Head(window=100), "sampling": Sampling(window=100)}
+    limits = {"logp_gap": gap, "head": Head(window=100), "sampling": SamplingDrift(window=100)}
     values = {name: figure(rows) for name, figure in limits.items()}
     found = [
         f"{limits[name].level(value)}: {name}" for name, value in values.items() if limits[name].level(value)

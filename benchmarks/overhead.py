@@ -66,7 +66,7 @@ PARTS = [
     (train, "groups_row", "recording"),
     (RunWriter, "step", "recording"),
     (RunWriter, "lengths", "checkpointing"),
-    (train._Run, "state", "checkpointing"),
+    (train._TrainingRun, "state", "checkpointing"),
     (checkpoint.Checkpoints, "make", "checkpointing"),
     (Probe, "__call__", "health: the probe"),
     (Watch, "step", "health: the watch"),

@@ -182,11 +182,11 @@ def simulated(
     case: tuple[int, str, int, str, int], rates: Any, steps: int, others: float
 ) -> dict[str, float]:
     """The same figures of the simulation, where others keep so many cores busy."""
-    from scalerl.plan.job import Job
+    from scalerl.plan.job import PlannedJob
     from scalerl.plan.simulate import simulate
     from scalerl.rl.config.recipe import load_recipe
 
-    job = Job.of(load_recipe("demo", settings(case, steps, 0)))
+    job = PlannedJob.of(load_recipe("demo", settings(case, steps, 0)))
 
     def beside(others: float) -> Any:
         """Pieces of work of others, and the cores that they keep busy."""

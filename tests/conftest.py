@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import hostile_study
 import numpy as np
 import pytest
-
-import hostile_study
 from browser_tools import chromium
+
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.jsonl import dumps
 from scalerl.record.reader import EvalPoint, Flops, Tokens

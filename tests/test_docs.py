@@ -7,11 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import example_files
 import numpy as np
 import pytest
-
-import example_files
 from growing import Growing
+
 from scalerl.cli.main import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.forecast.backtest_result import OURS

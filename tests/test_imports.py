@@ -116,6 +116,15 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(module)
 
 
+def test_no_class_has_the_name_of_another():
+    found = {}
+    for module, file in MODULES.items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_rooms_are_small_and_say_what_is_in_them():
     for folder in {file.parent for file in MODULES.values()} - {SRC}:
         assert len(list(folder.glob("*.py"))) <= 21, f"{folder} has more than 20 files and its __init__.py"

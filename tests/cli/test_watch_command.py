@@ -22,7 +22,7 @@ from scalerl.cli._data import Source
 from scalerl.cli._follow import Follower
 from scalerl.cli.main import main
 from scalerl.record.reader import RunRecord
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.terminal.watch import view, view_rows
 
 COMMAND = [sys.executable, "-m", "scalerl", "watch"]
@@ -48,7 +48,7 @@ def once(capsys, *words):
 
 
 def follower(path, **asked):
-    return Follower(str(path), None, Source(), None, Asked(**asked))
+    return Follower(str(path), None, Source(), None, StandingQuery(**asked))
 
 
 def stood(path):

@@ -4,7 +4,6 @@ import time
 
 import pytest
 import wandb
-
 from wandb_files import is_whole, keep_wandb_home
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from event_files import START, event
 from event_files import record as checked
 from hostile_logs import alarm, damaged
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from wandb_files import framed, header, history
+
 from scalerl import ScalerlError
 from scalerl.ingest.formats.table import read_table
-from scalerl.ingest.sources import Found, read_source
+from scalerl.ingest.sources import FoundRuns, read_source
 from scalerl.jsonl import dumps
 from scalerl.record.reader import RunRecord
-from wandb_files import framed, header, history
 
 EXAMPLES = 10_000
 SECONDS = 30
@@ -246,7 +246,7 @@ def outcome(read, path):
         assert str(path) in refusal
         assert "\n" not in refusal
         return "refused"
-    for run in found.runs if isinstance(found, Found) else ():
+    for run in found.runs if isinstance(found, FoundRuns) else ():
         text = "".join(dumps(asdict(point)) + "\n" for point in run.record.evals)
         assert len(RunRecord.parse_evals(text.encode(), "evals").evals) == len(run.record.evals)
         for row in run.steps():

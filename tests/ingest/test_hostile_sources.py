@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 from hostile_logs import alarm
+
 from scalerl.cli.main import main
 from scalerl.ingest.formats.format import formats
 from scalerl.record.reader import RunRecord

@@ -8,7 +8,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.imported import Asked, as_pass_rate, as_run, n_samples
+from scalerl.ingest.imported import ReadOptions, as_pass_rate, as_run, n_samples
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
@@ -42,7 +42,7 @@ def test_the_metric_with_most_evaluations_is_the_pass_rate_and_the_others_are_na
     rows = [*steps(8, reward=0.3, entropy=0.9)]
     rows += [(step, {"val/math/mean@16": 0.1 * step}) for step in (0, 4, 8)]
     rows += [(8, {"val/aime/mean@16": 0.2})]
-    found = as_run(log(rows), WORDS, Asked())
+    found = as_run(log(rows), WORDS, ReadOptions())
     assert [point.step for point in found.record.evals] == [0, 4, 8]
     assert [point.pass_rate for point in found.record.evals] == pytest.approx([0, 0.4, 0.8])
     np.testing.assert_allclose(found.record.compute("gpu_hours"), np.array([0, 16, 32]) / 3600)
@@ -65,14 +65,14 @@ def test_a_log_that_says_its_budget_is_read_on_that_axis(amount):
         ({"budget.kind": "steps", "budget.amount": "much"}, "gpu_hours"),
         ({"budget.kind": "dogs", "budget.amount": amount}, "gpu_hours"),
     ):
-        found = as_run(replace(said, config=config), WORDS, Asked()).record
+        found = as_run(replace(said, config=config), WORDS, ReadOptions()).record
         assert found.default_axis == axis
         assert found.config.get("budget") == ({"kind": "steps", "amount": 16.0} if axis == "steps" else None)
 
 
 def test_tokens_count_as_sampled_and_as_trained_and_that_is_said():
     words = replace(WORDS, tokens=("tokens",))
-    found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, Asked())
+    found = as_run(log([*steps(4, tokens=100), (4, {"val/a/acc": 0.4})]), words, ReadOptions())
     assert found.record.compute("tokens").tolist() == [800]
     assert dict(found.taken)["tokens"].startswith("tokens, added up; on the axis each counts twice")
 
@@ -81,31 +81,31 @@ def test_of_the_flops_a_quarter_is_the_sampling():
     words = replace(WORDS, tokens=("tokens",))
     cost = ModelCost(matrix_weights=1000, attention_per_position=10, model="m")
     rows = [*steps(4, tokens=100, length=9.0), (4, {"val/a/acc": 0.4})]
-    (point,) = as_run(log(rows), words, Asked(model=cost)).record.evals
+    (point,) = as_run(log(rows), words, ReadOptions(model=cost)).record.evals
     forward = 4 * 100 * (2 * 1000 + 10 * 5)
     # Training is a forward pass too, and a backward one of twice that.
     assert (point.flops.generate, point.flops.train) == (forward, 3 * forward)
 
 
 def test_without_anything_held_out_the_reward_of_training_is_taken_with_a_warning():
-    found = as_run(log(steps(5, reward=0.4)), WORDS, Asked())
+    found = as_run(log(steps(5, reward=0.4)), WORDS, ReadOptions())
     assert len(found.record.evals) == 5
     assert found.warnings[0].startswith("nothing is held out: 'reward' is the reward of training")
 
 
 def test_a_metric_that_is_named_is_taken():
     rows = [*steps(4, reward=0.4), (4, {"val/a/acc": 0.5})]
-    found = as_run(log(rows), WORDS, Asked(pass_rate="reward"))
+    found = as_run(log(rows), WORDS, ReadOptions(pass_rate="reward"))
     assert len(found.record.evals) == 4
     with pytest.raises(
         InputError, match="no metric 'rewards' with numbers; there are reward, val/a/acc, gpus"
     ):
-        as_run(log(rows), WORDS, Asked(pass_rate="rewards"))
+        as_run(log(rows), WORDS, ReadOptions(pass_rate="rewards"))
 
 
 def test_a_log_without_a_pass_rate_says_what_there_is():
     with pytest.raises(InputError, match="name one with --y: my_accuracy, gpus, seconds"):
-        as_run(log(steps(3, my_accuracy=0.3)), WORDS, Asked())
+        as_run(log(steps(3, my_accuracy=0.3)), WORDS, ReadOptions())
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_value_just_below_0_does_not_move_all_others(low):
 
 
 def test_what_is_said_names_a_metric_as_the_user_does():
-    asked = Asked(option="pass_rate=")
+    asked = ReadOptions(option="pass_rate=")
     for rows in (steps(3, my_accuracy=0.3), steps(3, reward=1.3), steps(3, reward=-7.0)):
         with pytest.raises(InputError, match=r"with pass_rate=") as caught:
             as_run(log(rows), WORDS, asked)
@@ -167,13 +167,13 @@ def test_what_is_said_names_a_metric_as_the_user_does():
 
 
 def test_a_share_of_truncated_completions_that_never_moves_is_doubted():
-    found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, Asked())
+    found = as_run(log(steps(12, reward=0.4, cut=0.25)), WORDS, ReadOptions())
     assert "truncated completions is 0.25 in all 12 rows" in found.warnings[-1]
-    found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, Asked())
+    found = as_run(log(steps(12, reward=0.4, stopped=1.0)), WORDS, ReadOptions())
     assert next(found.steps())["truncated"] == 0
     assert len(found.warnings) == 1  # none is cut, which may well be so
     assert math.isclose(found.record.evals[0].truncated, 0.0)
-    found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, Asked())
+    found = as_run(log(steps(3, reward=0.4, cut=25.0)), WORDS, ReadOptions())
     assert "truncated completions lies between 25 and 25: no share" in found.warnings[-1]
 
 
@@ -188,7 +188,7 @@ def test_rewards_in_units_of_a_right_answer_are_divided_by_it(config, earned):
     for step in (1, 2):
         builder.add(step, math.nan, {"scores": 2.0 * step})
     builder.config.update(config)
-    found = as_run(builder.build(), words, Asked())
+    found = as_run(builder.build(), words, ReadOptions())
     assert [point.pass_rate for point in found.record.evals] == [2 / earned, 4 / earned]
     assert found.warnings[0].startswith(f"'scores' is in units of unit: divided by {earned:g}")
 
@@ -197,6 +197,6 @@ def test_evaluations_without_a_number_are_counted():
     builder = LogBuilder("there", "jsonl", "a run", lambda name: name == "val/a/acc")
     for step, rate in enumerate([0.1, math.nan, 0.3, math.inf, 0.4]):
         builder.add(step, math.nan, {"val/a/acc": rate, "loss": math.nan})
-    found = as_run(builder.build(), WORDS, Asked())
+    found = as_run(builder.build(), WORDS, ReadOptions())
     assert [point.pass_rate for point in found.record.evals] == [0.1, 0.3, 0.4]
     assert "1 evaluation of 'val/a/acc' left out, NaN: step 1" in found.warnings

@@ -8,13 +8,13 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-
 from event_files import START, event
+from wandb_files import framed, header, history
+
 from scalerl import InputError, fit, load_run, read_table
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve
 from scalerl.record.left_out import LeftOut
-from wandb_files import framed, header, history
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.9, 20.0, 0.2)
 """Over steps."""

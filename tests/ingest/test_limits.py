@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-
 from event_files import START, event, record
 from hostile_logs import alarm
+
 from scalerl import limits
 from scalerl.cli.main import main
 from scalerl.ingest.formats.table import read_table

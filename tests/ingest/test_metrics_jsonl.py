@@ -3,11 +3,11 @@ import math
 
 import numpy as np
 import pytest
+from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
+
 from scalerl import InputError, load_run
 from scalerl.ingest.formats.metrics_jsonl import FORMAT
 from scalerl.ingest.formats.rows import unix_seconds

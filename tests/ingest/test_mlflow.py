@@ -2,11 +2,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings
 from mlflow import MlflowClient
-
-from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
+
 from scalerl import InputError
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.formats.mlflow import FORMAT

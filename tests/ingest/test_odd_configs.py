@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-
 from hostile_logs import alarm
+from hypothesis import HealthCheck, example, given, settings
 from odd_configs import DEEP, mutated
+
 from scalerl import InputError
 from scalerl.cli.main import main
 from scalerl.ingest.flops import model_cost

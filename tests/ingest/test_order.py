@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalerl import load_run, read_table
-from scalerl.ingest.imported import Asked
+from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.sources import read_source
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -273,7 +273,7 @@ def test_what_is_logged_with_evaluations_alone_is_no_sign_of_a_restart(tmp_path,
     path = tmp_path / "log.jsonl"
     rows = [{"step": s, "time": FIRST + 60 * n, metric: s / 100, **more} for n, s in enumerate(steps)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (found,) = read_source(path, Asked(metric)).runs
+    (found,) = read_source(path, ReadOptions(metric)).runs
     assert [point.step for point in found.record.evals] == list(range(10, 81, 10))
     assert dict(found.left_out.counts) == {"repeated": 2}
 

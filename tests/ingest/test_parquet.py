@@ -2,11 +2,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
+
 from scalerl import InputError
 from scalerl.ingest.formats.parquet import FORMAT
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from event_files import START, delimited, event, record
 from hostile_logs import damaged, everything, read_hostile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from read_logs import read_logs
+
 from scalerl import InputError, limits
 from scalerl.ingest.formats.tensorboard import FORMAT, _masked_crc
 

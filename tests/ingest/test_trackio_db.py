@@ -8,11 +8,11 @@ from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
+from hostile_logs import damaged, everything, read_hostile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from hostile_logs import damaged, everything, read_hostile
 from read_logs import read_logs
+
 from scalerl import InputError
 from scalerl.ingest.formats.trackio_db import FORMAT
 from scalerl.ingest.sources import read_source

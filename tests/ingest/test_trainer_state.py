@@ -4,10 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-
 from hostile_logs import damaged, everything, read_hostile
+from hypothesis import HealthCheck, given, settings
 from read_logs import read_logs
+
 from scalerl import InputError
 from scalerl.ingest.formats.trainer_state import FORMAT
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-
 from hostile_logs import damaged, everything, read_hostile
+from hypothesis import HealthCheck, given, settings
 from read_logs import read_logs
+
 from scalerl import InputError, limits
 from scalerl.ingest.formats.verl_log import FORMAT
 

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from scalerl.ingest.imported import Asked, as_run, n_samples
+from scalerl.ingest.imported import ReadOptions, as_run, n_samples
 from scalerl.ingest.logs.log import LogBuilder
 from scalerl.ingest.vocabularies import ANY, VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import ROLES, known_names, tell
@@ -373,7 +373,7 @@ def test_completions_of_a_held_out_prompt_are_not_those_of_a_step():
     noise = {"n_prompts": 100, "n_samples": 16, "mean_p_1mp": 0.04}
     for step in range(0, 30, 10):
         builder.add(step, math.nan, {"eval/pass_rate": 0.1 + 0.01 * step, "seconds": 1, **noise})
-    point = as_run(builder.build(), ANY, Asked()).record.evals[-1]
+    point = as_run(builder.build(), ANY, ReadOptions()).record.evals[-1]
     assert math.isnan(point.samples)
     assert (point.n_prompts, point.n_samples, point.mean_p_1mp) == (100, 16, 0.04)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-
 from read_logs import read_logs
+
 from scalerl import InputError
 from scalerl.ingest.formats.wandb_csv import FORMAT
-from scalerl.ingest.imported import Asked
+from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.sources import read_source
 
 
@@ -169,14 +169,14 @@ def test_cells_that_are_no_numbers(tmp_path):
     log = read(path)["run"]
     assert values(log, "acc") == {5: 0.5}
     assert log.notes == ()
-    (run,) = read_source(path, Asked("acc")).runs
+    (run,) = read_source(path, ReadOptions("acc")).runs
     assert dict(run.left_out.counts) == {"NaN": 1, "infinite": 2, "not a number": 1}
 
 
 def test_rows_whose_run_has_no_step_are_named(tmp_path):
     rows = [["Relative Time (Wall)", "r - acc", "r - _step"]]
     rows += [[str(60 * n), "0.5", str(n) if n % 4 else ""] for n in range(1, 21)]
-    (run,) = read_source(write(tmp_path, rows), Asked("acc")).runs
+    (run,) = read_source(write(tmp_path, rows), ReadOptions("acc")).runs
     assert len(run.record.evals) == 15
     assert dict(run.left_out.counts) == {"no step": 5}
 

@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hostile_logs import alarm, everything
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-
-from hostile_logs import alarm, everything
 from read_logs import read_logs
+from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
+
 from scalerl import InputError
 from scalerl.ingest.formats.wandb_offline import FORMAT
-from wandb_files import BLOCK, MAGIC, header, history, read_one, values, written
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import wandb
-
 from hostile_logs import everything
 from read_logs import read_logs
+from wandb_files import header, history, pb, read_one, values, written
+
 from scalerl import InputError, limits
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.formats.wandb_offline import FORMAT
-from scalerl.ingest.imported import Asked
+from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.sources import read_source
-from wandb_files import header, history, pb, read_one, values, written
 
 
 def test_values_names_times_and_config(run):
@@ -258,7 +258,7 @@ def test_no_numbers_of_a_nested_table_are_left_out_by_name(tmp_path):
     texts = ["0.5"] * 6 + ["-Infinity", "NaN", '"-Infinity"', "1" + "0" * 400, '"text"', "null", "[]", '""']
     path = tmp_path / "run-x.wandb"
     written(path, header(), *(history(n, {"eval": f'{{"reward": {t}}}'}) for n, t in enumerate(texts)))
-    (run,) = read_source(path, Asked("eval.reward")).runs
+    (run,) = read_source(path, ReadOptions("eval.reward")).runs
     assert len(run.record.evals) == 6
     assert dict(run.left_out.counts) == {"infinite": 3, "NaN": 1, "not a number": 1}
 

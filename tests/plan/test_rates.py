@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-
 from paced_runs import BASE, POSITION, PROMPT_TOKEN, ROW, write_run
+
 from scalerl.errors import InputError
-from scalerl.plan.lengths import Cut
+from scalerl.plan.lengths import Truncation
 from scalerl.plan.measured import evaluated_every, rates_of
 from scalerl.plan.rates import load_rates, names
 from scalerl.record.reader import RunRecord
@@ -28,7 +28,9 @@ def test_a_run_shows_the_rates_it_was_made_with(tmp_path):
     assert rates.weights.install == pytest.approx(0.03)
     assert rates.evaluate.seconds == pytest.approx(10)
     assert (rates.lengths.prompt, rates.lengths.within) == (12, pytest.approx(0.6))
-    assert rates.lengths.draw(np.random.default_rng(0), 512, 8, Cut(99)).mean() == pytest.approx(25, rel=0.01)
+    assert rates.lengths.draw(np.random.default_rng(0), 512, 8, Truncation(99)).mean() == pytest.approx(
+        25, rel=0.01
+    )
     assert rates.source == "measured in made, steps 8 to 24"
     assert evaluated_every(record) == 8
 

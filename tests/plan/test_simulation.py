@@ -8,21 +8,19 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.plan.broadcast import arrivals
 from scalerl.plan.clock import Clock
-from scalerl.plan.driver import Driver, largest_share
-from scalerl.plan.job import Job
-from scalerl.plan.lengths import Cut, Lengths
+from scalerl.plan.driver import SimulatedDriver, largest_share
+from scalerl.plan.job import PlannedJob
+from scalerl.plan.lengths import Lengths, Truncation
 from scalerl.plan.rates import (
     Decode,
-    Evaluate,
+    DriverRates,
+    EvaluateRates,
     Machine,
     Prefill,
     Rates,
     Trainer,
     Verify,
     Weights,
-)
-from scalerl.plan.rates import (
-    Driver as DriverRates,
 )
 from scalerl.plan.simulate import simulate
 from scalerl.plan.split import best, splits
@@ -31,11 +29,11 @@ from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 TEN = Lengths(quantiles=(10.0, 10.0), prompt=3)
 SECOND = Rates(decode=Decode(1.0), trainer=Trainer(0.0, fixed=5.0), lengths=TEN)
 """A decode step takes a second, a trainer step five, and every completion has ten tokens."""
-LONG = Cut(10**6)
+LONG = Truncation(10**6)
 
 
 def job(schedule, prompts=4, samples=2, rows=8):
-    return Job(prompts, samples, rows, schedule, LONG)
+    return PlannedJob(prompts, samples, rows, schedule, LONG)
 
 
 def test_on_policy_the_roles_take_turns():
@@ -257,7 +255,7 @@ def test_no_token_is_older_than_the_schedule_allows(schedule, seed):
         verify=Verify(rng.uniform(0, 0.1)),
         driver=DriverRates(completion=rng.uniform(0, 0.05), group=0.01, generator=1e-3, step=1.0),
         weights=Weights(0.1, rng.uniform(0, 5), 1.0, rng.uniform(0.1, 2), 0.01, way="flat"),
-        evaluate=Evaluate(30.0, ("aside", "generators", "trainer")[seed]),
+        evaluate=EvaluateRates(30.0, ("aside", "generators", "trainer")[seed]),
     )
     asked = replace(job(schedule, prompts=3, samples=4, rows=5), evaluate_every=4)
     found = simulate(asked, rates, 3, 2, seed=seed, steps=60)
@@ -285,7 +283,7 @@ def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_lat
 def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
     straggler = Lengths(quantiles=(10.0, 10.0))
     clock = Clock()
-    driver = Driver(
+    driver = SimulatedDriver(
         job(PipelineRL(1), prompts=2, samples=1, rows=4),
         replace(SECOND, lengths=straggler),
         1,
@@ -307,7 +305,7 @@ def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
 def test_admitted_is_consumed_and_in_flight(schedule):
     clock, looked = Clock(), 0
     rates = replace(SECOND, lengths=Lengths(mean=20, p95=50), weights=Weights(install=1.0))
-    driver = Driver(job(schedule), rates, 3, 1, 20, 0, clock)
+    driver = SimulatedDriver(job(schedule), rates, 3, 1, 20, 0, clock)
     driver.go()
 
     def balanced():
@@ -320,7 +318,7 @@ def test_admitted_is_consumed_and_in_flight(schedule):
         in_flight = sum(driver._in_flight) // 2  # two completions each
         assert in_flight == in_generators + in_messages
         assert driver.admitted == driver.taken + in_flight + len(driver.queue)
-        assert driver.admitted - driver.taken <= schedule.tickets(4)
+        assert driver.admitted - driver.taken <= schedule.in_flight_limit(4)
         return False
 
     clock.run(balanced)
@@ -363,13 +361,15 @@ def test_who_evaluates_is_who_waits():
     asked = replace(job(PipelineRL(0)), evaluate_every=2)
 
     def pace(by):
-        return simulate(asked, replace(SECOND, evaluate=Evaluate(8.0, by)), 1, 1, steps=40).seconds_per_step
+        return simulate(
+            asked, replace(SECOND, evaluate=EvaluateRates(8.0, by)), 1, 1, steps=40
+        ).seconds_per_step
 
     assert pace("trainer") == pytest.approx(15 + 8 / 2)
     assert pace("generators") == pytest.approx(15 + 8 / 2)
     assert pace("aside") == pytest.approx(15)
     slow = replace(
-        SECOND, evaluate=Evaluate(100.0)
+        SECOND, evaluate=EvaluateRates(100.0)
     )  # beside the training, but one is not done before the next
     assert simulate(asked, slow, 1, 1, steps=80).seconds_per_step == pytest.approx(50, rel=0.05)
 
@@ -408,10 +408,10 @@ def test_lengths_have_their_mean_tail_and_cut():
     assert np.quantile(free_BG, 0.95) == pytest.approx(1500, rel=0.08)
     within = np.log(free_BG).var(axis=1, ddof=1).mean() / np.log(free_BG).var()
     assert within == pytest.approx(0.3, abs=0.03)
-    cut_BG = Lengths(mean=500, p95=1500, answer=20).draw(rng, 4000, 8, Cut(900, (600, 800), 5))
+    cut_BG = Lengths(mean=500, p95=1500, answer=20).draw(rng, 4000, 8, Truncation(900, (600, 800), 5))
     assert ((cut_BG > 600) & (cut_BG <= 825)).mean() == pytest.approx((free_BG > 700).mean(), abs=0.08)
     assert cut_BG.max() <= 825
-    shown = Lengths(quantiles=(5.0, 10.0, 40.0)).draw(rng, 4000, 8, Cut(30))
+    shown = Lengths(quantiles=(5.0, 10.0, 40.0)).draw(rng, 4000, 8, Truncation(30))
     assert shown.min() >= 5
     assert shown.max() == 30
     assert np.median(shown) == pytest.approx(10, abs=1)

@@ -14,7 +14,7 @@ from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record.reader import RunRecord
 from scalerl.rl import train as training
-from scalerl.rl.config.health import Health, RewardDrop, Sampling, Truncated, ZeroVariance
+from scalerl.rl.config.health import Health, RewardDrop, SamplingDrift, Truncated, ZeroVariance
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.loop import parts
@@ -202,7 +202,9 @@ def test_a_resume_goes_on_through_the_alarm_and_says_what_an_uncut_run_says(reci
     told = replace(
         recipe,
         health=Health(
-            probe=16, truncated=Truncated(warning=0.03, alarm=0.06, window=3), sampling=Sampling(0.1, 0.2)
+            probe=16,
+            truncated=Truncated(warning=0.03, alarm=0.06, window=3),
+            sampling=SamplingDrift(0.1, 0.2),
         ),
     )
     whole, ended, _ = run(told, model, tmp_path / "whole")

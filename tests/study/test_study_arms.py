@@ -7,7 +7,16 @@ from scalerl.rl.algo.averaging import SampleAverage
 from scalerl.rl.algo.loss import Cispo, Dapo
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.study.arms import Axis, Grid, LeaveOneOut, Listed, Sensitivity, Sweep, Systems, expand
+from scalerl.study.arms import (
+    Axis,
+    Grid,
+    LeaveOneOutArms,
+    Listed,
+    SensitivityArms,
+    SweepArms,
+    Systems,
+    expand,
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +25,7 @@ def base():
 
 
 def test_leaving_out_takes_one_part_of_the_other_recipe_at_a_time(base):
-    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOut("deepseek_grpo"))}
+    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOutArms("deepseek_grpo"))}
     assert list(arms) == [
         "base",
         "schedule=off_policy",
@@ -37,7 +46,7 @@ def test_leaving_out_takes_one_part_of_the_other_recipe_at_a_time(base):
 
 def test_a_table_says_what_takes_the_place_of_each_part(base):
     without = {"loss": {"kind": "dapo", "max_ratio": 1.3}, "schedule": {"k": 2}}
-    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOut(without))}
+    arms = {arm.name: arm.recipe for arm in expand(base, LeaveOneOutArms(without))}
     assert arms["loss=dapo"].loss == Dapo(max_ratio=1.3)
     assert len(arms) == 3
 
@@ -70,8 +79,11 @@ def test_axes_sweeps_and_grids(base):
     ]
     pairs = expand(base, Axis(("batch.prompts", "batch.samples"), ((16, 16), (32, 8))))
     assert [arm.recipe.batch.samples for arm in pairs] == [16, 8]
-    sweep = Sensitivity(
-        (Sweep({"kind": "dapo"}, "max_ratio", (1.2, 1.3)), Sweep({"kind": "cispo"}, "max_ratio", (3.0,)))
+    sweep = SensitivityArms(
+        (
+            SweepArms({"kind": "dapo"}, "max_ratio", (1.2, 1.3)),
+            SweepArms({"kind": "cispo"}, "max_ratio", (3.0,)),
+        )
     )
     found = [(arm.name, arm.recipe.loss) for arm in expand(base, sweep)]
     assert found == [
@@ -79,10 +91,10 @@ def test_axes_sweeps_and_grids(base):
         ("dapo max_ratio=1.3", Dapo(max_ratio=1.3)),
         ("cispo max_ratio=3.0", Cispo(max_ratio=3.0)),
     ]
-    beside = Sensitivity(
+    beside = SensitivityArms(
         (
-            Sweep({"kind": "dapo", "min_ratio": 0.8}, "max_ratio", (1.2,)),
-            Sweep({"kind": "dapo", "min_ratio": 0.5}, "max_ratio", (1.2, 1.4)),
+            SweepArms({"kind": "dapo", "min_ratio": 0.8}, "max_ratio", (1.2,)),
+            SweepArms({"kind": "dapo", "min_ratio": 0.5}, "max_ratio", (1.2, 1.4)),
         )
     )
     assert [arm.name for arm in expand(base, beside)] == [
@@ -104,8 +116,8 @@ def test_axes_sweeps_and_grids(base):
         (Axis("schedule.q", (1, 2)), "unknown key 'schedule.q'"),
         (Axis("schedule.k", (1, -2)), "k must be between 0 and 1000"),
         (Axis(("rows", "seed"), ((1,), (2,))), "is not one value for each of 2 fields"),
-        (LeaveOneOut({"los": 1}, ("los",)), "'los' is no part of the two recipes"),
-        (LeaveOneOut({"loss": {"max_ratio": 5.0}}), "does not differ from the base"),
+        (LeaveOneOutArms({"los": 1}, ("los",)), "'los' is no part of the two recipes"),
+        (LeaveOneOutArms({"loss": {"max_ratio": 5.0}}), "does not differ from the base"),
     ],
 )
 def test_a_study_that_cannot_compare_is_refused(base, arms, message):

@@ -11,7 +11,7 @@ from scalerl.rl.algo.averaging import SampleAverage
 from scalerl.rl.algo.loss import Cispo, Dapo, Grpo
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.study.arms import Factorial, LeaveOneOut, Listed, combine, expand
+from scalerl.study.arms import Factorial, LeaveOneOutArms, Listed, combine, expand
 from scalerl.study.design import alias_chains, columns, levels, resolution_of, words
 
 
@@ -146,7 +146,7 @@ def test_a_factorial_that_cannot_be_is_refused(base, factorial, message):
 
 
 def test_the_best_single_changes_combined(base):
-    arms = {arm.name: arm for arm in expand(base, LeaveOneOut("deepseek_grpo"))}
+    arms = {arm.name: arm for arm in expand(base, LeaveOneOutArms("deepseek_grpo"))}
     both = combine(base, [arms["loss=grpo"], arms["averaging=sample"]])
     assert both.name == "loss=grpo + averaging=sample"
     assert (both.recipe.loss, both.recipe.averaging) == (Grpo(), SampleAverage())

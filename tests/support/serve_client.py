@@ -6,16 +6,16 @@ import time
 
 from starlette.testclient import TestClient
 
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve.app import make_app
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @contextlib.contextmanager
 def serving(folder, asked=None, hosts=LOCAL, token=None):
-    app, _ = make_app(Store(folder, asked or Asked()), hosts, token, "scalerl-1")
+    app, _ = make_app(RunStore(folder, asked or StandingQuery()), hosts, token, "scalerl-1")
     # A server goes on after a request that breaks it, and so does this.
     with TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False) as client:
         yield client

@@ -7,7 +7,7 @@ from scalerl.curve import Points
 from scalerl.record.alarms import Alarm
 from scalerl.view import closing_rows, health_svg, report_html
 from scalerl.view.facts.alarm_rows import health_text
-from scalerl.view.facts.standing import Asked, stand
+from scalerl.view.facts.standing import StandingQuery, stand
 
 ALARMS = (
     Alarm("truncated", "warning", 20, 30, 0.07, 0.05),
@@ -86,5 +86,5 @@ def test_where_nobody_looked_it_is_not_said_that_there_was_nothing(run):
 
 def test_json_has_no_list_of_alarms_where_nobody_looked(run):
     for record, alarms in ((run, None), (replace(run, config={"recipe": {"health": {}}}), [])):
-        told = stand(Points.from_record(record, "flops"), record, Asked()).to_json(0.0)
+        told = stand(Points.from_record(record, "flops"), record, StandingQuery()).to_json(0.0)
         assert told["alarms"] == alarms

@@ -17,7 +17,7 @@ from scalerl.record.reader import holds_run
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
-    from scalerl.view.facts.standing import Asked, Standing
+    from scalerl.view.facts.standing import Standing, StandingQuery
 
 _AFTER_READ, _AFTER_FIT = 10, 4
 """A look is followed by at least this many times as long as it read, or fitted, without one."""
@@ -30,7 +30,9 @@ class Follower:
     read nothing, empty where it did, or had nothing to read.
     """
 
-    def __init__(self, path: str, x: str | None, source: Source, price: float | None, asked: Asked) -> None:
+    def __init__(
+        self, path: str, x: str | None, source: Source, price: float | None, asked: StandingQuery
+    ) -> None:
         self.path, self.problem = Path(path), ""
         self._source = Changing(self.path)
         self.run: Standing | None = None

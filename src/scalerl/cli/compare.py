@@ -65,7 +65,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ComparedRun:
     """One argument, read and fitted."""
 
     path: str
@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> None:
     print(result.priors())
 
 
-def _blocks(recipes: dict[str, list[_Run]]) -> dict[str, list[Hashable]]:
+def _blocks(recipes: dict[str, list[_ComparedRun]]) -> dict[str, list[Hashable]]:
     """The seed of every run, as its config.json has it, and its base model where there are several.
 
     Raises:
@@ -190,7 +190,7 @@ def _blocks(recipes: dict[str, list[_Run]]) -> dict[str, list[Hashable]]:
 
 def _fitted(
     read: dict[str, list[Data]], args: argparse.Namespace
-) -> tuple[dict[str, list[_Run]], list[Unread]]:
+) -> tuple[dict[str, list[_ComparedRun]], list[Unread]]:
     """The fits of all runs, by the path that was given, and the runs that have too few evaluations for one.
 
     Raises:
@@ -200,13 +200,13 @@ def _fitted(
     from scalerl.ingest.formats.format import Unread
 
     start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
-    found: dict[str, list[_Run]] = {path: [] for path in read}
+    found: dict[str, list[_ComparedRun]] = {path: [] for path in read}
     errors: list[CannotAnswerError] = []
     unread: list[Unread] = []
     for path, of_path in read.items():
         for data in of_path:
             try:
-                found[path].append(_Run(data.path, fit(data.points, **start, level=args.level), data))
+                found[path].append(_ComparedRun(data.path, fit(data.points, **start, level=args.level), data))
             except CannotAnswerError as error:
                 errors.append(error)
                 name = data.record.name if data.record is not None and data.foreign else ""
@@ -216,7 +216,7 @@ def _fitted(
     return found, unread
 
 
-def _paper(runs: list[_Run]) -> PaperFit | str:
+def _paper(runs: list[_ComparedRun]) -> PaperFit | str:
     """The paper's fit of the first run of a recipe, or why it has none."""
     from scalerl.forecast.paper import paper_fit_of
 
@@ -230,7 +230,7 @@ def _paper(runs: list[_Run]) -> PaperFit | str:
 
 
 def _beside(
-    base: list[_Run], recipe: list[_Run], paper: Sequence[PaperFit | str], price: float | None
+    base: list[_ComparedRun], recipe: list[_ComparedRun], paper: Sequence[PaperFit | str], price: float | None
 ) -> _Beside:
     """Common prompts, where all runs of both recipes are folders; the paper's rule, on the first of each."""
     from scalerl.forecast.paired import paired_prompts

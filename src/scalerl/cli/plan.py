@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from scalerl.plan.cost import Target
-    from scalerl.plan.job import Job
+    from scalerl.plan.job import PlannedJob
     from scalerl.plan.rates import Rates
-    from scalerl.plan.simulate import Outcome
+    from scalerl.plan.simulate import SimulationResult
     from scalerl.record.reader import RunRecord
     from scalerl.rl.config.recipe import Recipe
 
@@ -83,15 +83,15 @@ def run(args: argparse.Namespace) -> None:
     """Simulate, and print what comes of it."""
     _check(args)
     from scalerl.plan.cost import to_target
-    from scalerl.plan.job import Job
+    from scalerl.plan.job import PlannedJob
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
     record, rates = _rates(args)
-    job = _job(Job.of(recipe), args, record)
-    tried: Sequence[Outcome] = ()
+    job = _job(PlannedJob.of(recipe), args, record)
+    tried: Sequence[SimulationResult] = ()
     how = {"steps": args.steps, "seed": args.seed}
     if args.devices:
         tried = splits(job, rates, args.devices, **how)
@@ -156,7 +156,7 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
     return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
 
 
-def _job(job: Job, args: argparse.Namespace, record: RunRecord | None) -> Job:
+def _job(job: PlannedJob, args: argparse.Namespace, record: RunRecord | None) -> PlannedJob:
     from scalerl.plan.measured import evaluated_every
 
     every = args.evaluate_every or (job.evaluate_every if record is None else evaluated_every(record))
@@ -164,7 +164,11 @@ def _job(job: Job, args: argparse.Namespace, record: RunRecord | None) -> Job:
 
 
 def _print_json(
-    args: argparse.Namespace, rates: Rates, outcome: Outcome, tried: Sequence[Outcome], target: Target | None
+    args: argparse.Namespace,
+    rates: Rates,
+    outcome: SimulationResult,
+    tried: Sequence[SimulationResult],
+    target: Target | None,
 ) -> None:
     from scalerl.jsonl import dumps
     from scalerl.plan.cost import dollars_per_hour
@@ -182,10 +186,10 @@ def _print_json(
 
 def _print(
     args: argparse.Namespace,
-    job: Job,
+    job: PlannedJob,
     rates: Rates,
-    outcome: Outcome,
-    tried: Sequence[Outcome],
+    outcome: SimulationResult,
+    tried: Sequence[SimulationResult],
     target: Target | None,
 ) -> None:
     print_rows(_rows(args, job, rates, outcome, target))
@@ -224,7 +228,7 @@ def _print(
 
 
 def _rows(
-    args: argparse.Namespace, job: Job, rates: Rates, outcome: Outcome, target: Target | None
+    args: argparse.Namespace, job: PlannedJob, rates: Rates, outcome: SimulationResult, target: Target | None
 ) -> list[tuple[str, str]]:
     waits = {
         "for groups": outcome.wait_for_groups,

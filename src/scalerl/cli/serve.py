@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> None:
         if missing not in ("starlette", "uvicorn"):
             raise
         raise InputError(f"serve needs {missing}: pip install 'scalerl[serve]'") from None
-    from scalerl.view.facts.standing import Asked
+    from scalerl.view.facts.standing import StandingQuery
 
-    asked = Asked(args.target, args.budget, args.level, axis=args.x)
+    asked = StandingQuery(args.target, args.budget, args.level, axis=args.x)
     ready = partial(print, flush=True)
     try:
         serve(args.folder, asked, args.host, args.port, args.token, args.open, ready)

@@ -59,11 +59,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
     from scalerl.cli._follow import Follower
-    from scalerl.view.facts.standing import Asked
+    from scalerl.view.facts.standing import StandingQuery
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")
-    asked = Asked(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
+    asked = StandingQuery(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
     follower = Follower(args.run_or_file, args.x, asked_of(args), args.price, asked)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:

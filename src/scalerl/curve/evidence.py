@@ -99,7 +99,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EvidenceEstimate:
     """Posterior of the coefficients of a model at one node."""
 
     columns_NK: np.ndarray
@@ -260,7 +260,7 @@ def _log_mean(log_J: Sequence[float] | np.ndarray) -> float:
     return top + math.log(float(np.mean(np.exp(log_J - top))))
 
 
-def estimate_at(sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray) -> Estimate:
+def estimate_at(sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray) -> EvidenceEstimate:
     """The coefficients of the null and of one added change, or none."""
     phi, sd = node
     columns_NK = np.concatenate([null.columns_NK, column_NJ], axis=1)
@@ -269,4 +269,4 @@ def estimate_at(sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray
     white = _whiten(sample, both, np.array([phi]))[0][0]
     Z, r = white[:, :-1], white[:, -1]
     covariance_KK = np.linalg.inv(Z.T @ Z / sd**2 + np.diag(prior_K**-2.0))
-    return Estimate(columns_NK, covariance_KK @ (Z.T @ r) / sd**2, covariance_KK)
+    return EvidenceEstimate(columns_NK, covariance_KK @ (Z.T @ r) / sd**2, covariance_KK)

@@ -18,7 +18,7 @@ import numpy as np
 
 from scalerl.curve.families import Curve, Family
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver import SEARCH_REACH, TOLERANCE, Rows, descend, on_bound, rows_averaged, starts
+from scalerl.curve.solver import SEARCH_REACH, TOLERANCE, RunRows, descend, on_bound, rows_averaged, starts
 
 __all__ = ["LOG_B_RANGE", "SEARCH_REACH", "TOLERANCE", "LeastSquares", "least_squares", "least_squares_many"]
 
@@ -66,13 +66,13 @@ def least_squares_many(
         for first in range(0, len(mine), _CHUNK):
             chunk = mine[first : first + _CHUNK]
             together = [samples[i] for i in chunk]
-            results = _search(together, Rows.stack(together, bounds), family)
+            results = _search(together, RunRows.stack(together, bounds), family)
             for i, result in zip(chunk, results, strict=True):
                 found[i] = result
     return found
 
 
-def _search(samples: Sequence[Sample], rows: Rows, family: Family) -> list[LeastSquares]:
+def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[LeastSquares]:
     """Grid, valleys, descent; then the distinct minima of every run."""
     reach, span = math.log(SEARCH_REACH), np.array([s.log_c_range for s in samples])
     box = np.empty((2, 2, len(samples)))  # low and high of theta

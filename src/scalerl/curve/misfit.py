@@ -20,8 +20,8 @@ from scalerl.curve.evidence import (
     N_WAVES,
     PARAMETER_SD,
     Changes,
-    Estimate,
     Evidence,
+    EvidenceEstimate,
     Healthy,
     candidate_changes,
     estimate_at,
@@ -172,7 +172,7 @@ def _as_logged(points: Points, sample: Sample) -> np.ndarray:
     return nearest_N
 
 
-def _decline(null: Healthy, estimate: Estimate) -> tuple[int, float, float]:
+def _decline(null: Healthy, estimate: EvidenceEstimate) -> tuple[int, float, float]:
     """(index of the maximum, fall from there to the end, its error), the wander left out."""
     k = null.columns_NK.shape[1]
     trend_NK = estimate.columns_NK.copy()

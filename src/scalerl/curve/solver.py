@@ -42,7 +42,7 @@ _TOWARD = slice(_BR, _CR + 1, _CR - _BR)
 _TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Where searches ended: theta (2, M), the best (R_0, A) there, and which were not given up."""
 
     theta: np.ndarray
@@ -51,7 +51,9 @@ class Found(NamedTuple):
     kept: np.ndarray
 
 
-def descend(rows: Rows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray) -> Found:
+def descend(
+    rows: RunRows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray
+) -> SearchResult:
     """Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, for M searches side by side."""
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
@@ -85,10 +87,10 @@ def descend(rows: Rows, run: np.ndarray, family: Family, theta: np.ndarray, box:
                 break
             active, rows = active[left], rows.take(left)
             state, trust, box = state[:, left], trust[:, left], box[:, :, left]
-    return Found(ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept))
+    return SearchResult(ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept))
 
 
-def _spare(rows: Rows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
+def _spare(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
     """Searches less likely than the best of their run by far more than `TOLERANCE`, or on its heels."""
     order = np.lexsort((state[_RSS], run))
     first = np.concatenate([[True], run[1:] != run[:-1]])  # `run` is sorted
@@ -102,7 +104,7 @@ def _spare(rows: Rows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
     return far | near
 
 
-def _evaluate(rows: Rows, family: Family, theta: np.ndarray) -> np.ndarray:
+def _evaluate(rows: RunRows, family: Family, theta: np.ndarray) -> np.ndarray:
     m, n = rows.y.shape
     basis, state = np.empty((m, 5, n)), np.empty((40, m))
     g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
@@ -125,7 +127,7 @@ def _evaluate(rows: Rows, family: Family, theta: np.ndarray) -> np.ndarray:
 
 
 def _step(
-    rows: Rows, state: np.ndarray, box: np.ndarray, trust: np.ndarray, bend: np.ndarray | None
+    rows: RunRows, state: np.ndarray, box: np.ndarray, trust: np.ndarray, bend: np.ndarray | None
 ) -> np.ndarray:
     """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
     A, R_0 = state[_A], state[_R_0]
@@ -179,7 +181,7 @@ def _solve(
     return step * (reach / np.maximum(far, reach))
 
 
-def _bend(rows: Rows, family: Family, state: np.ndarray) -> np.ndarray:
+def _bend(rows: RunRows, family: Family, state: np.ndarray) -> np.ndarray:
     """What the Hessian of half the sum of squares has beyond Gauss-Newton's, by differences; (3, M).
 
     By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
@@ -213,7 +215,7 @@ def rows_averaged(n: int) -> int:
     return -(-n // GRID_ROWS)
 
 
-class Rows(NamedTuple):
+class RunRows(NamedTuple):
     """Runs side by side; `y` is measured from `base`, the mean of the run or its given R_0."""
 
     log_c: np.ndarray
@@ -229,7 +231,7 @@ class Rows(NamedTuple):
     free: bool
 
     @classmethod
-    def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> Rows:
+    def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> RunRows:
         """Runs with `bounds` of (R_0, A), either of which may be infinite."""
         n = max(len(s) for s in samples)
         n += -n % rows_averaged(n)
@@ -244,13 +246,13 @@ class Rows(NamedTuple):
         yy, low, high = (w * y * y).sum(axis=1), bounds[0] - base, bounds[1] - base
         return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, free)
 
-    def take(self, index: np.ndarray) -> Rows:
+    def take(self, index: np.ndarray) -> RunRows:
         """Those of some runs, or of a run several times."""
         if len(index) == 1 == len(self.y):
             return self
-        return Rows(*[v[index] for v in self[:-1]], free=self.free)
+        return RunRows(*[v[index] for v in self[:-1]], free=self.free)
 
-    def coarse(self) -> Rows:
+    def coarse(self) -> RunRows:
         """Consecutive rows averaged to `GRID_ROWS` or fewer, for the grid."""
         s, n = self.y.shape
         each = rows_averaged(n)
@@ -264,7 +266,7 @@ class Rows(NamedTuple):
 
 
 def best_linear(
-    rows: Rows, gram: np.ndarray
+    rows: RunRows, gram: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The best (R_0, A) within the bounds, and where that is the best of all; then the rest of the products
     once R_0 is projected out, and one over the first of them."""
@@ -286,7 +288,7 @@ def best_linear(
     return R_0, A, inside, rest, over
 
 
-def _on_edge(rows: Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _on_edge(rows: RunRows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The best (R_0, A) where the best of all is outside of the bounds: A = R_0, A = high or R_0 = low."""
     hh, hg, hy, gg, gy = gram[0, 0], gram[0, 1], gram[0, -1], gram[1, 1], gram[1, -1]
     low, high = rows.low, rows.high
@@ -305,7 +307,7 @@ def _on_edge(rows: Rows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return R_0[best], A[best]
 
 
-def projected(rows: Rows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
+def projected(rows: RunRows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
     """The normal matrix (3, 3, M) of a state; those of (R_0, A) that lie on a bound follow nothing."""
     gram = gram.copy()
     gram[:, 4] -= R_0 * gram[:, 0] + A * gram[:, 1]  # y is now the residual
@@ -347,7 +349,7 @@ _BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
 
 
 def starts(
-    rows: Rows, family: Family, span: np.ndarray, log_b_range: tuple[float, float]
+    rows: RunRows, family: Family, span: np.ndarray, log_b_range: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """For every run the deepest local minima of the grid, and a step; (run (M,), theta (2, M))."""
     coarse = rows.coarse()
@@ -376,7 +378,7 @@ def starts(
     return run[order], theta[:, order]
 
 
-def _steps(rows: Rows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The runs that a step describes nearly as well as the grid did, with `rss`, and where; (M,) each.
 
     Steep curves have valleys as narrow as the distance of two evaluations, which a grid passes over.
@@ -399,7 +401,7 @@ def _steps(rows: Rows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return run, log_mid[run]
 
 
-def _rough_rss(rows: Rows, g: np.ndarray) -> np.ndarray:
+def _rough_rss(rows: RunRows, g: np.ndarray) -> np.ndarray:
     """Sums of squares (S, K), less a constant, of shares (S, K, N); a gain beyond the bounds is cut."""
     w, one = rows.w[:, :, None], rows.one[:, None]
     gy = (g @ (w * rows.y[:, :, None]))[:, :, 0]

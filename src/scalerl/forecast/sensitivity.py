@@ -26,7 +26,7 @@ _SAME = 1e-9  # relative: a cut at an evaluation keeps it
 
 
 @dataclass(frozen=True)
-class Row:
+class SensitivityRow:
     """The fit without the positive compute below `min_compute`; where there is none, `why` says so.
 
     Medians and intervals as in `Fit`: A averages the families, B and C_mid are the log-logistic's. `why` of
@@ -64,7 +64,7 @@ class Sensitivity:
     level: float
     at: float
     """The compute that is forecast."""
-    rows: tuple[Row, ...]
+    rows: tuple[SensitivityRow, ...]
 
     @property
     def A_moves(self) -> Move | None:
@@ -155,12 +155,12 @@ def sensitivity(
 
 def _row(
     points: Points, cut: float, count: int, at: float, r0: float | Literal["free"] | None, level: float
-) -> Row:
+) -> SensitivityRow:
     try:
         found = fit(points, min_compute=cut * (1 - _SAME), r0=r0, level=level)
     except CannotAnswerError as error:
-        return Row(cut, count, str(error).removeprefix(f"{points.source}: "))
-    return Row(
+        return SensitivityRow(cut, count, str(error).removeprefix(f"{points.source}: "))
+    return SensitivityRow(
         cut,
         found.n_points,
         found.why,
@@ -180,7 +180,7 @@ def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
     return Move(max(points) - min(points), min(high - low for _, (low, high) in values))
 
 
-def _line(row: Row) -> str:
+def _line(row: SensitivityRow) -> str:
     start = f"{row.min_compute:>16.6g} {row.points:>6}  "
     forecast, A = row.forecast, "withheld"
     if forecast is None:

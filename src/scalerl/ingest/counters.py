@@ -43,7 +43,7 @@ class Counter:
 
 
 @dataclass(frozen=True)
-class Counters:
+class ComputeCounters:
     """Those that could be made; the others are None."""
 
     device_seconds: Counter | None
@@ -55,7 +55,7 @@ class Counters:
 
 def counters(
     log: Log, vocabulary: Vocabulary, devices: float | None = None, model: ModelCost | None = None
-) -> Counters:
+) -> ComputeCounters:
     """All counters of a log.
 
     Args:
@@ -76,7 +76,9 @@ def counters(
     return replace(made, **dict.fromkeys(absurd), warnings=(*made.warnings, *texts))
 
 
-def _counters(log: Log, vocabulary: Vocabulary, devices: float | None, model: ModelCost | None) -> Counters:
+def _counters(
+    log: Log, vocabulary: Vocabulary, devices: float | None, model: ModelCost | None
+) -> ComputeCounters:
     warnings: list[str] = []
     spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0, warnings)
     seconds = spent or _seconds(log, vocabulary)
@@ -101,7 +103,7 @@ def _counters(log: Log, vocabulary: Vocabulary, devices: float | None, model: Mo
             warnings.append("the length of completions is not logged: attention is left out of the FLOPs")
     elif model is not None:
         warnings.append("no tokens are logged, so that a model's FLOPs cannot be counted")
-    return Counters(seconds, tokens, samples, flops, tuple(warnings))
+    return ComputeCounters(seconds, tokens, samples, flops, tuple(warnings))
 
 
 def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
-from scalerl.ingest.counters import Counter, Counters, counters
+from scalerl.ingest.counters import ComputeCounters, Counter, counters
 from scalerl.ingest.flops import ModelCost
 from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.logs.order import code_of, reason_of
@@ -41,7 +41,7 @@ _AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadOptions:
     """What the user says of a log; None is as the log has it."""
 
     pass_rate: str | None = None
@@ -53,7 +53,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Column:
+class LoggedColumn:
     """A metric as a field of steps.jsonl."""
 
     field: str
@@ -72,7 +72,7 @@ class Imported:
     """A run that was read from a foreign log."""
 
     record: RunRecord
-    columns: tuple[Column, ...]
+    columns: tuple[LoggedColumn, ...]
     """What becomes of steps.jsonl."""
     taken: tuple[tuple[str, str], ...]
     """What was taken for what, as (what, text)."""
@@ -97,7 +97,7 @@ class Imported:
             }
 
 
-def as_run(log: Log, vocabulary: Vocabulary, asked: Asked) -> Imported:
+def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     """The run that a log is of.
 
     Raises:
@@ -174,7 +174,7 @@ def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pass_rate_metric(
-    log: Log, vocabulary: Vocabulary, asked: Asked, warnings: list[str]
+    log: Log, vocabulary: Vocabulary, asked: ReadOptions, warnings: list[str]
 ) -> tuple[str, list[str]]:
     """The metric of the pass rate, and others that are held out too."""
     if asked.pass_rate is not None:
@@ -287,16 +287,18 @@ def n_samples(name: str) -> int:
 
 def _columns(
     log: Log, vocabulary: Vocabulary, taken: list[tuple[str, str]], warnings: list[str]
-) -> list[Column]:
+) -> list[LoggedColumn]:
     columns = []
     for role, field in OF_STEP.items():
         for name in vocabulary.matches(role, log.metrics)[:1]:
-            columns.append(Column(field, log.metrics[name]))
+            columns.append(LoggedColumn(field, log.metrics[name]))
             taken.append((field.replace("_", " "), name))
     if not any(column.field == "truncated" for column in columns):
         for name in vocabulary.matches("finished", log.metrics)[:1]:
             series = log.metrics[name]
-            columns.append(Column("truncated", Series(series.step_N, 1 - series.value_N, series.time_N)))
+            columns.append(
+                LoggedColumn("truncated", Series(series.step_N, 1 - series.value_N, series.time_N))
+            )
             taken.append(("truncated", f"1 - {name}"))
     for column in columns:
         if column.field == "truncated":
@@ -315,7 +317,12 @@ def _check_truncated(series: Series, warnings: list[str]) -> None:
 
 
 def _point(
-    step: float, rate: float, time: float, samples: int, made: Counters, columns: Sequence[Column]
+    step: float,
+    rate: float,
+    time: float,
+    samples: int,
+    made: ComputeCounters,
+    columns: Sequence[LoggedColumn],
 ) -> EvalPoint:
     def total(counter: Counter | None) -> float:
         return counter.at(step) if counter is not None else math.nan
@@ -353,7 +360,7 @@ def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, 
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 
 
-def _taken_counters(made: Counters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _taken_counters(made: ComputeCounters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     named = {
         "GPU-hours": made.device_seconds,
         "FLOPs": made.flops,

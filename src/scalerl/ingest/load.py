@@ -15,7 +15,7 @@ from scalerl.errors import InputError, number_of
 if TYPE_CHECKING:
     from scalerl.curve import Points
     from scalerl.ingest.formats.format import Format, Unread
-    from scalerl.ingest.sources import Found
+    from scalerl.ingest.sources import FoundRuns
     from scalerl.record.reader import RunRecord
 
 STANDARD_INPUT = "-"
@@ -83,7 +83,7 @@ def load_run(
     raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
 
 
-def read_runs(path: str | Path, source: Source, format: Format | None = None) -> Found:
+def read_runs(path: str | Path, source: Source, format: Format | None = None) -> FoundRuns:
     """The runs in the log of another trainer, whose `format` may have been recognised already.
 
     A run that cannot be read costs only itself: it is named in `Found.unread`.
@@ -92,11 +92,11 @@ def read_runs(path: str | Path, source: Source, format: Format | None = None) ->
         InputError: none can be read, or there is no run of the name asked for.
     """
     from scalerl.ingest.flops import model_cost
-    from scalerl.ingest.imported import Asked
+    from scalerl.ingest.imported import ReadOptions
     from scalerl.ingest.sources import read_source
 
     model = model_cost(source.model) if source.model is not None else None
-    asked = Asked(source.pass_rate, source.devices, model)
+    asked = ReadOptions(source.pass_rate, source.devices, model)
     how = {"trainer": source.trainer, "run": source.run, "guessed": source.format is None}
     return read_source(path, asked, format=format or source.format, **how)
 

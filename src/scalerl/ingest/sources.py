@@ -9,13 +9,13 @@ from pathlib import Path
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise
-from scalerl.ingest.imported import Asked, Imported, as_run
+from scalerl.ingest.imported import Imported, ReadOptions, as_run
 from scalerl.ingest.logs.log import Log, listed
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRuns:
     """The runs of a file or folder, and those that cannot be read."""
 
     all: tuple[Imported | Unread, ...]
@@ -34,13 +34,13 @@ class Found:
 
 def read_source(
     path: str | Path,
-    asked: Asked | None = None,
+    asked: ReadOptions | None = None,
     *,
     format: str | Format | None = None,
     trainer: str | None = None,
     run: str | None = None,
     guessed: bool = False,
-) -> Found:
+) -> FoundRuns:
     """All runs in a file or folder that can be read, or the one of a name.
 
     Args:
@@ -55,7 +55,7 @@ def read_source(
         InputError: it is of no known format, cannot be read, has no run of that name, or has none with
             anything that could be a pass rate.
     """
-    path, asked = Path(path), asked or Asked()
+    path, asked = Path(path), asked or ReadOptions()
     found = format if isinstance(format, Format) else recognise(path, format)
     if found is None:
         raise InputError(
@@ -93,7 +93,7 @@ def read_source(
     if len(errors) == len(logs):
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
         raise InputError(f"{errors[0]}{more}")
-    return Found(tuple(made))
+    return FoundRuns(tuple(made))
 
 
 def _name(log: Log | Unread) -> str:
@@ -113,7 +113,7 @@ def _others(path: Path, taken: Format) -> list[str]:
     ]
 
 
-def wanted(asked: Asked) -> Wanted:
+def wanted(asked: ReadOptions) -> Wanted:
     """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
     from scalerl.ingest.vocabularies import VOCABULARIES
 
@@ -122,7 +122,7 @@ def wanted(asked: Asked) -> Wanted:
     return lambda name: known(name) is not None
 
 
-def run_of(log: Log, asked: Asked, trainer: str | None = None) -> Imported:
+def run_of(log: Log, asked: ReadOptions, trainer: str | None = None) -> Imported:
     """The run that a log is of, its trainer recognised unless it is named.
 
     Raises:

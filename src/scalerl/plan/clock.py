@@ -29,15 +29,15 @@ class Clock:
         self.now = self.held = self.held_by_others = 0.0
         """The time, and the seconds of all cores that workers and the others have held."""
         self.shared = cores < math.inf
-        self._cores: list[list[Worker]] = [[] for _ in range(int(cores))] if self.shared else []
+        self._cores: list[list[SimulatedWorker]] = [[] for _ in range(int(cores))] if self.shared else []
         self._together, self._others = together, others / cores
         self._events: list[tuple[float, int, _Act, tuple[Any, ...]]] = []
-        self._arriving: list[Worker] = []
+        self._arriving: list[SimulatedWorker] = []
         self._asked = 0
 
-    def worker(self) -> Worker:
+    def worker(self) -> SimulatedWorker:
         """A process, which has nothing to do yet."""
-        return Worker(self)
+        return SimulatedWorker(self)
 
     def at(self, time: float, act: _Act, *args: Any) -> None:
         """Call `act` with `args` at `time`."""
@@ -48,7 +48,7 @@ class Clock:
         self._asked += 1
         return self._asked
 
-    def begins(self, worker: Worker) -> None:
+    def begins(self, worker: SimulatedWorker) -> None:
         """It has something to do, and needs a core."""
         self._arriving.append(worker)
 
@@ -66,11 +66,11 @@ class Clock:
                 return
             act(*args)
 
-    def _next_of_work(self) -> tuple[float, Worker | None]:
+    def _next_of_work(self) -> tuple[float, SimulatedWorker | None]:
         """When the next piece of work ends, or a part of it, and whose that is."""
         self._give_out()
         speed = self._speed()
-        found: tuple[float, Worker | None] = math.inf, None
+        found: tuple[float, SimulatedWorker | None] = math.inf, None
         for core in self._cores:
             for worker in core:
                 at = self.now + max(worker.ends - worker.worked, 0.0) / (self._share(core) * speed)
@@ -89,7 +89,7 @@ class Clock:
             self.held_by_others += seconds * self._others
         self.now = time
 
-    def _share(self, core: list[Worker]) -> float:
+    def _share(self, core: list[SimulatedWorker]) -> float:
         """What each on a core has of it."""
         return 1 / max(len(core) + self._others, 1.0)
 
@@ -117,14 +117,14 @@ class Clock:
                 worker.last = number
                 core.append(worker)
 
-    def _core_for(self, worker: Worker) -> int:
+    def _core_for(self, worker: SimulatedWorker) -> int:
         loads = [len(core) for core in self._cores]
         last = worker.last
         least = min(loads)
         return last if last is not None and loads[last] == least else loads.index(least)
 
 
-class Worker:
+class SimulatedWorker:
     """A process. What it is asked to do meanwhile is a part of what it does."""
 
     def __init__(self, clock: Clock) -> None:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.plan.job import Job
-from scalerl.plan.simulate import Outcome
+from scalerl.plan.job import PlannedJob
+from scalerl.plan.simulate import SimulationResult
 from scalerl.record.reader import RunRecord
 
 
@@ -35,13 +35,18 @@ class Target:
         return found
 
 
-def dollars_per_hour(outcome: Outcome, price: float) -> float:
+def dollars_per_hour(outcome: SimulationResult, price: float) -> float:
     """Of all devices, at `price` dollars per device-hour."""
     return outcome.devices * price
 
 
 def to_target(
-    record: RunRecord, target: float, job: Job, outcome: Outcome, price: float | None, level: float = 0.95
+    record: RunRecord,
+    target: float,
+    job: PlannedJob,
+    outcome: SimulationResult,
+    price: float | None,
+    level: float = 0.95,
 ) -> Target:
     """The completions to `target` by the curve of `record`, at the pace of `outcome`.
 

@@ -24,10 +24,10 @@ import numpy as np
 
 from scalerl.plan.broadcast import arrivals
 from scalerl.plan.clock import Clock
-from scalerl.plan.job import Job
+from scalerl.plan.job import PlannedJob
 from scalerl.plan.queue import Queue
 from scalerl.plan.rates import Rates
-from scalerl.plan.replica import Group, Replica
+from scalerl.plan.replica import Replica, SimulatedGroup
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest, as in `scalerl.rl.loop.evaluations`."""
@@ -35,7 +35,7 @@ _DRAWN_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
-class Step:
+class SimulatedStep:
     """What one step took, and what was where at its end. The first five are of the trainers' time, and all of
     it."""
 
@@ -64,11 +64,18 @@ class Step:
     """Groups that are complete and next in order; all others that are in flight are `generating`."""
 
 
-class Driver:
+class SimulatedDriver:
     """Runs so many steps; `steps` has them afterwards."""
 
     def __init__(
-        self, job: Job, rates: Rates, generators: int, trainers: int, n_steps: int, seed: int, clock: Clock
+        self,
+        job: PlannedJob,
+        rates: Rates,
+        generators: int,
+        trainers: int,
+        n_steps: int,
+        seed: int,
+        clock: Clock,
     ) -> None:
         self._job, self._rates, self._trainers, self._clock = job, rates, trainers, clock
         self._n_steps, self._rng = n_steps, np.random.default_rng(seed)
@@ -76,7 +83,7 @@ class Driver:
         self._driving, self._verifying, self._evaluating = (clock.worker() for _ in range(3))
         self._trainer = clock.worker() if self._overlapped else self._driving
         self.replicas = [Replica(i, job.rows, rates, clock, self.hear) for i in range(generators)]
-        self.steps: list[Step] = []
+        self.steps: list[SimulatedStep] = []
         self.admitted = self.taken = 0
         self.queue = Queue(rates.driver.in_order)
         self._in_flight = [0] * generators  # completions
@@ -84,19 +91,19 @@ class Driver:
         self._known = [0] * generators  # versions installed, as the driver has been told
         self._behind = Counter({0: generators})
         self._installed = 0
-        self._inbox = deque[tuple[Replica, list[Group], int]]()
+        self._inbox = deque[tuple[Replica, list[SimulatedGroup], int]]()
         self._lengths = deque[list[int]]()
         self.broadcast = arrivals(rates.weights, job.way, generators, trainers)
         self._link_free = 0.0
         self._evaluations = 0  # that are asked for and not done
         self._held_up: Callable[[], None] | None = None
         self._version = 0
-        self._batches = deque[list[Group]]()  # of the collection that is trained
-        self._ahead: list[list[Group]] = []  # of the next one
+        self._batches = deque[list[SimulatedGroup]]()  # of the collection that is trained
+        self._ahead: list[list[SimulatedGroup]] = []  # of the next one
         self._busy = self._training = self._judging = False
         self._hearing = False  # messages that leave it waiting for more
         self._looked = False  # since it last began to collect
-        self._done: Sequence[Group] | None = None  # of a step whose end the driver has not seen to
+        self._done: Sequence[SimulatedGroup] | None = None  # of a step whose end the driver has not seen to
         self._since = 0.0
         self._spent = defaultdict[str, float](float)
 
@@ -155,7 +162,7 @@ class Driver:
 
     # -- messages --------------------------------------------------------------------------------------
 
-    def hear(self, replica: Replica, groups: list[Group], version: int) -> None:
+    def hear(self, replica: Replica, groups: list[SimulatedGroup], version: int) -> None:
         """A generator says that groups are complete, or that it has installed a version."""
         self._inbox.append((replica, groups, version))
         self.go()
@@ -193,17 +200,17 @@ class Driver:
     def _admit(self) -> float:
         """Submit what the schedule allows; the seconds that it takes."""
         prompts, driver = self._job.prompts, self._rates.driver
-        n = self._installed * prompts + self._job.schedule.tickets(prompts) - self.admitted
+        n = self._installed * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
         n_parts = min(driver.parts, self._job.samples)
         for _ in range(n):
             lengths = self._draw()
             self.queue.admit(self.admitted, n_parts)
             for i in range(n_parts):
-                self._place(Group(self.admitted, lengths[i::n_parts]))
+                self._place(SimulatedGroup(self.admitted, lengths[i::n_parts]))
             self.admitted += 1
         return max(n, 0) * n_parts * (driver.group + driver.generator * len(self.replicas))
 
-    def _place(self, group: Group) -> None:
+    def _place(self, group: SimulatedGroup) -> None:
         while True:
             count, index = heapq.heappop(self._least)
             if count == self._in_flight[index]:
@@ -231,20 +238,20 @@ class Driver:
         self._judging, self._looked = True, False
         self._verifying.work(seconds, self._judged, groups)
 
-    def _judged(self, groups: list[Group]) -> None:
+    def _judged(self, groups: list[SimulatedGroup]) -> None:
         self._account()
         self._judging = False
         n = self._job.prompts
         self._ahead = [groups[i : i + n] for i in range(0, len(groups), n)]
         self.go()
 
-    def _make(self, groups: list[Group]) -> None:
+    def _make(self, groups: list[SimulatedGroup]) -> None:
         """Make the batch, and have it trained."""
         used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
         length_N = np.array([length for group in used for length in group.lengths], dtype=np.int64)
         self._do(self._rates.driver.batch_token * float(length_N.sum()), self._train, groups, used, length_N)
 
-    def _train(self, groups: list[Group], used: list[Group], length_N: np.ndarray) -> None:
+    def _train(self, groups: list[SimulatedGroup], used: list[SimulatedGroup], length_N: np.ndarray) -> None:
         self._account()
         trainer = self._rates.trainer
         self._training = True
@@ -252,7 +259,7 @@ class Driver:
         seconds += trainer.micro * math.ceil(len(length_N) / self._trainers / self._job.micro)
         self._trainer.work(seconds, self._trained, groups, used)
 
-    def _trained(self, groups: list[Group], used: Sequence[Group]) -> None:
+    def _trained(self, groups: list[SimulatedGroup], used: Sequence[SimulatedGroup]) -> None:
         self._account()
         self._training = False
         self._spent["tokens"] = sum(sum(group.lengths) for group in groups)
@@ -260,7 +267,7 @@ class Driver:
         self._done = used
         self.go()
 
-    def _publish(self, used: Sequence[Group]) -> None:
+    def _publish(self, used: Sequence[SimulatedGroup]) -> None:
         age_A = self._ages(used)
         self._version += 1
         publishes = self._job.schedule.publishes(self._version)
@@ -275,7 +282,7 @@ class Driver:
     def _end(self, age_A: np.ndarray) -> None:
         self._account()
         self.steps.append(
-            Step(
+            SimulatedStep(
                 time=self._clock.now,
                 **{name: self._spent[name] for name in _SECONDS},
                 tokens=int(self._spent["tokens"]),
@@ -288,7 +295,7 @@ class Driver:
         self._spent.clear()
         self._looked = False
 
-    def _ages(self, used: Sequence[Group]) -> np.ndarray:
+    def _ages(self, used: Sequence[SimulatedGroup]) -> np.ndarray:
         ages = Counter[int]()
         for group in used:
             for version, tokens in group.tokens.items():

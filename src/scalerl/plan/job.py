@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
-from scalerl.plan.lengths import Cut
+from scalerl.plan.lengths import Truncation
 from scalerl.rl.algo.schedule import AnySchedule
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ _WAY = {"object_store": "spread", "gloo": "tree", "nccl": "chain"}
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """Batches of `prompts` groups of `samples` completions, by a schedule, on generators of `rows` rows."""
 
     prompts: int
     samples: int
     rows: int
     schedule: AnySchedule
-    cut: Cut
+    cut: Truncation
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
     overlapped: bool = False
@@ -45,7 +45,7 @@ class Job:
         return self.prompts * self.samples
 
     @classmethod
-    def of(cls, recipe: Recipe) -> Job:
+    def of(cls, recipe: Recipe) -> PlannedJob:
         """That of a recipe. With a budget that is not in steps, evaluations are left out."""
         by_steps = recipe.budget.kind == "steps"
         return cls(
@@ -61,10 +61,10 @@ class Job:
         )
 
 
-def _cut(recipe: Recipe) -> Cut:
+def _cut(recipe: Recipe) -> Truncation:
     """The tokens of the phrase are guessed from its letters: this part of the package has no tokenizer."""
     length = recipe.length
     if length.kind != "forced_interruption":
-        return Cut(recipe.context.sampled)
+        return Truncation(recipe.context.sampled)
     phrase = -(-len(length.phrase) // _LETTERS_OF_A_TOKEN)
-    return Cut(recipe.context.sampled + phrase, (length.low, length.high), phrase)
+    return Truncation(recipe.context.sampled + phrase, (length.low, length.high), phrase)

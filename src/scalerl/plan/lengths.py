@@ -15,7 +15,7 @@ _P95 = 1.6448536269514722
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """Where a recipe ends completions: none is longer than `longest`.
 
     With an `interrupt`, thinking is ended at a length drawn uniformly between its two ends, and `phrase` and
@@ -52,7 +52,7 @@ class Lengths:
         elif not 0 < self.mean <= self.p95 <= self.mean * math.exp(_P95**2 / 2):
             raise ValueError("give quantiles; or a mean above 0, and a p95 between it and 3.87 times it")
 
-    def draw(self, rng: np.random.Generator, n_groups: int, samples: int, cut: Cut) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, n_groups: int, samples: int, cut: Truncation) -> np.ndarray:
         """Lengths of the completions of some groups, 1 or more: (B, G)."""
         prompt_B1 = rng.standard_normal((n_groups, 1))
         z_BG = math.sqrt(1 - self.within) * prompt_B1
@@ -73,7 +73,7 @@ class Lengths:
     def _mu(self) -> float:
         return math.log(self.mean) - self._sigma**2 / 2
 
-    def _cut(self, length_BG: np.ndarray, rng: np.random.Generator, cut: Cut) -> np.ndarray:
+    def _cut(self, length_BG: np.ndarray, rng: np.random.Generator, cut: Truncation) -> np.ndarray:
         if cut.interrupt is not None:
             low, high = cut.interrupt
             at_BG = rng.integers(low, high + 1, length_BG.shape)

@@ -14,7 +14,17 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.plan.lengths import Lengths
-from scalerl.plan.rates import Decode, Driver, Evaluate, Machine, Prefill, Rates, Trainer, Verify, Weights
+from scalerl.plan.rates import (
+    Decode,
+    DriverRates,
+    EvaluateRates,
+    Machine,
+    Prefill,
+    Rates,
+    Trainer,
+    Verify,
+    Weights,
+)
 from scalerl.record.reader import RunRecord
 
 LEAST_STEPS = 5
@@ -55,7 +65,7 @@ def rates_of(record: RunRecord) -> Rates:
         trainer=Trainer(token * trained / max(used * decoded, 1.0), fixed, used, micro),
         lengths=lengths,
         verify=Verify(spent.verify / completions),
-        driver=Driver(
+        driver=DriverRates(
             completion=spent.hear / completions,
             group=spent.admit / groups,
             step=max(spent.record, 0.0) / len(counted),
@@ -63,7 +73,7 @@ def rates_of(record: RunRecord) -> Rates:
         weights=Weights(
             publish=spent.publish / len(counted), install=spent.install / installs if installs else 0.0
         ),
-        evaluate=Evaluate(last["device_seconds"]["evaluate"] / max(len(record.evals), 1)),
+        evaluate=EvaluateRates(last["device_seconds"]["evaluate"] / max(len(record.evals), 1)),
         machine=Machine(cores) if cores else Machine(),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
     )

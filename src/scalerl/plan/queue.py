@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalerl.plan.replica import Group
+from scalerl.plan.replica import SimulatedGroup
 
 
 class Queue:
@@ -11,7 +11,7 @@ class Queue:
     def __init__(self, in_order: bool) -> None:
         self._in_order = in_order
         self._left: dict[int, int] = {}  # parts that are not complete, by place
-        self._complete: dict[int, Group] = {}
+        self._complete: dict[int, SimulatedGroup] = {}
         self._next = 0  # the first place that is not ready
         self._taken = 0
 
@@ -19,7 +19,7 @@ class Queue:
         """A group comes in so many parts."""
         self._left[place] = n_parts
 
-    def complete(self, part: Group) -> None:
+    def complete(self, part: SimulatedGroup) -> None:
         """A part of a group is."""
         group = self._complete.setdefault(part.place, part)
         if group is not part:
@@ -39,7 +39,7 @@ class Queue:
             return self._next - self._taken
         return sum(place not in self._left for place in self._complete)
 
-    def take(self, n: int) -> list[Group]:
+    def take(self, n: int) -> list[SimulatedGroup]:
         """So many of them, those first that were admitted first."""
         places = sorted(place for place in self._complete if place not in self._left)[:n]
         self._taken += n

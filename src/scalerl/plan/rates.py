@@ -96,7 +96,7 @@ class Verify:
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverRates:
     """What the one process that drives the loop does by itself."""
 
     message: float = 0.0
@@ -162,7 +162,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateRates:
     """Evaluations on held-out prompts."""
 
     seconds: float = 0.0
@@ -202,9 +202,9 @@ class Rates:
     lengths: Lengths
     prefill: Prefill = field(default_factory=Prefill)
     verify: Verify = field(default_factory=Verify)
-    driver: Driver = field(default_factory=Driver)
+    driver: DriverRates = field(default_factory=DriverRates)
     weights: Weights = field(default_factory=Weights)
-    evaluate: Evaluate = field(default_factory=Evaluate)
+    evaluate: EvaluateRates = field(default_factory=EvaluateRates)
     machine: Machine = field(default_factory=Machine)
     devices_per_generator: int = 1
     source: str = "given"

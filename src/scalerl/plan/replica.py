@@ -18,7 +18,7 @@ from scalerl.plan.clock import Clock
 from scalerl.plan.rates import Rates
 
 
-class Group:
+class SimulatedGroup:
     """The completions of one prompt, from their admission to the step that trains them."""
 
     __slots__ = ("left", "lengths", "place", "read", "started", "tokens")
@@ -70,17 +70,17 @@ class Replica:
         rows: int,
         rates: Rates,
         clock: Clock,
-        tell: Callable[[Replica, list[Group], int], None],
+        tell: Callable[[Replica, list[SimulatedGroup], int], None],
     ) -> None:
         self.index, self.tell = index, tell
         self._rows, self._rates, self._clock, self._worker = rows, rates, clock, clock.worker()
         self.busy = 0.0
         """Seconds in which it decoded, read prompts, or installed weights; stretches that have ended."""
         self._decoded = self._row_seconds = 0.0
-        self._waiting = deque[Group]()
-        self._order = deque[Group]()
+        self._waiting = deque[SimulatedGroup]()
+        self._order = deque[SimulatedGroup]()
         self._running: list[
-            tuple[int, int, int, Group]
+            tuple[int, int, int, SimulatedGroup]
         ] = []  # last step, place in the heap, first step, group
         self._started = 0
         self._step = self._steps = self._positions = 0
@@ -89,9 +89,9 @@ class Replica:
         self._idle, self._debt, self._stamp, self._under_way = True, 0.0, 0, 0
         # Of the stretch under way: when it began, and in seconds of a core when its first prompt is read.
         self._began = self._from = self._prefill = 0.0
-        self._done: list[Group] = []  # to be told of
+        self._done: list[SimulatedGroup] = []  # to be told of
 
-    def submit(self, group: Group) -> None:
+    def submit(self, group: SimulatedGroup) -> None:
         """Take a group; it starts as soon as there are rows."""
         self._waiting.append(group)
         self._order.append(group)
@@ -204,7 +204,7 @@ class Replica:
             self._done.append(self._order.popleft())
         self._begin(stamp)
 
-    def _finish(self, first: int, last: int, group: Group) -> None:
+    def _finish(self, first: int, last: int, group: SimulatedGroup) -> None:
         """Count the tokens of a completion by their version."""
         group.left -= 1
         for since, version in reversed(self._versions):

@@ -14,15 +14,15 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.plan.clock import Clock
-from scalerl.plan.driver import Driver, Step
-from scalerl.plan.job import Job
+from scalerl.plan.driver import SimulatedDriver, SimulatedStep
+from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 
 MOST_GENERATORS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulationResult:
     """What a cluster does, over the steps after the first ones, which fill the pipeline."""
 
     generators: int
@@ -74,8 +74,8 @@ class Outcome:
 
 
 def simulate(
-    job: Job, rates: Rates, generators: int, trainers: int, *, steps: int | None = None, seed: int = 0
-) -> Outcome:
+    job: PlannedJob, rates: Rates, generators: int, trainers: int, *, steps: int | None = None, seed: int = 0
+) -> SimulationResult:
     """Run `job` on so many generators and trainers.
 
     Args:
@@ -90,7 +90,7 @@ def simulate(
     Raises:
         InputError: a number is out of range.
     """
-    in_flight = job.schedule.tickets(job.prompts) // job.prompts
+    in_flight = job.schedule.in_flight_limit(job.prompts) // job.prompts
     steps = max(5 * in_flight, 20) if steps is None else steps
     for name, value, most in (
         ("generators", generators, MOST_GENERATORS),
@@ -102,7 +102,7 @@ def simulate(
     first = 2 * in_flight
     last = first + -(-steps // in_flight) * in_flight
     clock = Clock(rates.machine.cores, rates.machine.together, rates.machine.others)
-    driver = Driver(job, rates, generators, trainers, last, seed, clock)
+    driver = SimulatedDriver(job, rates, generators, trainers, last, seed, clock)
     driver.go()
     clock.run(lambda: len(driver.steps) >= first)
     before = _spent(driver, clock)
@@ -110,14 +110,16 @@ def simulate(
     return _outcome(job, rates, trainers, driver, first, _spent(driver, clock) - before)
 
 
-def _spent(driver: Driver, clock: Clock) -> np.ndarray:
+def _spent(driver: SimulatedDriver, clock: Clock) -> np.ndarray:
     """Of all generators together: busy seconds, and those times rows in use. Of all cores: those that roles
     held, and other jobs."""
     busy, row_seconds = np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
     return np.array([busy, row_seconds, clock.held, clock.held_by_others])
 
 
-def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, spent: np.ndarray) -> Outcome:
+def _outcome(
+    job: PlannedJob, rates: Rates, trainers: int, driver: SimulatedDriver, first: int, spent: np.ndarray
+) -> SimulationResult:
     steps, generators = driver.steps[first:], len(driver.replicas)
     seconds = steps[-1].time - driver.steps[first - 1].time
     busy, row_seconds, held, held_by_others = (float(value) for value in spent)
@@ -129,7 +131,7 @@ def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, 
     for step in steps:
         ages[: len(step.age_A)] += step.age_A
     ages /= max(ages.sum(), 1)
-    return Outcome(
+    return SimulationResult(
         generators=generators,
         trainers=trainers,
         devices=generators * rates.devices_per_generator + trainers,
@@ -154,7 +156,9 @@ def _outcome(job: Job, rates: Rates, trainers: int, driver: Driver, first: int, 
     )
 
 
-def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> dict[str, float]:
+def _bounds(
+    job: PlannedJob, rates: Rates, driver: SimulatedDriver, steps: Sequence[SimulatedStep]
+) -> dict[str, float]:
     """Seconds of a step, if there were nothing else but
 
     generation     all rows of all generators, always in use
@@ -171,7 +175,7 @@ def _bounds(job: Job, rates: Rates, driver: Driver, steps: Sequence[Step]) -> di
         for name in ("trained", "driven", "judged", "tokens", "longest")
     }
     arrive_R, sending = driver.broadcast
-    weights, in_flight = rates.weights, job.schedule.tickets(job.prompts) // job.prompts
+    weights, in_flight = rates.weights, job.schedule.in_flight_limit(job.prompts) // job.prompts
     completion = mean["tokens"] / job.completions
     seen = [replica.seconds_per_step for replica in driver.replicas if replica.seconds_per_step]
     decode_step = float(np.mean(seen)) if seen else 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scalerl.errors import InputError
-from scalerl.plan.job import Job
+from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
-from scalerl.plan.simulate import Outcome, simulate
+from scalerl.plan.simulate import SimulationResult, simulate
 
 _ALL = 12
 """Trainers up to which every number of them is tried."""
@@ -16,8 +16,8 @@ _AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
 def splits(
-    job: Job, rates: Rates, devices: int, *, steps: int | None = None, seed: int = 0
-) -> tuple[Outcome, ...]:
+    job: PlannedJob, rates: Rates, devices: int, *, steps: int | None = None, seed: int = 0
+) -> tuple[SimulationResult, ...]:
     """Splits of `devices` devices, each simulated, by their trainers; devices left over do nothing.
 
     Raises:
@@ -35,13 +35,13 @@ def splits(
     return tuple(replace(one, devices=devices) for one in found)
 
 
-def best(found: tuple[Outcome, ...]) -> Outcome:
+def best(found: tuple[SimulationResult, ...]) -> SimulationResult:
     """The split with the most steps an hour; of those within a percent of it the one that generates most."""
     fastest = max(one.steps_per_hour for one in found)
     return next(one for one in found if one.steps_per_hour >= 0.99 * fastest)
 
 
-def _near(job: Job, rates: Rates, devices: int, seed: int) -> list[int]:
+def _near(job: PlannedJob, rates: Rates, devices: int, seed: int) -> list[int]:
     """Numbers of trainers about the one at which generating and training take as long."""
     each = rates.devices_per_generator
     half = max(devices // 2, 1)

@@ -62,7 +62,7 @@ from scalerl.rl.loop.resume import (
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.built_in import trackers_of
-from scalerl.rl.tracking.follow import Sender, check
+from scalerl.rl.tracking.follow import TrackingSender, check
 from scalerl.rl.tracking.process import Setup
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
@@ -157,14 +157,14 @@ def train(
         if restart and (apart := place.set_apart()):
             _LOG.warning("the run begins anew; what was there is kept in %s", apart)
 
-        def attempt(resume: bool, closing: ExitStack) -> _Run:
+        def attempt(resume: bool, closing: ExitStack) -> _TrainingRun:
             make_parts = partial(parts_of, folder=place.here(), aside=evaluate_aside, load=load)
             to_stop = stop or threading.Event()
-            return _Run(
+            return _TrainingRun(
                 recipe, place, str(model_folder), resume, extra or {}, watch, to_stop, make_parts, closing
             )
 
-        def go_on(run: _Run, closing: ExitStack) -> None:
+        def go_on(run: _TrainingRun, closing: ExitStack) -> None:
             run.follow(trackers, forecaster, closing)
             try:
                 if run.train(forecaster, until):
@@ -182,7 +182,9 @@ def train(
 
 
 def _try_until_done(
-    attempt: Callable[[bool, ExitStack], _Run], go_on: Callable[[_Run, ExitStack], None], resume: bool
+    attempt: Callable[[bool, ExitStack], _TrainingRun],
+    go_on: Callable[[_TrainingRun, ExitStack], None],
+    resume: bool,
 ) -> None:
     """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
     resume."""
@@ -204,7 +206,7 @@ def _try_until_done(
             _LOG.warning("%s; the run goes on from its last checkpoint", error)
 
 
-class _Run:
+class _TrainingRun:
     """The parts of a run, and what is done with them after every step. `closing` ends them."""
 
     def __init__(
@@ -219,7 +221,7 @@ class _Run:
         make_parts: Callable[[Recipe, str, ExitStack], Parts],
         closing: ExitStack,
     ) -> None:
-        self.clock = _Clock()
+        self.clock = _RunClock()
         self.place, self.recipe, self.stop, folder = place, recipe, stop, place.here()
         self.parts = parts = make_parts(recipe, model_folder, closing)
         self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
@@ -301,7 +303,7 @@ class _Run:
             RunRecord.read(path).evals if known else (),
             settings.close_seconds,
         )
-        self.sender = closing.enter_context(Sender(setup))
+        self.sender = closing.enter_context(TrackingSender(setup))
 
     def train(self, forecaster: Forecaster | None, until: float) -> bool:
         """Until the budget is spent or the pool has run dry; false where `until` came first."""
@@ -454,7 +456,7 @@ class _Run:
         self.health.evaluation(point)
 
 
-class _Clock:
+class _RunClock:
     """Wall time of training: laps, without the time in which it is stopped."""
 
     def __init__(self) -> None:

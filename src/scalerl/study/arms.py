@@ -56,7 +56,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class LeaveOneOut:
+class LeaveOneOutArms:
     """The base, and the base less one part at a time, which another recipe then provides."""
 
     without: str | Changes
@@ -102,7 +102,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepArms:
     """A loss, as the table of a recipe, and the values of one of its bounds."""
 
     loss: Changes
@@ -111,10 +111,10 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class SensitivityArms:
     """How much depends on a loss's bound."""
 
-    sweeps: tuple[Sweep, ...]
+    sweeps: tuple[SweepArms, ...]
     kind: Literal["sensitivity"] = "sensitivity"
 
     def changes(self, base: Recipe) -> list[Named]:
@@ -170,7 +170,7 @@ class Factorial:
     """Switches of the base, each on in half of the arms: a regular two-level fraction, with the fewest arms.
 
     The switches are given by name, each with its changes of the base when it is on; or they are the parts in
-    which another recipe differs, as in `LeaveOneOut`. A first arm has all off.
+    which another recipe differs, as in `LeaveOneOutArms`. A first arm has all off.
     """
 
     switches: dict[str, Changes] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class Factorial:
             yield "+".join(on) or "base", on
 
 
-AnyArms = Listed | LeaveOneOut | Axis | Sensitivity | Systems | Grid | Factorial
+AnyArms = Listed | LeaveOneOutArms | Axis | SensitivityArms | Systems | Grid | Factorial
 """The kinds of studies."""
 
 

@@ -49,7 +49,7 @@ def test_the_defaults_are_the_papers():
     # eps 1e-15, decay 0.01, interruption in [10k, 12k] of a 12,288-token budget, 16,384 tokens of context.
     recipe = Recipe(model="tiny", task=Chain(), budget=Steps(1))
     assert recipe.schedule.k == 8
-    assert recipe.schedule.tickets(recipe.batch.prompts) == 9 * 48
+    assert recipe.schedule.in_flight_limit(recipe.batch.prompts) == 9 * 48
     assert recipe.batch.prompts * recipe.batch.samples == 768
     assert recipe.optimiser == AdamW(lr=5e-7, warmup_steps=100, eps=1e-15, weight_decay=0.01)
     assert isinstance(recipe.length, ForcedInterruption)

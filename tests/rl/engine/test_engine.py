@@ -19,7 +19,7 @@ from transformers import (
 
 from scalerl.rl.engine.engine import TransformersEngine, make_engine
 from scalerl.rl.kernels.fused import FusedEngine
-from scalerl.rl.kernels.native import Shape, Store, load_kernels
+from scalerl.rl.kernels.native import KernelStore, Shape, load_kernels
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -246,7 +246,7 @@ def test_rms_norm_and_swiglu_by_torch():
 def attend(qkv, own, prompts, places):
     """Attention of tokens (A, 4 + 2 * 2 heads of 16) after what stands in the stores (keys, values)."""
     shape = Shape(4, 2, 16, 16**-0.5, 1e-6)
-    own_store, prompt_store = (Store(k.data_ptr(), v.data_ptr(), v.shape[1]) for k, v in (own, prompts))
+    own_store, prompt_store = (KernelStore(k.data_ptr(), v.data_ptr(), v.shape[1]) for k, v in (own, prompts))
     turns = (torch.ones(64, 16), torch.zeros(64, 16))  # positions turn nothing
     out = torch.empty(len(qkv), 64)
     room = torch.empty(4, 2 * 24)

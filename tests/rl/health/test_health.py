@@ -20,7 +20,7 @@ from scalerl.rl.config.health import (
     PassRateDrop,
     RatioClipped,
     RewardDrop,
-    Sampling,
+    SamplingDrift,
     Truncated,
     ZeroVariance,
 )
@@ -68,8 +68,8 @@ def test_the_thresholds_of_the_gap_follow_the_precision():
 
 def test_sampling_and_head_are_in_standard_errors():
     rows = [{"rank": 0.4, "rank_variance": 0.04, "probe_tokens": n} for n in (40, 60)]
-    assert Sampling()(rows) == pytest.approx(0.1 * 100 / math.sqrt(100 * 0.04))  # 5
-    assert math.isnan(Sampling()(rows[:1]))  # too few tokens that could have been others
+    assert SamplingDrift()(rows) == pytest.approx(0.1 * 100 / math.sqrt(100 * 0.04))  # 5
+    assert math.isnan(SamplingDrift()(rows[:1]))  # too few tokens that could have been others
     rows = [{"head_gap": gap, "head_gap_rms": 0.02, "probe_tokens": 50} for gap in (0.02, 0.01)]
     assert Head()(rows) == pytest.approx((1.0 + 0.5) / (0.02 * math.sqrt(100)))
     assert Head()(rows_of("logp_gap", [0.1])) != Head()(rows)

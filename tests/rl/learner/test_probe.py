@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.health import Head, Health, LogpGap, Sampling
+from scalerl.rl.config.health import Head, Health, LogpGap, SamplingDrift
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.engine.build import load_generator
@@ -73,7 +73,7 @@ def test_age_does_not_show_where_all_is_well(recipe, schedule):
     probes = [row for row in rows if row]
     assert len(probes) >= 4
     assert max(row["logp_gap_max"] for row in probes) < 2e-5
-    assert Sampling().level(Sampling()(probes)) is None
+    assert SamplingDrift().level(SamplingDrift()(probes)) is None
     shift = max(step.stats.logp_shift for step in steps if len(step.batch))
     if schedule.max_age:
         assert shift > 0.05  # what the trained tokens themselves would have shown
@@ -218,7 +218,7 @@ def test_tokens_that_are_no_sample_of_what_was_recorded_are_an_alarm(recipe):
     rows, _, _ = run(on_policy, sharper, n_steps=12, change=as_recorded_at_1)
     limits = LogpGap().of("float32")
     assert limits.level(limits(rows)) is None  # they agree to the last digit
-    assert Sampling().level(Sampling()(rows)) == "alarm"
+    assert SamplingDrift().level(SamplingDrift()(rows)) == "alarm"
     assert np.mean([row["rank"] for row in rows if row]) < 0.47
 
 

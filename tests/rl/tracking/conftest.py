@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from tracked_runs import SETS, TO, lines_so_far, tracked_by, wait_until
+from trackers_of_tests import Keeps
+from wandb_files import keep_wandb_home
 
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.train import train
-from tracked_runs import SETS, TO, lines_so_far, tracked_by, wait_until
-from trackers_of_tests import Keeps
-from wandb_files import keep_wandb_home
 
 
 @pytest.fixture(scope="module")

@@ -12,17 +12,17 @@ import time
 
 import numpy as np
 import pytest
+from tracked_runs import SETS, check_read_back, check_same_run, lines, lines_so_far, tracked_by, wait_until
+from trackers_of_tests import Fails, Keeps, NotEverySecond, OnAFullDisk, Returns, never
 
 from scalerl.errors import InputError
 from scalerl.ingest.sources import read_source
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import TrackedRun
-from scalerl.rl.tracking.follow import Sender
+from scalerl.rl.tracking.follow import TrackingSender
 from scalerl.rl.tracking.process import MOST_FAILURES, MOST_ROWS, Setup
 from scalerl.rl.tracking.wandb import WandbTracker
 from scalerl.rl.train import train
-from tracked_runs import SETS, check_read_back, check_same_run, lines, lines_so_far, tracked_by, wait_until
-from trackers_of_tests import Fails, Keeps, NotEverySecond, OnAFullDisk, Returns, never
 
 FAULTS = [
     *(Fails(at, how) for at in ("open", "log", "close") for how in ("raises", "exits", "hangs")),
@@ -103,7 +103,7 @@ def rows_of_steps(short_plain, number):
 def test_rows_that_a_tracker_does_not_take_are_dropped_and_counted(short_plain, tmp_path, caplog):
     n = 3 * MOST_ROWS
     trackers = Fails("log", "hangs"), Keeps(tmp_path / "kept.jsonl")
-    with Sender(setup_of(tmp_path, *trackers, close_seconds=1.0)) as sender:
+    with TrackingSender(setup_of(tmp_path, *trackers, close_seconds=1.0)) as sender:
         for row in rows_of_steps(short_plain, n):
             sender.step(row)
             if sender._queue.qsize() > MOST_ROWS // 2:  # its own limit is another matter
@@ -115,7 +115,7 @@ def test_rows_that_a_tracker_does_not_take_are_dropped_and_counted(short_plain, 
 
 
 def test_what_the_process_does_not_take_is_dropped_and_counted(short_plain, tmp_path, caplog):
-    with Sender(setup_of(tmp_path, Fails("open", "stops"), close_seconds=0.0)) as sender:
+    with TrackingSender(setup_of(tmp_path, Fails("open", "stops"), close_seconds=0.0)) as sender:
         for row in rows_of_steps(short_plain, 4 * MOST_ROWS):
             sender.step(row)
         # Without a limit it would be all of them; and nobody takes them, so that it would wait here for ever.
@@ -124,7 +124,7 @@ def test_what_the_process_does_not_take_is_dropped_and_counted(short_plain, tmp_
 
 
 def test_rows_for_a_process_that_has_died_are_dropped_at_once_and_counted(short_plain, tmp_path, caplog):
-    with Sender(setup_of(tmp_path, Fails("open", "kills"), close_seconds=0.0)) as sender:
+    with TrackingSender(setup_of(tmp_path, Fails("open", "kills"), close_seconds=0.0)) as sender:
         wait_until(lambda: not sender._process.is_alive())
         rows = rows_of_steps(short_plain, 40)
         for _ in range(20):
@@ -140,7 +140,7 @@ def test_rows_for_a_process_that_has_died_are_dropped_at_once_and_counted(short_
 def test_nothing_that_a_row_holds_ends_or_hides_what_else_is_logged(tmp_path, caplog):
     keeps = Keeps(tmp_path / "kept.jsonl")
     row = {"step": 1, "time": 1.0, "reward_mean": np.float32(0.5), "queue": {"generating": np.int64(3)}}
-    with Sender(setup_of(tmp_path, keeps)) as sender:
+    with TrackingSender(setup_of(tmp_path, keeps)) as sender:
         sender.step(row | {"failed": {"x": None, "y": {"z": 1}}, "huge": 10**400, "flops": {"all": math.nan}})
         sender.step({"time": 2.0})
         sender.step(row | {"step": 3, "logp_gap": lambda: 0.0})
@@ -157,7 +157,7 @@ def test_nothing_that_a_row_holds_ends_or_hides_what_else_is_logged(tmp_path, ca
 
 def test_forecasts_that_are_not_made_in_time_cost_no_tracker_its_end(tmp_path, caplog):
     keeps = Keeps(tmp_path / "kept.jsonl")
-    with Sender(setup_of(tmp_path, keeps, close_seconds=1.0, forecaster=never)) as sender:
+    with TrackingSender(setup_of(tmp_path, keeps, close_seconds=1.0, forecaster=never)) as sender:
         for step in range(3):
             sender.evaluation(EvalPoint(step=step, pass_rate=0.25 * step))
         sender.step({"step": 5, "time": 5.0, "loss": 1.0})
@@ -174,7 +174,7 @@ def test_a_tracker_whose_id_cannot_be_kept_logs_and_is_closed(tmp_path, caplog, 
     odd = Returns(tmp_path / "odd.jsonl", "odd", value=1j if fault == "no JSON" else "1")
     if fault == "no file":
         (tmp_path / "tracking.json").mkdir()
-    with Sender(setup_of(tmp_path, odd, Keeps(tmp_path / "kept.jsonl"))) as sender:
+    with TrackingSender(setup_of(tmp_path, odd, Keeps(tmp_path / "kept.jsonl"))) as sender:
         sender.step({"step": 1, "time": 1.0, "loss": 1.0})
     for rows in (lines(tmp_path / "odd.jsonl"), lines(tmp_path / "kept.jsonl")):
         assert [row.get("step") for row in rows] == [None, 1, None]

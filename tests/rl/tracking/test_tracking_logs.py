@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracked_runs import TO, check_read_back, check_same_run, kept_rows, lines, stores, tracked_by
+from trackers_of_tests import Keeps
 
 from scalerl.cli.main import main
 from scalerl.curve import fit
@@ -15,8 +17,6 @@ from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.sources import read_source
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.train import train
-from tracked_runs import TO, check_read_back, check_same_run, kept_rows, lines, stores, tracked_by
-from trackers_of_tests import Keeps
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -11,10 +11,10 @@ from growing import TRUTH, Growing
 from serve_client import LOCAL, logs_of_trl, serving, settled
 from starlette.responses import JSONResponse
 
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve.guard import Guard
 from scalerl.view.serve.listing import Listing
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 TOKEN = "t" * 43
 API = ("/", "/page.js", "/chart.js", "/api/runs", "/api/overlay?runs=x", "/api/compare?runs=x", "/events")
@@ -38,7 +38,7 @@ def snapshot(folder):
 
 def test_runs_are_listed_with_what_is_known_of_them(runs):
     Growing(runs / "young", 3).alarm(40)
-    with serving(runs, Asked(target=0.58)) as client:
+    with serving(runs, StandingQuery(target=0.58)) as client:
         rows = settled(client)
     assert set(rows) == {"a/a-0", "a/a-1", "b/b-0", "young"}
     row = rows["a/a-0"]
@@ -452,7 +452,7 @@ def test_a_thousand_runs_are_read_once(tmp_path, monkeypatch):
 
     read, opened = RunRecord.read, []
     monkeypatch.setattr(RunRecord, "read", lambda path: opened.append(path) or read(path))
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     store.refresh()
     assert len(opened) == 1000
     assert len(store.listed()["runs"]) == 1000

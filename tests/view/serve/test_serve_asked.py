@@ -5,7 +5,7 @@ from growing import Growing
 from serve_client import serving, settled
 
 from scalerl.cli.main import main
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 
 HOURS = {"kind": "gpu_hours", "amount": 0.2}
 
@@ -16,7 +16,7 @@ def ids(rows):
 
 def test_a_budget_is_one_on_its_own_axis_alone(runs):
     Growing(runs / "hours", 12, 3, budget=HOURS)
-    asked = Asked(target=0.58, budget=900.0, axis="steps")
+    asked = StandingQuery(target=0.58, budget=900.0, axis="steps")
     with serving(runs, asked) as client:
         rows = settled(client)
         assert {(row["axis"], row["end"]) for row in rows.values()} == {("steps", 900)}
@@ -29,7 +29,7 @@ def test_a_budget_is_one_on_its_own_axis_alone(runs):
 
 def test_where_the_axis_of_the_budget_was_not_logged_no_verdict_is_given(runs):
     Growing(runs / "hours", 12, 3, budget=HOURS)
-    with serving(runs, Asked(target=0.58, budget=900.0, axis="samples")) as client:
+    with serving(runs, StandingQuery(target=0.58, budget=900.0, axis="samples")) as client:
         row = settled(client)["hours"]
     assert (row["axis"], row["share"], row["eta"], row["target"]) == ("gpu_hours", None, None, None)
     assert row["end"] == pytest.approx(2 * row["compute"])
@@ -55,7 +55,7 @@ def test_every_curve_ends_at_its_own_budget(runs):
 
 
 def test_a_comparison_is_asked_what_the_server_is(runs):
-    asked = Asked(target=0.5, budget=900.0, level=0.8, axis="steps")
+    asked = StandingQuery(target=0.5, budget=900.0, level=0.8, axis="steps")
     with serving(runs, asked) as client, serving(runs) as plain:
         rows = settled(client)
         found = client.get(f"/api/compare?runs={ids(rows)}").json()["result"]

@@ -11,9 +11,9 @@ from serve_client import any_waits, serving, settled, until
 from wandb_files import framed, header, history, pb
 
 from scalerl.errors import InputError
-from scalerl.view.facts.standing import Asked, Standing
+from scalerl.view.facts.standing import Standing, StandingQuery
 from scalerl.view.serve.fits import Answers
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 
 @pytest.mark.parametrize("since", ["9" * 5000, "-1", "1.5", "", "٣"])
@@ -25,7 +25,7 @@ def test_a_version_that_is_none_is_refused(original, since):
 
 
 def test_an_answer_that_breaks_has_the_headers_of_all(original, monkeypatch):
-    monkeypatch.setattr(Store, "listed", lambda *_: 1 / 0)
+    monkeypatch.setattr(RunStore, "listed", lambda *_: 1 / 0)
     with serving(original) as client:
         answer = client.get("/api/runs")
     assert answer.status_code == 500
@@ -45,7 +45,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
     monkeypatch.setattr(Standing, "fitted", breaks)
     monkeypatch.setattr("scalerl.view.serve.fits.REFIT", 0.0)
     monkeypatch.setattr("scalerl.view.serve.store.REFIT", 0.0)
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     for _ in range(3):
         assert store.fit_next()
@@ -71,7 +71,7 @@ def test_a_fit_that_breaks_is_told_and_made_again_when_the_run_has_changed(runs,
 def test_what_cannot_be_said_of_a_run_is_not_asked_again(runs, monkeypatch, caplog):
     monkeypatch.setattr(Standing, "eta", lambda standing, now: 1 / 0 if standing.fit else 0.0)
     monkeypatch.setattr("scalerl.view.serve.store.REFIT", 0.0)
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     for _ in range(3):
         assert store.fit_next()
@@ -83,7 +83,7 @@ def test_what_cannot_be_said_of_a_run_is_not_asked_again(runs, monkeypatch, capl
 def test_answers_are_kept_without_the_fits_that_they_were_made_of(runs, monkeypatch):
     monkeypatch.setattr("scalerl.view.serve.fits.REFIT", 0.0)
     growing = Growing(runs / "growing", 12)
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     made = {}
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_looked_into_is_listed(runs, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refuses)  # tests may run as root, who may enter any
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     rows = {row["path"]: row["error"] for row in store.listed()["runs"]}
     assert rows.pop("notes") == "the folder cannot be read: Permission denied"
@@ -153,7 +153,7 @@ def test_a_folder_that_cannot_be_looked_into_is_listed(runs, monkeypatch):
 def test_a_folder_that_holds_too_many_says_that_some_are_not_listed(runs, monkeypatch, most):
     monkeypatch.setattr("scalerl.view.serve.listing._MOST_FOLDERS", most)  # there are seven
     (runs / "elsewhere").symlink_to("/")  # which is no matter of the folder as a whole
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     rows = {row["path"]: row["error"] for row in store.listed()["runs"]}
     said = "only 6 folders were looked into: runs in the others are not listed"
@@ -163,7 +163,7 @@ def test_a_folder_that_holds_too_many_says_that_some_are_not_listed(runs, monkey
 
 
 def test_a_page_that_knows_a_later_version_gets_all_rows(runs):
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     version = store.version
     assert store.listed(version)["runs"] == []
@@ -172,7 +172,7 @@ def test_a_page_that_knows_a_later_version_gets_all_rows(runs):
 
 def test_what_is_known_of_a_run_stays_until_it_is_fitted_again(runs):
     growing = Growing(runs / "growing", 14)
-    store = Store(runs, Asked(target=0.58))
+    store = RunStore(runs, StandingQuery(target=0.58))
     store.refresh()
     while store.fit_next():
         pass
@@ -204,7 +204,7 @@ def rising(scale, n):
 def test_a_run_of_several_in_a_log_keeps_its_id_and_its_forecast(tmp_path):
     for run, rows in (("1", [{"loss": 0.1}] * 3), ("2", rising(0.5, 24)), ("3", rising(0.3, 20))):
         put_wandb(tmp_path, run, f"seed-{run}", rows)
-    store = Store(tmp_path, Asked(axis="steps"))
+    store = RunStore(tmp_path, StandingQuery(axis="steps"))
     store.refresh()
     while store.fit_next():
         pass
@@ -229,7 +229,7 @@ def test_options_of_a_terminal_are_said_to_be_that(runs):
     state = {"log_history": [{"step": n, "eval_a": 0.1, "eval_b": 0.2} for n in range(9)]}
     (runs / "trl").mkdir()
     (runs / "trl" / "trainer_state.json").write_text(json.dumps(state))
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     (error,) = [row["error"] for row in store.listed()["runs"] if row["path"] == "trl"]
     assert "--y" in error

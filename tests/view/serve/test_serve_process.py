@@ -15,10 +15,10 @@ from growing import Growing
 from serve_process import server
 
 from scalerl.cli.main import main
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.server import is_loopback
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 
 def until(condition):
@@ -52,7 +52,7 @@ def test_a_stream_tells_what_changes_and_ends_with_the_server(runs):
 
 
 def test_streams_that_are_left_are_let_go(runs):
-    app, looker = make_app(Store(runs, Asked()), None)
+    app, looker = make_app(RunStore(runs, StandingQuery()), None)
     running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))

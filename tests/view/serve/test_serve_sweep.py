@@ -11,9 +11,9 @@ import pytest
 from growing import Growing
 from serve_client import until
 
-from scalerl.view.facts.standing import Asked
+from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.serve import listing
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 MANY = 2000
 
@@ -60,7 +60,7 @@ def look(store, seconds=float("inf")):
 def test_a_look_at_many_runs_stats_what_is_appended_to_and_opens_nothing(tmp_path, settled, calls):
     for n in range(MANY):
         add_evaluation(tmp_path / f"group-{n % 40}" / f"run-{n}", 0)
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     look(store, seconds=0.0)  # finds all, and reads one
     calls.clear()
     look(store, seconds=0.0)
@@ -73,7 +73,7 @@ def test_a_look_at_many_runs_stats_what_is_appended_to_and_opens_nothing(tmp_pat
 def test_what_has_changed_is_all_that_is_read(tmp_path, settled, calls):
     for n in range(30):
         add_evaluation(tmp_path / f"run-{n}", 0)
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     assert not look(store)
     calls.clear()
     version = store.version
@@ -88,7 +88,7 @@ def test_what_has_changed_is_all_that_is_read(tmp_path, settled, calls):
 def test_runs_that_come_and_go_are_seen_though_lists_are_kept(tmp_path, settled):
     for name in ("a/one", "a/two", "b/three"):
         add_evaluation(tmp_path / name, 0)
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     look(store)
     add_evaluation(tmp_path / "a" / "new", 0)
     add_evaluation(tmp_path / "c" / "d" / "deep", 0)
@@ -109,7 +109,7 @@ def test_a_link_that_comes_later_is_not_followed(tmp_path, settled):
     add_evaluation(outside, 5, 0.77)
     (runs / "b" / "evals.jsonl").rename(runs / "b" / "before")
     (runs / "b" / "evals.jsonl").symlink_to(runs / "b" / "before")
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     look(store)
     assert [row["error"] for row in store.listed()["runs"]] == ["", ""]
     (runs / "a" / "evals.jsonl").unlink()
@@ -126,7 +126,7 @@ def test_the_run_that_was_written_to_last_is_read_first(tmp_path):
     for n in range(20):
         add_evaluation(tmp_path / f"run-{n}", 0)
         os.utime(tmp_path / f"run-{n}" / "evals.jsonl", (1e9 + n % 13, 1e9 + n % 13))
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     assert look(store, seconds=0.0)
     assert [row["path"] for row in store.listed()["runs"]] == ["run-12"]
     while look(store, seconds=0.0):
@@ -137,7 +137,7 @@ def test_the_run_that_was_written_to_last_is_read_first(tmp_path):
 
 def test_what_was_written_to_last_is_looked_at_where_a_look_at_all_takes_long(runs):
     growing = Growing(runs / "growing", 5)
-    store = Store(runs, Asked())
+    store = RunStore(runs, StandingQuery())
     store.refresh()
     growing.grow()
     store._sweep._due, store._sweep._active_due = float("inf"), 0.0
@@ -151,7 +151,7 @@ def test_a_folder_of_too_many_is_not_walked_through_for_its_entry(tmp_path, monk
         add_evaluation(tmp_path / f"run-{n}", 0)
     monkeypatch.setattr(listing, "_MOST_FOLDERS", 4)
     monkeypatch.setattr(os, "walk", lambda *_: pytest.fail("all of it was walked through"))
-    store = Store(tmp_path, Asked())
+    store = RunStore(tmp_path, StandingQuery())
     look(store)
     version = store.version
     look(store)

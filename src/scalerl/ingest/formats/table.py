@@ -35,7 +35,7 @@ _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
 @dataclass(frozen=True)
-class Table:
+class LogTable:
     """The rows with a pass rate: the cells of the columns that are wanted, by name, and their lines."""
 
     source: str
@@ -158,7 +158,7 @@ def parse_table(
     return warn_of_repeats(points)
 
 
-def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
+def _counting(table: LogTable, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
     """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
     filled = range(len(table.lines))
     numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
@@ -180,7 +180,7 @@ def _counting(table: Table, x: str, y: str, price: float | None) -> tuple[list[i
 
 
 def _places(
-    table: Table, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
+    table: LogTable, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where rows are along the run: by their compute, or by their lines where some have none."""
     try:
@@ -196,7 +196,7 @@ def _step_of(step_N: np.ndarray, row: int) -> int | None:
     return int(step_N[row]) if math.isfinite(step_N[row]) else None
 
 
-def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
+def _compute(table: LogTable, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
     if x == "dollars" and x not in table.columns and "gpu_hours" in table.columns:
         return in_dollars(table.numbers("gpu_hours", rows), price)
     if x == "steps" and x not in table.columns and _STEP in table.columns:
@@ -204,21 +204,21 @@ def _compute(table: Table, x: str, price: float | None, rows: Sequence[int]) -> 
     return table.numbers(x, rows)
 
 
-def _optional(table: Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
+def _optional(table: LogTable, column: str, rows: Sequence[int]) -> np.ndarray | None:
     """A helpful column, if it is there and complete."""
     if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
         return None
     return table.numbers(column, rows)
 
 
-def _noise(table: Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _noise(table: LogTable, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
     spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
     single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
     return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
-def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
     """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
     check_not_utf16(data, source)
     start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
@@ -259,7 +259,7 @@ class _Rows:
         for name, cells in self._cells.items():
             cells.append(row.get(name))
 
-    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> Table:
+    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> LogTable:
         """The table of all rows."""
         columns = tuple(columns)
         cells = {name: found for name, found in self._cells.items() if name in columns}
@@ -267,10 +267,10 @@ class _Rows:
         if columns.count(_STEP) != 1:
             step_R = np.full(len(step_R), math.nan)
         line_R = np.frombuffer(self._all_lines, dtype=np.int64)
-        return Table(self._source, columns, cells, self._lines, step_R, line_R, tuple(warnings))
+        return LogTable(self._source, columns, cells, self._lines, step_R, line_R, tuple(warnings))
 
 
-def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
     rows, warnings = _Rows(source, y, wanted), []
     columns: dict[str, None] = {}
     for line, row in iter_jsonl(data, source, warnings):
@@ -280,7 +280,7 @@ def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table
     return rows.build(columns, warnings)
 
 
-def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> Table:
+def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
     lines = BoundedLines(io.BytesIO(data), source)
     header = next(lines.filled([line] for line in lines), [""])[0]
     if not header:  # but for what is white in Unicode alone

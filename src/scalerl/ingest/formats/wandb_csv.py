@@ -74,7 +74,7 @@ FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognis
 
 
 @dataclass(frozen=True)
-class _Column:
+class _ChartColumn:
     """One metric of one run."""
 
     place: int
@@ -83,13 +83,13 @@ class _Column:
     """Where its least and its largest value are, if it has them."""
 
 
-class _Run:
+class _ChartRun:
     """The columns of one run, and what they had so far."""
 
     def __init__(self, path: Path, name: str, wanted: Wanted, room: Room) -> None:
         self.name = name
         self.builder = LogBuilder(str(path), _NAME, name, wanted, room)
-        self.columns: dict[str, _Column] = {}
+        self.columns: dict[str, _ChartColumn] = {}
         self.special: dict[str, int] = {}
         """Where its step and its time are, if it has them, which W&B logs as metrics."""
         self.values: dict[str, float | str] = {}
@@ -100,7 +100,7 @@ class _Run:
         """Whether it has a column of this metric already."""
         return metric in self.special or metric in self.columns
 
-    def take(self, column: _Column, text: str, cells: Sequence[str]) -> None:
+    def take(self, column: _ChartColumn, text: str, cells: Sequence[str]) -> None:
         """One cell of a row, whose others are `cells`."""
         value = _number(text)
         self.values[column.metric] = text if math.isnan(value) else value
@@ -161,7 +161,7 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
         step = _number(cells[0]) if is_step else math.nan
         if is_step and not 0 <= step <= 2**53:
             raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
-        touched: dict[str, _Run] = {}
+        touched: dict[str, _ChartRun] = {}
         for place, run, column in columns:
             if place >= len(cells):  # a line may be shorter than the first
                 break
@@ -174,9 +174,9 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 
 
-def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_Run]:
+def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
     """The runs with their columns; of two runs of one name, which has its metrics twice, both."""
-    runs: dict[str, _Run] = {}
+    runs: dict[str, _ChartRun] = {}
     numbers: dict[tuple[str, str], int] = {}
     room, known = Room(str(path)), set(names)
     for place, name in enumerate(names):
@@ -191,13 +191,13 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_Run]:
             key = f"{title} ({number})"
         numbers[title, metric] = number
         if key not in runs:
-            runs[key] = _Run(path, key, wanted, room)
+            runs[key] = _ChartRun(path, key, wanted, room)
         run = runs[key]
         if metric in _SPECIAL:
             run.special[metric] = place
         else:
             has_range = tuple(names[place + 1 : place + 3]) == (name + _MIN, name + _MAX)
-            run.columns[metric] = _Column(place, metric, (place + 1, place + 2) if has_range else ())
+            run.columns[metric] = _ChartColumn(place, metric, (place + 1, place + 2) if has_range else ())
     return [run for run in runs.values() if run.columns]
 
 

@@ -18,7 +18,7 @@ from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.wandb_file import MAGIC
-from scalerl.ingest.formats.wandb_rows import Rows, identify
+from scalerl.ingest.formats.wandb_rows import WandbRows, identify
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import flat
 
@@ -119,7 +119,9 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     names: dict[str, None] = {}
     segments, notes = [], list[str]()
     for part in parts:
-        rows = Rows(lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start)
+        rows = WandbRows(
+            lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start
+        )
         rows.read(notes)
         segments.append(_Segment(rows, wanted))
     name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].name)
@@ -140,7 +142,7 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
 class _Segment:
     """What one file has of a run."""
 
-    def __init__(self, rows: Rows, wanted: Wanted) -> None:
+    def __init__(self, rows: WandbRows, wanted: Wanted) -> None:
         self.rows = rows
         self.columns = {
             name: (np.array(key.rows, dtype=np.int64), np.array(key.values))

@@ -64,7 +64,7 @@ Found = list[tuple[Key, float]]
 
 
 @dataclass
-class Rows:
+class WandbRows:
     """The rows of one file, as far as they hold something to keep."""
 
     keep: Callable[[str], bool]

@@ -17,7 +17,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
-from scalerl.ingest.logs.order import Arranged, Cells, Rows, Series, Uncounted, arrange, code_of, steps_of
+from scalerl.ingest.logs.order import Arranged, Cells, LogRows, Series, Uncounted, arrange, code_of, steps_of
 from scalerl.ingest.vocabularies.training import is_of_training
 from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
@@ -216,7 +216,7 @@ class LogBuilder:
 
     def build(self) -> Log:
         """The log of all rows so far."""
-        rows = Rows(
+        rows = LogRows(
             np.frombuffer(self._steps),
             np.frombuffer(self._times),
             np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES),

@@ -45,7 +45,7 @@ _NEWEST_FIRST = 3
 
 
 @dataclass(frozen=True)
-class Rows:
+class LogRows:
     """The rows of one log, in the order of its files."""
 
     step_R: np.ndarray
@@ -152,7 +152,7 @@ class Arranged:
 
 
 def arrange(
-    rows: Rows,
+    rows: LogRows,
     cells: Mapping[str, Cells],
     is_of_training: Callable[[str], bool],
     is_of_evaluation: Callable[[str], bool],
@@ -193,7 +193,7 @@ def arrange(
 
 def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.ndarray) -> np.ndarray:
     """Which rows of one table of training and evaluations a restart went over, (R,)."""
-    rows = Rows(step_R, np.full(len(step_R), math.nan), line_R)
+    rows = LogRows(step_R, np.full(len(step_R), math.nan), line_R)
     place_R, groups = _arrival(rows)
     row_V = np.flatnonzero(is_training_R)
     cells = {"": Cells(row_V, np.zeros(len(row_V)), np.zeros(0, dtype=np.intp))}
@@ -245,7 +245,7 @@ def _reasons(
     return reason_V
 
 
-def _arrival(rows: Rows) -> tuple[np.ndarray, list[tuple[int, int]]]:
+def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Of every row its place in the order of arrival; and from where to where this order is one.
 
     Without times nothing is known of the order of rows in different files.
@@ -299,7 +299,7 @@ def _witness(
 
 
 def _restarts(
-    rows: Rows,
+    rows: LogRows,
     place_R: np.ndarray,
     groups: Sequence[tuple[int, int]],
     is_step_R: np.ndarray,
@@ -323,7 +323,7 @@ def _restarts(
     return Restarts(found)
 
 
-def _of_group(seen: _Witness, rows: Rows, first: int, most: int) -> tuple[list[Restart], bool]:
+def _of_group(seen: _Witness, rows: LogRows, first: int, most: int) -> tuple[list[Restart], bool]:
     """The restarts in rows whose order is known, and whether there were too many places to look at all.
 
     A window reaches from a step that comes again, below the highest so far, to where that is passed; the
@@ -360,7 +360,7 @@ def _restart_at(
     seen: _Witness,
     earlier_W: np.ndarray,
     latest_W: np.ndarray,
-    rows: Rows,
+    rows: LogRows,
     first: int,
 ) -> Restart | None:
     """The restart that begins with a value, if it is one: time goes on, and what was logged comes again."""

@@ -1,8 +1,8 @@
 """Schedules: how far the trainer may be ahead of the weights that sampled a token.
 
-A schedule is three numbers in groups, at `prompts` groups a trainer step: how many may be admitted before the
-weights of their step are installed (tickets), how many are waited for at once, and after which steps the
-weights are published.
+A schedule is three rules, at `prompts` groups a trainer step: how many groups may be in flight, counted until
+the weights of their step are installed (`scalerl.rl.loop.admission`), how many are waited for at once, and
+after which steps the weights are published.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PipelineRL:
         if not 0 <= self.k <= MOST_STALE:
             raise ValueError(f"k must be between 0 and {MOST_STALE}")
 
-    def tickets(self, prompts: int) -> int:
-        """Groups that may be admitted before the weights of their step are installed."""
+    def in_flight_limit(self, prompts: int) -> int:
+        """Return how many groups may be admitted before the weights of their step are installed."""
         return (self.k + 1) * prompts
 
     def at_once(self, prompts: int) -> int:
@@ -61,8 +61,8 @@ class OffPolicy:
         if not 1 <= self.k <= MOST_STALE:
             raise ValueError(f"k must be between 1 and {MOST_STALE}")
 
-    def tickets(self, prompts: int) -> int:
-        """Groups that may be admitted before the weights of their step are installed."""
+    def in_flight_limit(self, prompts: int) -> int:
+        """Return how many groups may be admitted before the weights of their step are installed."""
         return self.k * prompts
 
     def at_once(self, prompts: int) -> int:

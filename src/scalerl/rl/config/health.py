@@ -117,7 +117,7 @@ class LogpGap(_Limits):
 
 
 @dataclass(frozen=True)
-class Sampling(_Limits):
+class SamplingDrift(_Limits):
     """How far the sampled tokens are from a sample of the trainer's distribution, in standard errors.
 
     The rank of a token is the probability of all likelier ones and half of its own. Where the token was
@@ -352,7 +352,7 @@ class Health:
     truncated: Truncated = field(default_factory=Truncated)
     logp_gap: LogpGap = field(default_factory=LogpGap)
     head: Head = field(default_factory=Head)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: SamplingDrift = field(default_factory=SamplingDrift)
     ess: EffectiveSample = field(default_factory=EffectiveSample)
     ratio_clipped: RatioClipped = field(default_factory=RatioClipped)
     length_drift: LengthDrift = field(default_factory=LengthDrift)

@@ -39,7 +39,7 @@ def decode(
     sizes, packed rollouts), counters) and ("decoding", None, counters). The process was started at `began`
     (`time.perf_counter`); it is starting until it has weights and is given something to do.
     """
-    places, cpu, clock = deque[int](), _CpuClock(), _Clock(began)
+    places, cpu, clock = deque[int](), _CpuClock(), _DecodingClock(began)
     generator.version = -1
 
     def report(what: str, value: Any = None) -> None:
@@ -79,7 +79,7 @@ def decode(
         cpu.messages()
 
 
-class _Clock:
+class _DecodingClock:
     """Seconds of start-up, and those for which the process was held since.
 
     Read by the thread that decodes, between two decode steps: at that instant it is known how many of them it

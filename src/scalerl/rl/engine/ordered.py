@@ -19,7 +19,7 @@ Asked = tuple[Prompt, int, int]
 """A group to be sampled: prompt, draw, number of completions."""
 
 
-class Admission(ABC):
+class OrderedGroups(ABC):
     """The half of `scalerl.rl.types.Generator` that is the same wherever completions are sampled."""
 
     def __init__(self) -> None:

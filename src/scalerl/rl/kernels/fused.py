@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from scalerl.rl.kernels.compiled import LANES, fits
 from scalerl.rl.kernels.dense import DenseLayer, DenseModel
-from scalerl.rl.kernels.native import Kernels, Shape, Store, load_kernels
+from scalerl.rl.kernels.native import Kernels, KernelStore, Shape, load_kernels
 
 MOST_TOKENS = 512
 """Of one pass, so that what lies between two matrix products stays in the processor's cache."""
@@ -50,7 +50,7 @@ class _Slots:
         self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
         self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
         pairs = zip(self.keys, self.values, strict=True)
-        self.stores = [Store(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
+        self.stores = [KernelStore(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
 
     def save(self, slot_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
         """Copies of the first `length_B` positions of some slots, one after the other."""

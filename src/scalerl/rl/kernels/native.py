@@ -30,7 +30,7 @@ class Shape(ctypes.Structure):
     )
 
 
-class Store(ctypes.Structure):
+class KernelStore(ctypes.Structure):
     """Where the keys and values of one layer stand, for slots of `extent` positions each."""
 
     _fields_ = (("keys", c_void_p), ("values", c_void_p), ("extent", c_int64))
@@ -56,8 +56,8 @@ class Kernels:
     def attend(
         self,
         shape: Shape,
-        prompts: Store,
-        own: Store,
+        prompts: KernelStore,
+        own: KernelStore,
         qkv: Tensor,
         norms: tuple[Tensor | None, Tensor | None],
         turns: tuple[Tensor, Tensor],
@@ -90,7 +90,13 @@ def load_kernels() -> Kernels | None:
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.rms_norm.argtypes = [c_void_p, c_void_p, c_float, c_void_p, c_int64, c_int64]
     library.swiglu.argtypes = [c_void_p, c_void_p, c_int64, c_int64]
-    library.attend.argtypes = [POINTER(Shape), POINTER(Store), POINTER(Store), *[c_void_p] * 11, c_int64]
+    library.attend.argtypes = [
+        POINTER(Shape),
+        POINTER(KernelStore),
+        POINTER(KernelStore),
+        *[c_void_p] * 11,
+        c_int64,
+    ]
     for function in (library.rms_norm, library.swiglu, library.attend):
         function.restype = None
     return library

@@ -15,7 +15,7 @@ from scalerl.errors import DivergedError, ScalerlError, WorkerError
 from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.loop.counters import RunCounters
-from scalerl.rl.placement.evaluate import Evaluate, Evaluation
+from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
 from scalerl.rl.types import Weights
 
 MAX_PENDING = 3
@@ -34,7 +34,7 @@ class _Pending:
 
     row: dict[str, Any]
     weights: Weights
-    future: Future[Evaluation]
+    future: Future[EvaluationResult]
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Evaluations:
             raise EvaluationError(f"{self.writer.path}: {error}") from error
         self._write(self._pending.popleft().row, result)
 
-    def _write(self, row: dict[str, Any], result: Evaluation) -> None:
+    def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
         self.counters.evaluate_seconds += result.seconds
         self.counters.startup_seconds += result.startup
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}

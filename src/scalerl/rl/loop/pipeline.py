@@ -6,8 +6,7 @@
         | pass rates           | weights, version          rewards ------------+          v
         +----------------------+--------------------------------------------------- Learner.begin
 
-    admit    consumes tickets; waits for nothing; a ticket comes back when every generator has installed the
-             weights of the step that consumed it
+    admit    submits prompts as long as `scalerl.rl.loop.admission` allows; waits for nothing
     work     consumes groups in order of admission; waits until the next batch of them is complete (with
              `OffPolicy`, the next k batches), and admits meanwhile
     step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
@@ -17,12 +16,8 @@ While a learner that is elsewhere steps, this process goes on: it takes messages
 that are wanted next, and makes their batch; never more than those of one more wait, so that what is held is
 bounded. A learner in this process is done as soon as it has begun, and nothing is done meanwhile.
 
-`PipelineRL(k)` has (k + 1) batches of tickets and no other limit, so no trained token is older than k
-versions: with P groups a step, group g is admitted once version g // P - k is installed, so that it is
-sampled by that version or later, and it is consumed by the step that starts at version g // P. Completions in
-flight while the trainer steps go on with the new weights and the KV cache of the old ones (PipelineRL, arXiv
-2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k batches of tickets, and all of a phase is
-sampled by the weights at its start: the last of its batches is trained at age k - 1.
+No trained token is older than the schedule allows: the in-flight limit of `scalerl.rl.loop.admission` sees to
+that. Completions in flight while the trainer steps go on with the new weights and the KV cache of the old ones.
 
 With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
 batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
@@ -47,6 +42,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, unpack_groups
 from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats
+from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.pending import Pending
 from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
@@ -77,7 +73,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _Judging:
+class _PendingVerdicts:
     """Groups that are being verified."""
 
     sampled: Sequence[tuple[Rollout, ...]]
@@ -97,10 +93,9 @@ class Pipeline:
     ) -> None:
         self._recipe, self._pool, self._generator = recipe, pool, generator
         self._learner, self._judge = learner, judge
-        self.admitted = 0
-        """Groups submitted to the generator so far."""
+        self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
-        self._judging: _Judging | None = None
+        self._judging: _PendingVerdicts | None = None
         self._verified = deque[Group]()
         self._batch: Batch | None = None
         """Of the groups verified that are next, where it is made already."""
@@ -108,6 +103,11 @@ class Pipeline:
         self._idle_since = math.inf
         """When the trainer began to wait."""
         self._cpu, self._cpu_at = defaultdict[str, float](float), time.process_time()
+
+    @property
+    def admitted(self) -> int:
+        """Groups submitted to the generator so far."""
+        return self._admission.admitted
 
     @property
     def pool_left(self) -> int:
@@ -147,17 +147,15 @@ class Pipeline:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
-        self.admitted, self._collected = state["admitted"], state["collected"]
+        self._admission.admitted, self._collected = state["admitted"], state["collected"]
         self._verified = deque(unpack_groups(state["verified"]))
 
     def _admit(self) -> None:
-        n_prompts = self._recipe.batch.prompts
-        # Every version is the answer to one batch: so many groups have come back as installed weights.
-        allowed = self._generator.installed * n_prompts + self._recipe.schedule.tickets(n_prompts)
+        installed = self._generator.installed
         self._spent_to("hear")
-        while self.admitted < allowed and (draw := self._pool.draw()) is not None:
+        while self._admission.allows(installed) and (draw := self._pool.draw()) is not None:
             self._generator.submit(*draw, self._recipe.batch.samples)
-            self.admitted += 1
+            self._admission.admitted += 1
         self._spent_to("admit")
 
     @property
@@ -196,7 +194,7 @@ class Pipeline:
             sampled, since = self._generator.take(n), time.perf_counter()
             self._spent_to("hear")
             self._collected += n
-            self._judging = _Judging(sampled, self._judge(sampled), since)
+            self._judging = _PendingVerdicts(sampled, self._judge(sampled), since)
         if self._judging and self._judging.rewards.wait(_MOMENT):
             self._keep_judged()
         self._spent_to("verify")

@@ -24,7 +24,7 @@ from scalerl.rl.verify.verifier import load_verifier
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """The outcome of one evaluation; shares are of completions, lengths in sampled tokens."""
 
     version: int
@@ -45,7 +45,7 @@ class Evaluation:
 class Evaluate(Protocol):
     """Evaluates weights, now or later."""
 
-    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
         """The evaluation of `weights`, which are `version`."""
         ...
 
@@ -74,7 +74,7 @@ class Evaluator:
         self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
-    def evaluate(self, weights: Weights, version: int) -> Evaluation:
+    def evaluate(self, weights: Weights, version: int) -> EvaluationResult:
         """Sample every held-out prompt with `weights`, and judge the completions."""
         started = time.perf_counter()
         generator = self._generator  # all rows are free; old cache entries are overwritten before use
@@ -91,7 +91,7 @@ class Evaluator:
             self._beat()
         verdicts = judging.result()
         rollouts = [rollout for group in groups for rollout in group]
-        return Evaluation(
+        return EvaluationResult(
             version=version,
             correct_P=np.array([sum(reward.correct for reward in rewards) for rewards in verdicts]),
             failed=float(np.mean([bool(reward.failed) for rewards in verdicts for reward in rewards])),
@@ -102,9 +102,9 @@ class Evaluator:
             seconds=time.perf_counter() - started,
         )
 
-    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
         """Evaluate now; the future is already done."""
-        future: Future[Evaluation] = Future()
+        future: Future[EvaluationResult] = Future()
         try:
             future.set_result(self.evaluate(weights, version))
         except ScalerlError as error:  # of the processes that verify, or of a task

@@ -31,7 +31,7 @@ import torch
 from scalerl.errors import ScalerlError, WorkerError, brief_error
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Timeouts
-from scalerl.rl.placement.evaluate import Evaluation, Evaluator
+from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.types import Prompt, Weights
 from scalerl.rl.workers.outbox import Outbox
 from scalerl.rl.workers.process import follow_the_parent, masked_signals
@@ -68,7 +68,7 @@ class EvaluationWorker(Protocol):
         """Evaluate `weights`, once it has started."""
         ...
 
-    def poll(self, seconds: float) -> Evaluation | None:
+    def poll(self, seconds: float) -> EvaluationResult | None:
         """The outcome; None where it has not come within `seconds`.
 
         Raises:
@@ -98,16 +98,16 @@ class EvaluatorAside:
         self._worker: EvaluationWorker | None = None
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._startup = self._reported = 0.0
-        self._queue: queue.SimpleQueue[tuple[Any, int, Future[Evaluation]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Any, int, Future[EvaluationResult]] | None] = queue.SimpleQueue()
         # Python would end the process by SIGTERM, which it ignores.
         self._at_exit = atexit.register(self._kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
         self._thread.start()
 
-    def __call__(self, weights: Weights, version: int) -> Future[Evaluation]:
+    def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
         """Queue an evaluation of `weights`."""
-        future: Future[Evaluation] = Future()
+        future: Future[EvaluationResult] = Future()
         self._queue.put((self._pack(weights), version, future))
         return future
 
@@ -132,7 +132,7 @@ class EvaluatorAside:
             del item, weights, future  # they are not to be held until the next one comes
         self._kill()
 
-    def _evaluate(self, weights: Any, version: int) -> Evaluation:
+    def _evaluate(self, weights: Any, version: int) -> EvaluationResult:
         for attempt in range(MOST_RESTARTS + 1):
             try:
                 return self._attempt(weights, version)
@@ -152,7 +152,7 @@ class EvaluatorAside:
                 break
         raise CancelledError
 
-    def _attempt(self, weights: Any, version: int) -> Evaluation:
+    def _attempt(self, weights: Any, version: int) -> EvaluationResult:
         worker = self._started()
         worker.begin(weights, version)
         watchdog, beats = self._watchdog(worker, version), worker.beats
@@ -223,7 +223,7 @@ class EvaluationProcess:
         """See `EvaluationWorker`."""
         self._outbox.put((dict(weights), version))
 
-    def poll(self, seconds: float) -> Evaluation | None:
+    def poll(self, seconds: float) -> EvaluationResult | None:
         """See `EvaluationWorker`."""
         ends = time.monotonic() + seconds
         try:

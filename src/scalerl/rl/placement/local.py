@@ -39,7 +39,7 @@ import torch
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import CLOSED, decode
-from scalerl.rl.engine.ordered import Admission, Asked, sum_of
+from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.outbox import Outbox
@@ -53,7 +53,7 @@ MOST_DEATHS = 5
 _LOOK = 1.0  # seconds between two looks whether the processes make progress
 
 
-class LocalGenerator(Admission):
+class LocalGenerator(OrderedGroups):
     """Generators in `n_processes` processes, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
 
     Raises:

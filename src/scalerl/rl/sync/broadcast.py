@@ -31,7 +31,7 @@ Layout = Sequence[Sequence[tuple[str, tuple[int, ...]]]]
 
 
 @dataclass(frozen=True)
-class Group:
+class BroadcastGroup:
     """Who broadcasts: the sender listens at `address` and `port`, and is one of `size`."""
 
     kind: str
@@ -44,10 +44,10 @@ class Group:
 class Joined:
     """A member of a group; the last that this process has joined is kept for the next broadcast."""
 
-    _last: tuple[Group, Joined] | None = None
+    _last: tuple[BroadcastGroup, Joined] | None = None
 
     @classmethod
-    def of(cls, group: Group, rank: int) -> Joined:
+    def of(cls, group: BroadcastGroup, rank: int) -> Joined:
         """Join, once."""
         if cls._last is None or cls._last[0] != group:
             cls._last = None  # the old one is let go of first
@@ -59,7 +59,7 @@ class Joined:
         """Forget the group; what others wait for in it fails."""
         cls._last = None
 
-    def __init__(self, group: Group, rank: int) -> None:
+    def __init__(self, group: BroadcastGroup, rank: int) -> None:
         limit = timedelta(seconds=group.seconds)
         c10d: Any = torch.distributed  # its stubs lack some of this
         self._store = store_at(group.address, group.port, group.size, rank == 0, group.seconds)
@@ -80,14 +80,14 @@ class Joined:
         self._group.broadcast([tensor], options).wait(self._limit)
 
 
-class Sender:
+class WeightSender:
     """Sends one version after another, in a thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broadcast")
         self._latest: Future[None] | None = None
 
-    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+    def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Begin to send; whoever does not receive it says so by itself."""
         self._latest = self._thread.submit(send, group, weights, version)
 
@@ -97,7 +97,7 @@ class Sender:
         Joined.leave()
 
 
-def send(group: Group, weights: StoredWeights, version: int) -> None:
+def send(group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
     """Broadcast all buckets; what fails is told, and seen by the receivers."""
     try:
         joined = Joined.of(group, 0)
@@ -114,7 +114,7 @@ def send(group: Group, weights: StoredWeights, version: int) -> None:
 class Incoming:
     """What a generator is sent in place of weights: that they are about to be broadcast."""
 
-    group: Group
+    group: BroadcastGroup
     rank: int
     layout: Layout
     version: int

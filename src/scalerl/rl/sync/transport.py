@@ -18,11 +18,11 @@ from typing import Any
 
 import ray
 
-from scalerl.rl.sync.broadcast import Group, Incoming, Sender, free_port
+from scalerl.rl.sync.broadcast import BroadcastGroup, Incoming, WeightSender, free_port
 from scalerl.rl.sync.object_store import Posted, StoredWeights, store
 from scalerl.rl.types import Weights
 
-Send = Callable[[Group, StoredWeights, int], None]
+Send = Callable[[BroadcastGroup, StoredWeights, int], None]
 
 
 class ObjectStore:
@@ -69,9 +69,9 @@ class Broadcast(ObjectStore):
         """
         super().__init__(bucket_mib, seconds)
         self._kind, self._address, self._silence = kind, address, silence
-        self._here = None if send else Sender()
+        self._here = None if send else WeightSender()
         self._send: Send = send or self._here_by_thread
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._receivers: list[int] = []
 
     def for_all(self, receivers: Sequence[int], version: int) -> list[Any]:
@@ -80,7 +80,7 @@ class Broadcast(ObjectStore):
             return []
         if self._group is None or self._receivers != list(receivers):
             port = free_port(self._address)
-            self._group = Group(self._kind, self._address, port, len(receivers) + 1, self._silence)
+            self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._silence)
             self._receivers = list(receivers)
         self._send(self._group, self.current, version)
         layout = self.current.layout
@@ -95,7 +95,7 @@ class Broadcast(ObjectStore):
         if self._here is not None:
             self._here.close()
 
-    def _here_by_thread(self, group: Group, weights: StoredWeights, version: int) -> None:
+    def _here_by_thread(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         assert self._here is not None
         self._here.send(group, weights, version)
 

@@ -38,7 +38,7 @@ class VllmServer(Protocol):
         ...
 
 
-class Transport(Protocol):
+class VllmTransport(Protocol):
     """Brings the newest weights to servers, several at a time."""
 
     version: int
@@ -62,7 +62,7 @@ class Transport(Protocol):
 
 
 class FileTransport:
-    """See `Transport`; the files are written when the first server wants them."""
+    """See `VllmTransport`; the files are written when the first server wants them."""
 
     def __init__(self, folder: Path, weights: Weights, version: int) -> None:
         self._folder = folder
@@ -72,13 +72,13 @@ class FileTransport:
         self.offer(weights, version)
 
     def offer(self, weights: Weights, version: int) -> None:
-        """See `Transport`."""
+        """See `VllmTransport`."""
         self._weights: Weights | None = weights
         self.version = version
 
     @asynccontextmanager
     async def newest(self) -> AsyncIterator[tuple[int, Path]]:
-        """See `Transport`."""
+        """See `VllmTransport`."""
         async with self._lock:
             version, weights = self.version, self._weights
             if version not in self._written:
@@ -96,12 +96,12 @@ class FileTransport:
                 shutil.rmtree(self._written.pop(old), ignore_errors=True)
 
     async def load(self, server: VllmServer, source: Path, seconds: float) -> Any:
-        """See `Transport`."""
+        """See `VllmTransport`."""
         call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
         return await server.ask("/collective_rpc", call, seconds=2 * seconds)
 
     def forget(self, server: VllmServer) -> None:
-        """See `Transport`."""
+        """See `VllmTransport`."""
 
     def _write(self, weights: Weights, version: int) -> Path:
         path = self._folder / f"version-{version}"

@@ -29,7 +29,7 @@ from scalerl.rl.types import Weights
 
 
 class NcclTransport:
-    """See `scalerl.rl.sync.vllm_http.Transport`.
+    """See `scalerl.rl.sync.vllm_http.VllmTransport`.
 
     Raises:
         InputError: there is no GPU here.

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator
 
 from scalerl.errors import InputError, brief
-from scalerl.rl.tasks.rows import Row, read_rows
+from scalerl.rl.tasks.rows import DatasetRow, read_rows
 from scalerl.rl.tasks.verifiers import Exact, Function, Math
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
@@ -174,7 +174,7 @@ class Dataset:
         chosen = sorted(range(len(prompts)), key=keys.__getitem__)[:n]
         return [prompts[i] for i in sorted(chosen)]
 
-    def _conversation(self, row: Row) -> list[tuple[str, str]]:
+    def _conversation(self, row: DatasetRow) -> list[tuple[str, str]]:
         """What the row says, as chat messages (role, content)."""
         found = row.get(self.prompt)
         if isinstance(found, str) and found.strip():
@@ -185,7 +185,7 @@ class Dataset:
         wanted = "a text or messages" if self.chat_template else "a text (task.chat_template is false)"
         raise InputError(f"{row.place}: column {self.prompt!r} must be {wanted}, found {brief(found)}")
 
-    def _prompt(self, row: Row, name: str, messages: list[tuple[str, str]]) -> Prompt:
+    def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
         number = row.number if self.id is None else row.get(self.id)
         last = messages[-1][1]
         shown = [*messages[:-1], ("user", (self.template or _SLOT).replace(_SLOT, last))]
@@ -196,7 +196,7 @@ class Dataset:
             f"{name}/{number}", text, self._answer(row), tuple(shown) if self.chat_template else None
         )
 
-    def _answer(self, row: Row) -> str:
+    def _answer(self, row: DatasetRow) -> str:
         found = row.get(self.answer)
         if isinstance(found, str) and found.strip():
             return found
@@ -210,14 +210,14 @@ class Dataset:
         )
 
 
-def _check_unicode(row: Row, text: str) -> None:
+def _check_unicode(row: DatasetRow, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # half of a pair, which JSON can hold and no tokenizer takes
         raise InputError(f"{row.place}: {brief(error.object[error.start])} is no character") from error
 
 
-def _messages(found: list[Any], row: Row, column: str) -> list[tuple[str, str]]:
+def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str, str]]:
     """Chat messages, of which the last is the user's."""
     messages = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in found]
     where = f"{row.place}: column {column!r}"

@@ -16,7 +16,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
-class Row:
+class DatasetRow:
     """One row: its number as a reader counts, and its values by column."""
 
     source: str
@@ -47,7 +47,7 @@ class Row:
         return value
 
 
-def read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[Row]:
+def read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
     """The rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
     `subset` and `split` are those of the last two; of Parquet and of data sets only `columns` are read.
@@ -67,15 +67,15 @@ def read_rows(path: str, subset: str | None, split: str, columns: Iterable[str])
     return _data_set(path, subset, split, columns)
 
 
-def _jsonl(file: Path) -> list[Row]:
+def _jsonl(file: Path) -> list[DatasetRow]:
     unfinished: list[str] = []
-    rows = [Row(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
+    rows = [DatasetRow(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
     if unfinished:
         raise InputError(f"{file}: the last line is unfinished: not JSON")
     return rows
 
 
-def _parquet(file: Path, columns: Iterable[str]) -> list[Row]:
+def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
     parquet = _library("pyarrow.parquet")
     if not file.is_file():
         raise InputError(f"{file}: no such file")
@@ -84,10 +84,10 @@ def _parquet(file: Path, columns: Iterable[str]) -> list[Row]:
         values = table.read(columns=_wanted(str(file), table.schema_arrow.names, columns)).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
         raise InputError(f"{file}: not Parquet ({first_line(error)})") from error
-    return [Row(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
+    return [DatasetRow(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
 
 
-def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[Row]:
+def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
     datasets = _library("datasets")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
@@ -105,7 +105,7 @@ def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str])
         raise InputError(f"{path}: cannot be loaded{where} ({first_line(error)})") from error
     source = f"{path}[{split}]"
     found = found.select_columns(_wanted(source, found.column_names, columns))
-    return [Row(source, "row", number, row) for number, row in enumerate(found, start=1)]
+    return [DatasetRow(source, "row", number, row) for number, row in enumerate(found, start=1)]
 
 
 def _wanted(source: str, there: list[str], columns: Iterable[str]) -> list[str]:

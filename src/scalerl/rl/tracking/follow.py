@@ -15,7 +15,7 @@ from typing import Any
 from scalerl.errors import InputError, PausedError, brief_error
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Line, Setup, forecast_seconds, work
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedLine, forecast_seconds, work
 from scalerl.rl.tracking.tracker import Status, Tracker
 from scalerl.rl.workers.process import masked_signals
 
@@ -39,7 +39,7 @@ def check(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) ->
             ) from None
 
 
-class Sender:
+class TrackingSender:
     """Sends a run to its trackers, in a process of their own; a context, whose end waits for them a while."""
 
     def __init__(self, setup: Setup) -> None:
@@ -68,7 +68,7 @@ class Sender:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> Sender:
+    def __enter__(self) -> TrackingSender:
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ class Sender:
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A line of steps.jsonl."""
-        self._put(Line(dict(row), metrics.of_step))
+        self._put(TrackedLine(dict(row), metrics.of_step))
 
     def evaluation(self, point: EvalPoint) -> None:
         """An evaluation that is on record."""
@@ -104,9 +104,9 @@ class Sender:
 
     def finding(self, row: Mapping[str, Any]) -> None:
         """A line of alarms.jsonl."""
-        self._put(Line(dict(row), metrics.of_finding))
+        self._put(TrackedLine(dict(row), metrics.of_finding))
 
-    def _put(self, item: Line | EvalPoint) -> None:
+    def _put(self, item: TrackedLine | EvalPoint) -> None:
         if self._process is None:
             return
         if self._dead or self._queue.qsize() >= MOST_ROWS:
@@ -122,7 +122,7 @@ class Sender:
                 self._ours.send(item)
             except OSError:  # the process has died, which the other thread says
                 self._dead = True
-                self._unsent += isinstance(item, Line | EvalPoint)
+                self._unsent += isinstance(item, TrackedLine | EvalPoint)
                 self._drop()
                 return
             except Exception:  # it holds what cannot go to another process
@@ -132,7 +132,7 @@ class Sender:
         """Count the rows that nobody will send."""
         with suppress(queue.Empty):
             while True:
-                self._unsent += isinstance(self._queue.get_nowait(), Line | EvalPoint)
+                self._unsent += isinstance(self._queue.get_nowait(), TrackedLine | EvalPoint)
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):

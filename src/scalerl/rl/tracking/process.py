@@ -52,7 +52,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Row:
+class TrackedRow:
     """Metrics at a step, at Unix seconds."""
 
     step: int
@@ -61,7 +61,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class TrackedLine:
     """Of a file of the run, as it is: what is made of it is this process's work, and not the trainer's."""
 
     row: Mapping[str, Any]
@@ -94,7 +94,7 @@ def work(parent: Connection) -> None:
     lanes = [_Lane(tracker, kept, say) for tracker in setup.trackers]
     putting = threading.Lock()
 
-    def put(row: Row) -> None:
+    def put(row: TrackedRow) -> None:
         with putting:
             for lane in lanes:
                 lane.put(row)
@@ -111,7 +111,9 @@ def forecast_seconds(close_seconds: float) -> float:
     return min(close_seconds, FORECAST_SECONDS)
 
 
-def _receive(parent: Connection, put: Callable[[Row], None], forecasts: _Forecasts, say: _Speaker) -> Status:
+def _receive(
+    parent: Connection, put: Callable[[TrackedRow], None], forecasts: _Forecasts, say: _Speaker
+) -> Status:
     """Pass on what comes, whatever it holds, until the end of the run, whose status it returns."""
     said = False
     while True:
@@ -122,7 +124,7 @@ def _receive(parent: Connection, put: Callable[[Row], None], forecasts: _Forecas
             if isinstance(item, EvalPoint):
                 forecasts.put(item)
             else:
-                put(Row(item.row["step"], item.row["time"], item.named(item.row)))
+                put(TrackedRow(item.row["step"], item.row["time"], item.named(item.row)))
         except (EOFError, OSError):  # the trainer has died
             return "failed"
         except Exception as error:
@@ -152,7 +154,7 @@ class _Lane(threading.Thread):
         self.tracker = tracker
         self.rows = self.lost = 0
         self._kept, self._say = kept, say
-        self._queue: queue.SimpleQueue[Row | End] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[TrackedRow | End] = queue.SimpleQueue()
         self._failures = 0
         self.start()
 
@@ -161,7 +163,7 @@ class _Lane(threading.Thread):
         """Rows that are not logged yet."""
         return self._queue.qsize()
 
-    def put(self, row: Row) -> None:
+    def put(self, row: TrackedRow) -> None:
         """Log it, when its turn comes; it is lost where too many wait."""
         self.rows += 1
         if self.waiting >= MOST_ROWS:
@@ -192,7 +194,7 @@ class _Lane(threading.Thread):
     def _keep(self) -> None:
         self._kept.keep(self.tracker.name, self._opened)
 
-    def _log(self, row: Row) -> None:
+    def _log(self, row: TrackedRow) -> None:
         said = "loses rows" if not self.lost else ""
         if self._failures == MOST_FAILURES - 1:
             said = f"is given up after {MOST_FAILURES} rows that failed"
@@ -217,19 +219,19 @@ class _Forecasts(threading.Thread):
     They have a thread of their own, so that neither rows nor the end of the run wait for a fit.
     """
 
-    def __init__(self, setup: Setup, say: _Speaker, log: Callable[[Row], None]) -> None:
+    def __init__(self, setup: Setup, say: _Speaker, log: Callable[[TrackedRow], None]) -> None:
         super().__init__(daemon=True)
         self._forecaster, self._axis, self._end = setup.forecaster, setup.axis, setup.end
         self._run = RunRecord(setup.run.folder, dict(setup.run.config), setup.evals)
         self._say, self._log = say, log
-        self._waiting: deque[tuple[EvalPoint, Row]] = deque()
+        self._waiting: deque[tuple[EvalPoint, TrackedRow]] = deque()
         self._changed = threading.Condition()
         self._over = False
         self.start()
 
     def put(self, point: EvalPoint) -> None:
         """Log an evaluation, with the forecast from all up to it where there is one."""
-        row = Row(point.step, point.time, metrics.of_evaluation(point))
+        row = TrackedRow(point.step, point.time, metrics.of_evaluation(point))
         with self._changed:
             self._waiting.append((point, row))
             self._changed.notify_all()

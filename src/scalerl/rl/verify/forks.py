@@ -53,7 +53,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class WorkerAnswer:
     """What came of a completion."""
 
     outcome: Outcome
@@ -71,7 +71,7 @@ class _Template:
 
 
 @dataclass
-class Worker:
+class ForkedWorker:
     """A process that judges."""
 
     pid: int
@@ -93,7 +93,7 @@ class Forks:
     def __init__(self, greeting: bytes, wait: Wait, seconds: float, memory: int) -> None:
         self._greeting, self._wait, self._seconds, self._memory = greeting, wait, seconds, memory
         self._template: _Template | None = None
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, ForkedWorker] = {}
         self._children = proc.Children(os.getpid())
         self._loaded = False
         self.fork_seconds = 0.0
@@ -101,7 +101,7 @@ class Forks:
         self._started_in = 0.0
         self._ensure_template()
 
-    def fresh(self) -> Worker:
+    def fresh(self) -> ForkedWorker:
         """A new worker.
 
         Raises:
@@ -121,7 +121,7 @@ class Forks:
             self._end_template()
         raise StartError("its process ends before it forks", by_task=False)
 
-    def ask(self, worker: Worker, job: Job, thorough: bool = False) -> Answer:
+    def ask(self, worker: ForkedWorker, job: Job, thorough: bool = False) -> WorkerAnswer:
         """Have a worker judge a completion, and if `thorough` look for functions replaced in any module."""
         began = time.monotonic()
         outcome, odd = self._exchange(worker, job, thorough, began + self._seconds)
@@ -133,9 +133,9 @@ class Forks:
         if outcome.get("failed") == "died":
             status = "" if worker.status is None else f" with status {worker.status}"
             outcome.setdefault("detail", f"its process ended{status}")
-        return Answer(outcome, odd, time.monotonic() - began)
+        return WorkerAnswer(outcome, odd, time.monotonic() - began)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: ForkedWorker) -> None:
         """End a worker with all that it started, however far away that has moved."""
         if self._workers.pop(worker.pid, None) is None:
             return
@@ -149,7 +149,7 @@ class Forks:
             self._kill(self._workers.popitem()[1])
         self._end_template()
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: ForkedWorker) -> None:
         worker.channel.close()
         worker.children.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses where all have ended
@@ -204,13 +204,13 @@ class Forks:
             self._end_template()
             return None
 
-    def _welcome(self, template: _Template, pid: int, channel: socket.socket) -> Worker:
+    def _welcome(self, template: _Template, pid: int, channel: socket.socket) -> ForkedWorker:
         threads = proc.threads(pid) if proc.AVAILABLE else 0
         own = set[int]() if template.forks else template.own
         if not template.forks:
             template.control.close()
             self._template = None
-        worker = Worker(pid, channel, template, threads, own, proc.Children(pid))
+        worker = ForkedWorker(pid, channel, template, threads, own, proc.Children(pid))
         self._workers[pid] = worker
         return worker
 
@@ -244,7 +244,9 @@ class Forks:
 
     # -- one completion -----------------------------------------------------------------------------------
 
-    def _exchange(self, worker: Worker, job: Job, thorough: bool, until: float) -> tuple[Outcome, str | None]:
+    def _exchange(
+        self, worker: ForkedWorker, job: Job, thorough: bool, until: float
+    ) -> tuple[Outcome, str | None]:
         """The outcome of a completion, and what the answer shows to be odd."""
         channel = worker.channel
         if select.select([channel], [], [], 0)[0]:  # it speaks, or is gone, without being asked
@@ -274,7 +276,7 @@ class Forks:
             return {"failed": "died"}, "died"
         return _outcome(heard, nonce)
 
-    def _left_behind(self, worker: Worker) -> bool:
+    def _left_behind(self, worker: ForkedWorker) -> bool:
         """Whether a worker has left a process or a thread; what is just ending has a moment for it."""
         if not proc.AVAILABLE:
             return False
@@ -285,7 +287,7 @@ class Forks:
                 return False
         return True
 
-    def _strangers(self, worker: Worker) -> bool:
+    def _strangers(self, worker: ForkedWorker) -> bool:
         below = worker.children.now() if worker.threads == 1 else proc.children(worker.pid)
         kept = self._kept()
         found = [pid for pid in (*self._children.now(), *below) if pid not in kept]
@@ -293,7 +295,7 @@ class Forks:
             proc.reap(kept)
         return any(map(proc.running, found))
 
-    def _holds_too_much(self, worker: Worker) -> bool:
+    def _holds_too_much(self, worker: ForkedWorker) -> bool:
         """Whether a worker and all that is not known hold more than one completion may."""
         if not proc.AVAILABLE:
             return False

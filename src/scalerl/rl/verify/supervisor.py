@@ -28,7 +28,7 @@ from collections import Counter
 from typing import Any
 
 from scalerl.rl.verify import proc
-from scalerl.rl.verify.forks import Answer, Forks, Job, Outcome, StartError, Worker
+from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, StartError, WorkerAnswer
 from scalerl.rl.workers.process import leave_signals
 
 TURN_SECONDS = 1.0
@@ -127,7 +127,7 @@ class Supervisor:
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
-        self._shared: Worker | None = forks.fresh()
+        self._shared: ForkedWorker | None = forks.fresh()
         self._apart = self._forks_in(FIRST_SECONDS)
         """Completions that are yet to be judged apart."""
         self._warm_seconds, self._apart_seconds = 0.0, math.inf
@@ -182,7 +182,7 @@ class Supervisor:
         self._learn_from(judged, outcomes)
         return outcomes, []
 
-    def _next(self, worker: Worker, job: Job) -> Outcome | None:
+    def _next(self, worker: ForkedWorker, job: Job) -> Outcome | None:
         """The outcome of the next completion, or None if the shared worker is not to be trusted any more."""
         fresh = worker.judged == 0
         answer = self._forks.ask(worker, job)
@@ -225,7 +225,7 @@ class Supervisor:
             self._learn(job, answer.outcome)
         return answer.outcome
 
-    def _alone(self, job: Job) -> Answer:
+    def _alone(self, job: Job) -> WorkerAnswer:
         began = time.monotonic()
         worker = self._forks.fresh()
         answer = self._forks.ask(worker, job)
@@ -235,7 +235,7 @@ class Supervisor:
 
     # -- known answers ------------------------------------------------------------------------------------
 
-    def _passes(self, worker: Worker) -> bool:
+    def _passes(self, worker: ForkedWorker) -> bool:
         """Whether a worker judges the known answers as new ones did."""
         for correct, (job, outcome) in list(self._known.items()):
             answer = self._forks.ask(worker, job, thorough=True)

@@ -24,7 +24,7 @@ _KILLED = {int(signal.SIGKILL): "killed (by the system, for want of memory, perh
 
 
 @dataclass(frozen=True)
-class Task:
+class RunTask:
     """A run, its recipe, and the part of the budget that it is to go to."""
 
     run: PlannedRun
@@ -37,13 +37,15 @@ class Task:
         return self.recipe.where.devices
 
 
-class Job:
+class RunJob:
     """The process of a task, in a folder of its own in that of the study.
 
     `place` has the numbers of its cores; where the machine has GPUs, of those that it is to see.
     """
 
-    def __init__(self, task: Task, study: Path, place: tuple[int, ...] = (), on_gpus: bool = False) -> None:
+    def __init__(
+        self, task: RunTask, study: Path, place: tuple[int, ...] = (), on_gpus: bool = False
+    ) -> None:
         self.task, self.place = task, place
         self.share, self.pass_rate = 0.0, float("nan")
         self._started = time.monotonic()

@@ -56,7 +56,7 @@ from scalerl.study.run.decisions import (
     stop_arms,
     with_combined,
 )
-from scalerl.study.run.job import Job, Task
+from scalerl.study.run.job import RunJob, RunTask
 
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 120.0
@@ -131,7 +131,7 @@ class _Runner:
         self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
         runs = plan.runs
         for budget in plan.budgets:
-            self._round([Task(run, plan.recipe(run, arms[run.arm]), budget) for run in runs])
+            self._round([RunTask(run, plan.recipe(run, arms[run.arm]), budget) for run in runs])
             if budget < plan.budgets[-1]:
                 runs = [run for run in runs if not self._has_failed(run)]
                 freeze_forecasts(plan, self.folder, runs, budget)
@@ -140,7 +140,7 @@ class _Runner:
 
     # -- a round -------------------------------------------------------------------------------------------
 
-    def _round(self, tasks: Sequence[Task]) -> None:
+    def _round(self, tasks: Sequence[RunTask]) -> None:
         """Every run to its part of the budget, or to where it fails for good."""
         for task in tasks:
             self._tidy(task.run)  # which a kill may have kept it from
@@ -148,11 +148,11 @@ class _Runner:
             if had_one and not (self.folder / task.run.folder).exists():
                 self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
         waiting = deque(task for task in tasks if not self._ended(task))
-        done, running = len(tasks) - len(waiting), list[Job]()
+        done, running = len(tasks) - len(waiting), list[RunJob]()
         try:
             while waiting or running:
                 while waiting and (place := self._place(waiting[0], running)):
-                    running.append(Job(waiting.popleft(), self.folder, place, self.on_gpus))
+                    running.append(RunJob(waiting.popleft(), self.folder, place, self.on_gpus))
                 for job in list(running):
                     if ended := job.poll():
                         running.remove(job)
@@ -170,7 +170,7 @@ class _Runner:
             self._end(running)
             raise
 
-    def _ended(self, task: Task) -> bool:
+    def _ended(self, task: RunTask) -> bool:
         """Whether it has come to its part of the budget, or failed for good.
 
         Raises:
@@ -195,13 +195,13 @@ class _Runner:
     def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
         return attempts_of(run.key, self.attempts)
 
-    def _place(self, task: Task, running: Sequence[Job]) -> tuple[int, ...]:
+    def _place(self, task: RunTask, running: Sequence[RunJob]) -> tuple[int, ...]:
         """The cores or GPUs that a task gets, by number; none while there are too few."""
         taken = {number for job in running for number in job.place}
         free = tuple(number for number in range(self.cores) if number not in taken)
         return free[: task.cores] if len(free) >= task.cores or not running else ()
 
-    def _note(self, job: Job, outcome: str, cause: str) -> str:
+    def _note(self, job: RunJob, outcome: str, cause: str) -> str:
         """Put the end of an attempt on record, and say it."""
         self._keep(job, outcome, cause)
         task = job.task
@@ -212,7 +212,7 @@ class _Runner:
         again = "" if self._ended(task) else "; it is tried again"
         return f"{text} ({cause}){again}"
 
-    def _keep(self, job: Job, outcome: str, cause: str) -> None:
+    def _keep(self, job: RunJob, outcome: str, cause: str) -> None:
         if outcome == "disk":
             raise WriteError(cause)
         task = job.task
@@ -229,11 +229,11 @@ class _Runner:
             for _, checkpoint in step_folders(final_folder(folder).parent):
                 shutil.rmtree(checkpoint)
 
-    def _progress(self, done: int, runs: int, running: Sequence[Job], notice: str = "") -> StudyProgress:
+    def _progress(self, done: int, runs: int, running: Sequence[RunJob], notice: str = "") -> StudyProgress:
         under_way = tuple((job.task.run.key, job.share, job.pass_rate) for job in running)
         return StudyProgress(done, runs, under_way, notice)
 
-    def _end(self, running: Sequence[Job]) -> None:
+    def _end(self, running: Sequence[RunJob]) -> None:
         """Let the runs that are under way make their checkpoints; what does not end in time is killed."""
         for job in running:
             job.stop()
@@ -287,7 +287,7 @@ class _Runner:
             return {arm.name: arm for arm in plan.arms}
         trials = [(run, plan.recipe(run, arm)) for run, arm, _ in plan.trials()]
         self._prepare(recipe for _, recipe in trials)
-        self._round([Task(run, recipe, plan.learning_rate.budget) for run, recipe in trials])
+        self._round([RunTask(run, recipe, plan.learning_rate.budget) for run, recipe in trials])
         rates = choose_rates(plan, self.folder, {run.key for run, _ in trials if self._has_failed(run)})
         return {arm.name: with_rate(arm, rates[arm.name]) for arm in plan.arms}
 

@@ -37,7 +37,7 @@ def work(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
     threading.Thread(target=_follow_the_parent, daemon=True).start()
-    speaker = _Speaker(parent)
+    speaker = _ProgressSender(parent)
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
@@ -79,7 +79,7 @@ def work(
     speaker.say(outcome=outcome, cause=cause)
 
 
-class _Speaker:
+class _ProgressSender:
     """Tells the parent how far the run is."""
 
     def __init__(self, parent: Connection) -> None:

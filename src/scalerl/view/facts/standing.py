@@ -31,7 +31,7 @@ _RECENT = 6
 
 
 @dataclass(frozen=True)
-class Asked:
+class StandingQuery:
     """What is asked of a run that is followed."""
 
     target: float | None = None
@@ -52,7 +52,7 @@ class Standing:
     name: str
     points: Points = field(repr=False)
     record: RunRecord | None = field(repr=False)
-    asked: Asked = field(repr=False)
+    asked: StandingQuery = field(repr=False)
     row: dict[str, Any] = field(repr=False)
     """The last line of steps.jsonl; empty where there is none."""
     ended: bool = False
@@ -272,7 +272,7 @@ class Standing:
         }
 
 
-def stand(points: Points, record: RunRecord | None, asked: Asked, name: str = "") -> Standing:
+def stand(points: Points, record: RunRecord | None, asked: StandingQuery, name: str = "") -> Standing:
     """How the run of these points stands, not fitted yet (`Standing.fitted`).
 
     Of a run folder the last line of steps.jsonl is read, and whether the run has ended.

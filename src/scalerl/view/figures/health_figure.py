@@ -26,7 +26,7 @@ _LONGEST_LINE = 400
 
 
 @dataclass(frozen=True)
-class Line:
+class HealthLine:
     """One line of a panel: its values per step, and its name where the panel has several lines."""
 
     values: Callable[[Steps], np.ndarray]
@@ -47,7 +47,7 @@ class Panel:
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[HealthLine, ...]
     scale: float = 1.0
     from_zero: bool = True
     watched: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def _field(key: str) -> Callable[[Steps], np.ndarray]:
 
 def _share(title: str, of: str, key: str, watched: bool = False) -> Panel:
     names = (key,) if watched else ()
-    return Panel(title, f"% of {of}", (Line(_field(key)),), scale=100, watched=names, bounded=watched)
+    return Panel(title, f"% of {of}", (HealthLine(_field(key)),), scale=100, watched=names, bounded=watched)
 
 
 def failed_share(steps: Steps) -> np.ndarray:
@@ -87,55 +87,57 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
 
 
 PANELS = (
-    Panel("Training reward", "mean of the batch", (Line(_field("reward_mean")),), watched=("reward_drop",)),
+    Panel(
+        "Training reward", "mean of the batch", (HealthLine(_field("reward_mean")),), watched=("reward_drop",)
+    ),
     _share("Truncated", "completions", "truncated", watched=True),
     _share("Interrupted", "completions", "interrupted"),
-    Panel("Mean length", "tokens", (Line(_field("mean_length")),), watched=("length_drift",)),
-    Panel("Entropy", "nats per token", (Line(_field("entropy")),), watched=("non_finite",)),
+    Panel("Mean length", "tokens", (HealthLine(_field("mean_length")),), watched=("length_drift",)),
+    Panel("Entropy", "nats per token", (HealthLine(_field("entropy")),), watched=("non_finite",)),
     Panel(
         "Log-probability gap",
         "nats, of one version",
-        (Line(_field("logp_gap")),),
+        (HealthLine(_field("logp_gap")),),
         watched=("logp_gap", "head"),
         bounded=True,
     ),
     Panel(
         "Rank of the samples",
         "0.5 where as recorded",
-        (Line(_field("rank")),),
+        (HealthLine(_field("rank")),),
         from_zero=False,
         watched=("sampling",),
     ),
-    Panel("Log-probability shift", "nats, age included", (Line(_field("logp_shift")),)),
+    Panel("Log-probability shift", "nats, age included", (HealthLine(_field("logp_shift")),)),
     _share("Effective sample", "tokens", "ess", watched=True),
     _share("Ratios clipped", "tokens", "ratio_clipped", watched=True),
     Panel(
         "Importance ratio",
         "trainer over generator",
-        (Line(_field("ratio_mean"), "mean"), Line(_field("ratio_max"), "max", largest=True)),
+        (HealthLine(_field("ratio_mean"), "mean"), HealthLine(_field("ratio_max"), "max", largest=True)),
         from_zero=False,
     ),
-    Panel("Gradient norm", "before clipping", (Line(_field("grad_norm")),), watched=("grad_norm",)),
-    Panel("Throughput", "thousand tokens per second", (Line(tokens_per_second),), scale=1e-3),
+    Panel("Gradient norm", "before clipping", (HealthLine(_field("grad_norm")),), watched=("grad_norm",)),
+    Panel("Throughput", "thousand tokens per second", (HealthLine(tokens_per_second),), scale=1e-3),
     Panel(
         "Token age",
         "trainer steps",
-        (Line(_field("age_mean"), "mean"), Line(_field("age_max"), "max", largest=True)),
+        (HealthLine(_field("age_mean"), "mean"), HealthLine(_field("age_max"), "max", largest=True)),
     ),
-    Panel("Age of the KV cache", "largest, trainer steps", (Line(_field("kv_age_max"), largest=True),)),
+    Panel("Age of the KV cache", "largest, trainer steps", (HealthLine(_field("kv_age_max"), largest=True),)),
     _share("Older than 4 steps", "trained tokens", "age_share_over_4"),
     _share("Two or more versions", "completions", "multi_version"),
     _share("Zero variance", "groups", "zero_variance", watched=True),
-    Panel("Effective groups", "per step", (Line(_field("groups_used")),)),
+    Panel("Effective groups", "per step", (HealthLine(_field("groups_used")),)),
     Panel(
         "Verification failed",
         "% of completions",
-        (Line(failed_share),),
+        (HealthLine(failed_share),),
         scale=100,
         watched=("failed",),
         bounded=True,
     ),
-    Panel("Prompts left", "in the pool", (Line(_field("pool"), largest=True),)),
+    Panel("Prompts left", "in the pool", (HealthLine(_field("pool"), largest=True),)),
 )
 
 

@@ -22,7 +22,7 @@ from scalerl.view.facts.frozen import (
     sentence,
 )
 from scalerl.view.facts.in_flight import in_flight_rows
-from scalerl.view.facts.standing import Asked, Standing, stand
+from scalerl.view.facts.standing import Standing, StandingQuery, stand
 from scalerl.view.figures.curve_figure import curve_svg
 from scalerl.view.figures.health_figure import always_zero, health_svg
 from scalerl.view.numbers import DASH, as_mapping, many, percent, rate, rate_interval, unit_for
@@ -161,7 +161,7 @@ def _result(
 
 def _standing(run: RunRecord, fit: Fit) -> Standing:
     """The run as whoever follows it has it: at which compute it is forecast."""
-    return stand(fit.points, run, Asked())
+    return stand(fit.points, run, StandingQuery())
 
 
 def _now(run: RunRecord, fit: Fit) -> Rows:

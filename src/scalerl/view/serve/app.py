@@ -29,7 +29,7 @@ from scalerl.errors import ScalerlError
 from scalerl.jsonl import dumps
 from scalerl.view.assets import TEMPLATES, WEB
 from scalerl.view.serve.guard import Guard
-from scalerl.view.serve.store import Store, UnknownRunError
+from scalerl.view.serve.store import RunStore, UnknownRunError
 
 _LOG = logging.getLogger("scalerl")
 _HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ _IDLE = 20.0
 class Looker:
     """The thread that looks at the folder and fits, as long as somebody looks at the page."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RunStore) -> None:
         self.store = store
         self.streams = 0
         self._asked = float("-inf")
@@ -101,7 +101,7 @@ class Looker:
 
 
 def make_app(
-    store: Store, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
+    store: RunStore, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
 ) -> tuple[ASGIApp, Looker]:
     """The application, and what looks at the folder for it. `hosts`, `token`, `cookie`: see `Guard`."""
     looker = Looker(store)

@@ -15,7 +15,7 @@ from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
 
 if TYPE_CHECKING:
-    from scalerl.view.facts.standing import Asked, Standing
+    from scalerl.view.facts.standing import Standing, StandingQuery
 
 _LOG = logging.getLogger("scalerl")
 REFIT = 3.0
@@ -39,7 +39,7 @@ class Fitted:
 class Fits:
     """Makes one fit at a time, and keeps those that were asked for last."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: StandingQuery) -> None:
         self._asked = asked
         self._numbers = itertools.count()
         self._kept: OrderedDict[tuple[str, str], tuple[float, Fitted]] = OrderedDict()

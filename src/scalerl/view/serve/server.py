@@ -15,10 +15,10 @@ import uvicorn
 from scalerl.errors import InputError
 from scalerl.view.serve.app import make_app
 from scalerl.view.serve.opening import Opening
-from scalerl.view.serve.store import Store
+from scalerl.view.serve.store import RunStore
 
 if TYPE_CHECKING:
-    from scalerl.view.facts.standing import Asked
+    from scalerl.view.facts.standing import StandingQuery
 
 _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 def serve(
     root: Path,
-    asked: Asked,
+    asked: StandingQuery,
     host: str,
     port: int,
     wants_token: bool,
@@ -74,7 +74,7 @@ def serve(
     local = is_loopback(host)
     token = secrets.token_urlsafe(32) if wants_token or not local else None
     hosts = _NAMES | {host.lower()} if local else None
-    app, looker = make_app(Store(root, asked), hosts, token, cookie=f"scalerl-{port}")
+    app, looker = make_app(RunStore(root, asked), hosts, token, cookie=f"scalerl-{port}")
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -24,11 +24,11 @@ from scalerl.ingest.formats.format import Unread
 from scalerl.record.reader import RunRecord
 from scalerl.view.serve.fits import REFIT, Answers, Fits, Fitted
 from scalerl.view.serve.listing import Entry
-from scalerl.view.serve.sweep import Sweep
+from scalerl.view.serve.sweep import FolderSweep
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
-    from scalerl.view.facts.standing import Asked, Standing
+    from scalerl.view.facts.standing import Standing, StandingQuery
 
 _LOG = logging.getLogger("scalerl")
 MOST = 40
@@ -60,15 +60,15 @@ class Run:
     """When it was fitted last, by the monotonic clock."""
 
 
-class Store:
+class RunStore:
     """The runs in a folder. `version` grows with every change."""
 
-    def __init__(self, root: Path, asked: Asked) -> None:
+    def __init__(self, root: Path, asked: StandingQuery) -> None:
         self.root = root.resolve()
         self._asked = asked
         # A page that was open on another server of this folder has an older one than any here.
         self.version = int(time.time() * 1000)
-        self._sweep = Sweep(self.root)
+        self._sweep = FolderSweep(self.root)
         self._runs: dict[str, Run] = {}
         self._of_entry: dict[str, list[str]] = {}
         self._fits, self._answers = Fits(asked), Answers()

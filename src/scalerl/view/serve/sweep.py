@@ -29,7 +29,7 @@ _ACTIVE = 50
 _T = TypeVar("_T")
 
 
-class Sweep:
+class FolderSweep:
     """The runs in the real folder `root`, and those of them that are to be read."""
 
     def __init__(self, root: Path) -> None:

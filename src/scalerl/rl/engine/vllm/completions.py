@@ -66,13 +66,13 @@ class Restarted:
 
 
 @dataclass(frozen=True)
-class Failed:
+class FailedRequest:
     """Nothing goes on."""
 
     error: ScalerlError
 
 
-Event = Completed | Installed | Lost | Restarted | Failed
+Event = Completed | Installed | Lost | Restarted | FailedRequest
 
 
 @dataclass

@@ -32,7 +32,7 @@ from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm.client import Client, Wanted, check_server
 from scalerl.rl.engine.vllm.completions import (
     Event,
-    Failed,
+    FailedRequest,
     Flight,
     Installed,
     Request,
@@ -42,7 +42,7 @@ from scalerl.rl.engine.vllm.completions import (
 from scalerl.rl.engine.vllm.kept import Kept, Times
 from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.engine.vllm.server import Server
-from scalerl.rl.sync.vllm_http import FileTransport, Gone, Transport
+from scalerl.rl.sync.vllm_http import FileTransport, Gone, VllmTransport
 from scalerl.rl.types import Weights
 
 _LOG = logging.getLogger("scalerl")
@@ -127,10 +127,10 @@ class Fleet:
         try:
             asyncio.run(self._main())
         except ScalerlError as error:
-            self._say(Failed(error))
+            self._say(FailedRequest(error))
         except BaseException as error:
             _LOG.debug("vLLM's thread", exc_info=True)
-            self._say(Failed(WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")))
+            self._say(FailedRequest(WorkerError(f"generation by vLLM cannot go on: {brief_error(error)}")))
         finally:
             self._ready.set()
 
@@ -155,7 +155,7 @@ class Fleet:
             own = [server.process for server in self._servers if server.process]
             await asyncio.gather(*(asyncio.to_thread(process.end) for process in own))
 
-    def _transport(self) -> Transport:
+    def _transport(self) -> VllmTransport:
         assert self._first is not None
         weights, version = self._first
         self._first = None  # a model's worth of memory

@@ -31,10 +31,18 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.generator import PROMPTS_KEPT, Sampling
-from scalerl.rl.engine.ordered import Admission, Asked, sum_of
+from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
 from scalerl.rl.engine.random import stream_keys, uniform
 from scalerl.rl.engine.vllm.client import Client, Wanted
-from scalerl.rl.engine.vllm.completions import Completed, Event, Failed, Installed, Lost, Request, Restarted
+from scalerl.rl.engine.vllm.completions import (
+    Completed,
+    Event,
+    FailedRequest,
+    Installed,
+    Lost,
+    Request,
+    Restarted,
+)
 from scalerl.rl.engine.vllm.fleet import Fleet
 from scalerl.rl.engine.vllm.follow import follow
 from scalerl.rl.engine.vllm.kept import Times
@@ -56,7 +64,7 @@ class _Group:
     rollouts: list[Rollout | None]
 
 
-class VllmGenerator(Admission):
+class VllmGenerator(OrderedGroups):
     """Completions by vLLM, `rows` at once on each server; see `scalerl.rl.types.Generator`.
 
     Raises:
@@ -289,7 +297,7 @@ class VllmGenerator(Admission):
             self.restarts += 1
             self._tell("lost", event.server, f"is lost: {event.why}")
         else:
-            assert isinstance(event, Failed)
+            assert isinstance(event, FailedRequest)
             raise event.error
 
     def _tell(self, kind: str, server: int, what: str) -> None:

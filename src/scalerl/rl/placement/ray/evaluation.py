@@ -13,7 +13,7 @@ import torch
 
 from scalerl.rl.config.cluster import Patience
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.placement.evaluate import Evaluation, Evaluator
+from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.placement.evaluate_aside import EvaluatorAside
 from scalerl.rl.sync.object_store import StoredWeights, store
 from scalerl.rl.types import Prompt, Weights
@@ -46,7 +46,7 @@ class EvaluationActor:
         """A number that rises with the progress of the evaluation under way."""
         return self._beats
 
-    def evaluate(self, weights: StoredWeights, version: int) -> Evaluation:
+    def evaluate(self, weights: StoredWeights, version: int) -> EvaluationResult:
         """Sample every held-out prompt, and judge the completions."""
         return self._evaluator.evaluate(weights.fetch(), version)
 
@@ -79,7 +79,7 @@ class EvaluationMember:
         call = self._member.handle.evaluate.remote(weights, version)
         self._evaluating = Calls({call: self._member}, math.inf, "evaluated")
 
-    def poll(self, seconds: float) -> Evaluation | None:
+    def poll(self, seconds: float) -> EvaluationResult | None:
         """See `EvaluationWorker`."""
         if self._starting is not None:
             if self._starting.wait(seconds):

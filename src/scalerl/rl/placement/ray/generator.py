@@ -28,7 +28,7 @@ import ray
 from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.config.cluster import Patience
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.ordered import Admission, Asked, sum_of
+from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
 from scalerl.rl.placement.ray.generator_actor import GROUPS, GeneratorActor, Message
 from scalerl.rl.placement.ray.seat import Seat
 from scalerl.rl.sync.transport import ObjectStore
@@ -45,7 +45,7 @@ MOST_DEATHS = 5
 _WORK = 1.0  # seconds that the driver waits for something to be said
 
 
-class RayGenerator(Admission):
+class RayGenerator(OrderedGroups):
     """Generators on a cluster, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
 
     Raises:

@@ -28,7 +28,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup
 from scalerl.rl.pending import Pending
 from scalerl.rl.placement.ray.trainer_actor import GROUPS, TrainerActor
-from scalerl.rl.sync.broadcast import Group
+from scalerl.rl.sync.broadcast import BroadcastGroup
 from scalerl.rl.sync.object_store import StoredWeights
 from scalerl.rl.workers.ray.contact import check
 from scalerl.rl.workers.ray.members import Calls, LostError, Member, remote
@@ -185,7 +185,7 @@ class RayLearner(LearnerGroup):
         buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
         return StoredWeights((bucket for _, bucket in buckets), self._seconds)
 
-    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+    def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Have the first rank broadcast weights to the generators; waits for nothing."""
         self._actors.members[0].handle.send.remote(group, weights, version)
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from scalerl.rl.learner.fsdp.group import LearnerRank
-from scalerl.rl.sync.broadcast import Group, send
+from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
 from scalerl.rl.workers.ranks import meet, store_at
@@ -76,6 +76,6 @@ class TrainerActor:
         ]
 
     @ray.method(concurrency_group="send")
-    def send(self, group: Group, weights: StoredWeights, version: int) -> None:
+    def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Broadcast weights to the generators, while training goes on."""
         send(group, weights, version)

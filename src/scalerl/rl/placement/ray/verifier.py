@@ -118,7 +118,7 @@ class RayVerifier(Verification):
         for seat in self._seats:
             seat.drop()
         size = max(math.ceil(len(completions) / (SHARES * len(self._seats))), self._least)
-        judging = _Judging(self, [completions[i : i + size] for i in range(0, len(completions), size)])
+        judging = _RemoteVerdicts(self, [completions[i : i + size] for i in range(0, len(completions), size)])
         judging.wait(0.0)
         return judging
 
@@ -186,7 +186,7 @@ class RayVerifier(Verification):
             raise WorkerError(f"no verifier is left, and none came within {self._patience.start:g} s: {why}")
 
 
-class _Judging:
+class _RemoteVerdicts:
     """Shares that are being judged; see `scalerl.rl.pending.Pending`. Who is lost is replaced while somebody
     waits."""
 
