@@ -54,8 +54,8 @@ class Probe:
         """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
 
         `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see
-        `scalerl.rl.config.health.SamplingDriftDrift`), and with a low precision `head_gap` and `head_gap_rms` in nats
-        (`scalerl.rl.config.health.Head`), all over `probe_tokens` tokens.
+        `scalerl.rl.config.health.SamplingDrift`), and with a low precision `head_gap` and `head_gap_rms` in
+        nats (`scalerl.rl.config.health.Head`), all over `probe_tokens` tokens.
         """
         if not self._completions:
             return {}

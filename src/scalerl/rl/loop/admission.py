@@ -1,11 +1,12 @@
 """Admission control: the in-flight limit that enforces k.
 
-With P groups a trainer step, group g is consumed by the step that starts at version g // P, whatever the order
-in which groups complete. A slot of the limit comes back only when every generator has installed the weights of
-the step that consumed it. So `PipelineRL(k)`, with k + 1 batches in flight, admits group g once version
-g // P - k is installed: the group is sampled by that version or a later one, and no trained token is older than
-k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k batches in
-flight, all of a phase sampled by the weights at its start: the last of its batches is trained at age k - 1.
+With P groups a trainer step, group g is consumed by the step that starts at version g // P, whatever the
+order in which groups complete. A slot of the limit comes back only when every generator has installed the
+weights of the step that consumed it. So `PipelineRL(k)`, with k + 1 batches in flight, admits group g once
+version g // P - k is installed: the group is sampled by that version or a later one, and no trained token is
+older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k
+batches in flight, all of a phase sampled by the weights at its start: the last of its batches is trained at
+age k - 1.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ that are wanted next, and makes their batch; never more than those of one more w
 bounded. A learner in this process is done as soon as it has begun, and nothing is done meanwhile.
 
 No trained token is older than the schedule allows: the in-flight limit of `scalerl.rl.loop.admission` sees to
-that. Completions in flight while the trainer steps go on with the new weights and the KV cache of the old ones.
+that. Completions in flight while the trainer steps go on with the new weights and the KV cache of the old
+ones.
 
 With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
 batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.

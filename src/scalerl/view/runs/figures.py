@@ -10,9 +10,9 @@ import numpy as np
 
 from scalerl.curve.families import Curve
 from scalerl.errors import InputError, WriteError
+from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
 from scalerl.view.labels import run_look, short_names
-from scalerl.view.facts.frozen import Band
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.overlay import OverlayRun, mean_band, places_between, thin
 from scalerl.view.style import FIGURES, save_figure

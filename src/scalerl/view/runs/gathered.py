@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from scalerl.curve.families import FAMILIES
 from scalerl.errors import CannotAnswerError, printable
+from scalerl.view.assets import without_folders
 from scalerl.view.facts.facts import imported
 from scalerl.view.numbers import Unit, as_mapping, percent, plain, rate, unit_for
 from scalerl.view.runs.overlay import OverlayRun
-from scalerl.view.assets import without_folders
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
