@@ -50,6 +50,8 @@ NAME = Limit(1000, "characters in a name", "shorten it")
 """Of a metric or a run. Patterns of names are searched in time that grows with the third power of this."""
 COLUMNS = Limit(50_000, "metrics that could be of use, of all runs together", "export fewer metrics or runs")
 TABLE_COLUMNS = Limit(20_000, "columns", "export fewer of them")
+TABLE_ROWS = Limit(1_000_000, "rows", "keep every tenth row, or split the table by runs")
+"""Of a compressed table, which may have any number of rows in a few bytes; a million take some 10 s."""
 RUNS = Limit(1000, "runs", "choose one (--run), or a folder with fewer of them")
 """That are read at once; those that are not asked for do not count."""
 FOUND = Limit(20_000, "runs in one file or folder", "split it")

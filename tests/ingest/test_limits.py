@@ -128,6 +128,15 @@ def test_plain_texts_of_parquet_are_bounded_once_they_are_no_longer_compressed(t
     assert "bytes of decoded text in one column, and the limit is 1,000,000" in error
 
 
+def test_rows_of_parquet_are_bounded_before_they_are_read(tmp_path, capsys):
+    arrow, path = pytest.importorskip("pyarrow"), tmp_path / "x.parquet"
+    nothing = arrow.nulls(1_000_001, arrow.float64())
+    table = arrow.table({"step": nothing, "train/reward": nothing})
+    import_module("pyarrow.parquet").write_table(table, path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    assert "1,000,001 rows, and the limit is 1,000,000" in refused(capsys, *ingest(path))
+
+
 def test_rows_of_trackio_that_have_more_bytes_than_their_file(tmp_path, capsys):
     """The pages of a long text may lead round in a circle, and a row be as large as it says all the same."""
     path = tmp_path / "project.db"

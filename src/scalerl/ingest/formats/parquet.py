@@ -41,6 +41,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
     try:
         with parquet.ParquetFile(path) as file:
             limits.TABLE_COLUMNS.check(file.metadata.num_columns, path)
+            limits.TABLE_ROWS.check(file.metadata.num_rows, path)
             texts = [one.name for one in file.schema_arrow if _is_text(one.type, arrow.types)]
         # These stay in the dictionary that they have in the file.
         with parquet.ParquetFile(path, read_dictionary=[name for name in texts if name in _KEYS]) as file:
