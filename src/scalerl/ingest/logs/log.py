@@ -326,12 +326,16 @@ def finite(value: Any) -> float:
     return number if math.isfinite(number) else math.nan
 
 
+_LONGEST_WORD = 100  # characters; of "-Infinity" and the spaces around it
+
+
 def as_number(value: Any) -> float | None:
     """A number as a float, NaN and infinities among them, also by their names; None for everything else."""
     if type(value) is float:
         return value
     if isinstance(value, str):
-        return _WORDS.get(value.strip().lower())
+        # A long text is no number: half a megabyte that names the run of every row took 6 s here.
+        return _WORDS.get(value.strip().lower()) if len(value) < _LONGEST_WORD else None
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         return None
     try:
