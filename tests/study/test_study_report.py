@@ -171,7 +171,8 @@ def test_what_a_report_needs_loads_neither_torch_nor_pydantic():
     code = (
         "import sys\n"
         "from scalerl.view import formats\n"
-        "from scalerl.study import curves, figures, page, record, tables, verdict\n"
+        "import scalerl.study.page.figures, scalerl.study.page.tables, scalerl.study.verdict.curves\n"
+        "from scalerl.study import page, record, verdict\n"
         "heavy = {'torch', 'transformers', 'pydantic', 'matplotlib', 'rich', 'jinja2'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -251,7 +251,7 @@ def test_the_status_of_a_worker_that_was_not_forked_is_told(start, rollouts, mon
 def test_a_late_answer_of_a_template_is_taken_for_no_other():
     code = f"""
 import base64, contextlib, os, pickle, select, signal
-from scalerl.rl import forks
+from scalerl.rl.verify import forks
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 greeting = base64.b64encode(pickle.dumps(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r}))))
@@ -284,7 +284,7 @@ made.close()
 def test_a_supervisor_with_a_process_that_cannot_be_killed_comes_to_its_end():
     code = """
 import os, subprocess, sys
-from scalerl.rl import proc
+from scalerl.rl.verify import proc
 child = subprocess.Popen(["sleep", "600"])
 print(child.pid, flush=True)
 os.setresuid(65534, 65534, 65534)
