@@ -259,7 +259,7 @@ def test_what_is_said_of_the_papers_rule_is_what_its_benchmark_prints():
     assert words.format(*apart, *moved) in said
     shares = f"{100 * noisy[:, 4].min():.0f} to {100 * noisy[:, 4].max():.0f} %"
     assert f"gets the higher B in {shares}" in said
-    source = (DOCS.parent / "src" / "scalerl" / "curve" / "paper.py").read_text()
+    source = (DOCS.parent / "src" / "scalerl" / "forecast" / "paper.py").read_text()
     assert shares in source
     at_2, at_1_6, at_1 = (text.split()[0][1:] for text in table[-1].partition(": ")[2].split(", "))
     assert f"standard error is {at_2} at 2 C_mid, {at_1_6} at 1.6, {at_1} at 1)" in source

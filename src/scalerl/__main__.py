@@ -2,4 +2,5 @@
 
 from scalerl.cli.main import main
 
-raise SystemExit(main())
+if __name__ == "__main__":  # processes that are spawned import this module, too
+    raise SystemExit(main())

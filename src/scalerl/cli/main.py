@@ -125,7 +125,3 @@ def _parser() -> Parser:
     demo.add(commands)
     completion.add(commands, parser)
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

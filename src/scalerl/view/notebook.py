@@ -14,13 +14,15 @@ from scalerl.forecast.backtest_result import COLUMNS, PLACES, fates, fraction_te
 from scalerl.record.reader import unit_of
 from scalerl.view.facts.alarm_rows import alarm_text
 from scalerl.view.facts.fit_rows import fit_rows
-from scalerl.view.figures.fit_plot import fit_svg
+from scalerl.view.figures.fit_plot import fit_svg, plot_fit
 from scalerl.view.numbers import plain, rate, unit_for
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast
     from scalerl.forecast import Backtest, Comparison
     from scalerl.record.reader import RunRecord
+
+__all__ = ["backtest_html", "comparison_html", "fit_html", "forecast_html", "plot_fit", "run_html"]
 
 
 def fit_html(fit: Fit) -> str:
