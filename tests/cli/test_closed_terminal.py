@@ -24,7 +24,7 @@ def command(model, folder):
     toml.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in leaves(recipe)))
     longer = ["--set", "budget.amount=1000000", "--set", "evaluation.count=500000"]
     longer += ["--set", "checkpoint.steps=0"]  # the end alone makes one
-    return [sys.executable, "-m", "scalerl.cli", "train", str(toml), "-o", str(folder), *longer]
+    return [sys.executable, "-m", "scalerl", "train", str(toml), "-o", str(folder), *longer]
 
 
 def leaves(table, prefix=""):
