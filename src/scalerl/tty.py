@@ -1,5 +1,5 @@
-"""Who reads a stream: a person, who gets colours and folded tables, or a pipe, which gets plain text; or
-nobody any more.
+"""Output by its reader: colours and folded tables for a terminal, plain text for a pipe, and nothing where
+the reader has gone.
 
 NO_COLOR takes the colours away, FORCE_COLOR gives them to a pipe too, and a terminal that is dumb gets what a
 pipe gets. (https://no-color.org, https://force-color.org)

@@ -50,7 +50,7 @@ def backtest(
         r0: as for `fit`.
         min_compute: as for `fit`; cuts are fractions of the whole compute all the same.
         price: dollars per GPU-hour, for the axis `dollars`.
-        watch: is told the cuts done and the cuts to do, after each.
+        watch: called after each cut with the number done and the number in all.
 
     Raises:
         InputError: no run, a fraction outside of (0, 1), another argument that `fit` does not take, or a run

@@ -185,9 +185,8 @@ def _places(
     """Where rows are along the run: by their compute, or by their lines where some have none."""
     try:
         return _compute(table, x, price, rows), _compute(table, x, price, kept)
-    except (
-        InputError
-    ):  # of a run that diverged the compute may be NaN, too; a row that counts is refused later
+    except InputError:
+        # Of a run that diverged the compute may be NaN, too; a row that counts is refused later.
         line_N = np.array(table.lines, dtype=float)
         return line_N[list(rows)], line_N[list(kept)]
 

@@ -1,6 +1,6 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
-Formats (`scalerl.ingest.sources`) make it; what the names mean is told by
+Formats (`scalerl.ingest.sources`) make it; the meaning of their names is in
 `scalerl.ingest.vocabularies.vocabulary`.
 """
 

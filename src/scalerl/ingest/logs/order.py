@@ -134,11 +134,13 @@ class Restarts:
         return is_over_V
 
     def that_leave_some(self, step_E: np.ndarray, place_E: np.ndarray) -> Restarts:
-        """Without the last ones, while they leave no evaluation at all."""
-        found = list(self.found)
-        while found and Restarts(found).superseded(step_E, place_E).all():
-            found.pop()
-        return replace(self, found=found)
+        """Those before the one with which no evaluation at all is left."""
+        is_over_E = np.zeros(len(step_E), dtype=bool)
+        for n, restart in enumerate(self.found):
+            is_over_E |= restart.supersedes(step_E, place_E)
+            if is_over_E.all():
+                return replace(self, found=self.found[:n])
+        return self
 
 
 @dataclass(frozen=True)

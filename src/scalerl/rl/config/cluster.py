@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
+from scalerl.rl.config.bounds import positive
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.vllm import Vllm
 
@@ -36,7 +37,7 @@ class Transport:
     """Tensors are sent in buckets of this size; a larger tensor is one of its own."""
 
     def __post_init__(self) -> None:
-        _positive(bucket_mib=self.bucket_mib)
+        positive(bucket_mib=self.bucket_mib)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Patience:
     """For a step of the learner, or a verifier's share of the completions. Evaluations have `timeouts`."""
 
     def __post_init__(self) -> None:
-        _positive(**vars(self))
+        positive(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,3 @@ class Cluster:
     def apart(self) -> bool:
         """Whether generators have devices of their own."""
         return True
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite")

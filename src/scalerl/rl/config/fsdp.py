@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
+
+from scalerl.rl.config.bounds import positive
 
 
 @dataclass(frozen=True)
@@ -37,5 +38,4 @@ class Fsdp2:
             raise ValueError("micro_tokens must not be negative")
         if self.chunk < 1 or self.tensor_parallel < 1:
             raise ValueError("chunk and tensor_parallel must be at least 1")
-        if not 0 < self.timeout < math.inf:
-            raise ValueError("timeout must be positive and finite")
+        positive(timeout=self.timeout)

@@ -29,6 +29,7 @@ from scalerl.rl.algo.curriculum import AnyCurriculum, NoPositiveResampling
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
+from scalerl.rl.config.bounds import at_least
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.form import Form
 from scalerl.rl.config.health import Health
@@ -44,7 +45,6 @@ from scalerl.rl.config.settings import (
     Local,
     Steps,
     Timeouts,
-    _at_least,
 )
 from scalerl.rl.config.toml import add_override, parse_toml
 from scalerl.rl.config.tracking import Tracking
@@ -97,8 +97,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:
             raise ValueError("temperature must be between 0.01 and 100")
-        _at_least(1, rows=self.rows)
-        _at_least(0, seed=self.seed)
+        at_least(1, rows=self.rows)
+        at_least(0, seed=self.seed)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
 

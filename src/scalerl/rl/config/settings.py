@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from scalerl.rl.config.bounds import at_least, positive
+
 
 @dataclass(frozen=True)
 class BatchSize:
@@ -17,8 +19,8 @@ class BatchSize:
     """Completions per forward pass of the trainer: a matter of memory and speed, not of the result."""
 
     def __post_init__(self) -> None:
-        _at_least(1, prompts=self.prompts, micro=self.micro)
-        _at_least(2, samples=self.samples)  # a group of one has no baseline
+        at_least(1, prompts=self.prompts, micro=self.micro)
+        at_least(2, samples=self.samples)  # a group of one has no baseline
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Context:
     answer: int = 2048
 
     def __post_init__(self) -> None:
-        _at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
+        at_least(1, prompt=self.prompt, thinking=self.thinking, answer=self.answer)
 
     @property
     def sampled(self) -> int:
@@ -47,7 +49,7 @@ class Steps:
     kind: Literal["steps"] = "steps"
 
     def __post_init__(self) -> None:
-        _positive(amount=self.amount)
+        positive(amount=self.amount)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class FlopsBudget:
     kind: Literal["flops"] = "flops"
 
     def __post_init__(self) -> None:
-        _positive(amount=self.amount)
+        positive(amount=self.amount)
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Evaluation:
     """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
 
     def __post_init__(self) -> None:
-        _at_least(1, count=self.count, samples=self.samples, rows=self.rows)
-        _at_least(0, seed=self.seed)
+        at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+        at_least(0, seed=self.seed)
         if not all(0 < share < 1 for share in self.forecast_at):
             raise ValueError("forecast_at must be shares of the budget between 0 and 1")
 
@@ -116,7 +118,7 @@ class Local:
     kind: Literal["local"] = "local"
 
     def __post_init__(self) -> None:
-        _at_least(1, generators=self.generators)
+        at_least(1, generators=self.generators)
 
     @property
     def processes(self) -> int:
@@ -134,18 +136,6 @@ class Local:
         return True
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite")
-
-
-def _at_least(bound: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < bound:
-            raise ValueError(f"{name} must be at least {bound}")
-
-
 @dataclass(frozen=True)
 class Checkpointing:
     """When checkpoints are made: after so many steps, or minutes, whichever comes first; 0 is never."""
@@ -158,8 +148,7 @@ class Checkpointing:
     def __post_init__(self) -> None:
         if self.steps < 0 or not 0 <= self.minutes < math.inf:
             raise ValueError("steps and minutes must not be negative")
-        if self.keep < 1:
-            raise ValueError("keep must be at least 1")
+        at_least(1, keep=self.keep)
 
 
 @dataclass(frozen=True)
@@ -177,6 +166,4 @@ class Timeouts:
     """For either to start and load its model, which sends no heartbeats."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite")
+        positive(**vars(self))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
+
+from scalerl.rl.config.bounds import at_least, positive
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,10 @@ class Vllm:
     kind: Literal["vllm"] = "vllm"
 
     def __post_init__(self) -> None:
-        for name in ("servers", "tensor_parallel", "cpu_cache_gib"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("start_seconds", "request_seconds", "answer_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite")
+        at_least(1, servers=self.servers, tensor_parallel=self.tensor_parallel)
+        at_least(1, cpu_cache_gib=self.cpu_cache_gib)
+        positive(start_seconds=self.start_seconds, request_seconds=self.request_seconds)
+        positive(answer_seconds=self.answer_seconds)
         if not 0 < self.gpu_memory <= 1:
             raise ValueError("gpu_memory must be a share between 0 and 1")
         if bad := [url for url in self.urls if not _is_one(url)]:

@@ -8,10 +8,7 @@ from typing import Any
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.learner import Learner
-from scalerl.rl.model.causal_lm import (
-    checkpoint_activations,
-    model_of,
-)
+from scalerl.rl.model.causal_lm import checkpoint_activations, model_of
 from scalerl.rl.model.lora import add_adapters
 
 

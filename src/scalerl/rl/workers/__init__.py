@@ -1,4 +1,4 @@
-"""What all worker processes share, whoever starts them.
+"""What all worker processes share.
 
     supervision.py   progress, deadlines, and workers that are replaced
     process.py       signals; outbox.py sends messages by a thread; ranks.py makes ranks fail together

@@ -88,7 +88,7 @@ class VllmGenerator(OrderedGroups):
         timeline: Any = None,
     ) -> None:
         """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
-        `scalerl.rl.workers.ray` Timeline) is told what each server did, who came and who was lost."""
+        `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or were lost."""
         super().__init__()
         self.sampling, self._settings = sampling, settings
         self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
