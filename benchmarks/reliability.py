@@ -220,6 +220,7 @@ def verifiers(folder: Path, kills: int, rng: random.Random) -> bool:
 
 def disk(folder: Path, kills: int, rng: random.Random) -> bool:
     """Without room for a checkpoint training must go on and say so; what was run must be resumable."""
+    _run(_train(folder / "base", "disk", "budget.amount=1"))  # makes the base model, where there is none yet
     command = _train(folder / "run", "disk", "checkpoint.steps=10")
 
     def no_room() -> None:  # files of more than 100 kB: checkpoints; the record's lines are smaller

@@ -1,10 +1,11 @@
 import json
+import resource
 from dataclasses import replace
 
 import pytest
 import torch
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, WriteError
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
 from scalerl.rl.model.demo_base import BaseModel, build_base, find_model
@@ -45,6 +46,17 @@ def test_the_base_model_ends_its_completions(tmp_path):
     with torch.no_grad():
         p_V = model(input_ids=ids).logits[0, -1].softmax(-1)
     assert p_V[VOCABULARY.index("<eos>")] > 0.5
+
+
+def test_a_disk_without_room_for_the_base_model_is_one_error_and_leaves_nothing(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # bytes; the weights take more
+    try:
+        with pytest.raises(WriteError, match="the base model could not be saved"):
+            build_base(replace(SPEC, max_careful_steps=1, imperfect_steps=1), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["/nowhere/models/base", "./base", "nowhere/models/base"])

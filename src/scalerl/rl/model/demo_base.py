@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from scalerl.errors import InputError, WriteError
@@ -207,10 +208,9 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
         write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
         with contextlib.suppress(FileExistsError):  # another process was first: one is as good as the other
             aside.rename(folder)
-    except OSError as error:
-        raise WriteError(
-            f"{folder}: the base model could not be saved ({error.strerror or error})"
-        ) from error
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+        why = getattr(error, "strerror", None) or error
+        raise WriteError(f"{folder}: the base model could not be saved ({why})") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder
