@@ -32,7 +32,7 @@ from typing import Any
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace")
-STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 2400, "verifiers": 10, "disk": 120}
+STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 4000, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
 SHORT = {
     "budget.kind": "steps",
@@ -138,8 +138,8 @@ def evaluators(folder: Path, kills: int, rng: random.Random) -> bool:
     """Every evaluation must be made, and be that of a run that nobody touched."""
     settings = _settings("evaluators", "evaluation.count=60", "evaluation.samples=8")
     whole = _in_this_process(folder / "whole", settings)
-    # No evaluation loses a worker more often than it is restarted: each has five seconds and more of the run.
-    killed, record = _killing("evaluation", 1, kills, lambda: rng.uniform(0, 6), folder / "run", settings)
+    # Pauses are longer than a start and an evaluation: the third worker in a row that is lost ends a run.
+    killed, record = _killing("evaluation", 1, kills, lambda: rng.uniform(6, 9), folder / "run", settings)
     equal = [[e.pass_rate for e in r.evals] for r in (whole, record)]
     print(
         f"  {killed} evaluators killed; {len(record.evals)} evaluations, pass rates as of a whole run: ",
