@@ -168,9 +168,11 @@ def _killing(
 
     thread = threading.Thread(target=kill)
     thread.start()
-    record = _in_this_process(folder, settings)
-    done.set()
-    thread.join()
+    try:
+        record = _in_this_process(folder, settings)
+    finally:
+        done.set()
+        thread.join()
     return killed, record
 
 

@@ -35,6 +35,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
     demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
+    demo.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one key of the recipe: engine.kind=transformers",
+    )
     add_json_argument(demo)
     demo.set_defaults(run=run)
 
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.rl.config.recipe import load_recipe
 
     quick = QUICK if args.quick else []
-    run_training(load_recipe("demo", [f"seed={args.seed}", *quick]), place, as_json=args.json)
+    run_training(load_recipe("demo", [f"seed={args.seed}", *quick, *args.set]), place, as_json=args.json)
 
 
 def _unused(folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """Both engines against transformers' own forward pass over whole texts, and the kernels against torch."""
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from scalerl.errors import InputError
+from scalerl.rl.config.settings import BuiltInEngine, Context
+from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.engine import TransformersEngine, make_engine
 from scalerl.rl.kernels.fused import FusedEngine
 from scalerl.rl.kernels.native import KernelStore, Shape, load_kernels
+from scalerl.rl.learner.build import load_learner
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 40,
@@ -135,6 +140,29 @@ def test_all_others_take_the_path_of_transformers(name):
 def test_bfloat16_takes_the_path_of_transformers():
     model = make_model(KNOWN["llama"]).to(torch.bfloat16)
     assert isinstance(make_engine(model, 6, 20, 16), TransformersEngine)
+
+
+def test_a_recipe_chooses_the_engine(tiny_recipe, uneven_prompts):
+    found = {}
+    choices = ((BuiltInEngine("kernels"), FusedEngine), (BuiltInEngine("transformers"), TransformersEngine))
+    for chosen, engine in choices:
+        recipe = replace(tiny_recipe, engine=chosen, context=Context(12, 30, 20))
+        generator = load_generator(recipe, recipe.model, 0, rows=4)
+        assert isinstance(generator._engine, engine)
+        assert (load_learner(recipe, recipe.model)._score.dense is None) == (engine is TransformersEngine)
+        for prompt in uneven_prompts:
+            generator.submit(prompt, 0, 2)
+        found[chosen.kind] = [
+            rollout for group in generator.collect(len(uneven_prompts)) for rollout in group
+        ]
+    for ours, theirs in zip(found["kernels"], found["transformers"], strict=True):
+        np.testing.assert_array_equal(ours.token_T, theirs.token_T)
+        np.testing.assert_allclose(ours.logp_T, theirs.logp_T, atol=1e-5)
+
+
+def test_kernels_refuse_what_they_do_not_compute():
+    with pytest.raises(InputError, match=r"'kernels' computes Llama, .*; use 'auto' or 'transformers'$"):
+        make_engine(make_model(OTHERS["gpt2"]), 6, 20, 16, "kernels")
 
 
 @pytest.mark.parametrize("compiler", ["/no/such/compiler", "false", "cannot_be_loaded"])

@@ -37,6 +37,7 @@ from scalerl.rl.config.lora import Lora
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import (
     BatchSize,
+    BuiltInEngine,
     Checkpointing,
     Context,
     Evaluation,
@@ -83,6 +84,7 @@ class Recipe:
     batch: BatchSize = field(default_factory=BatchSize)
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
+    engine: BuiltInEngine = field(default_factory=BuiltInEngine)
     rows: int = 768
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)

@@ -62,6 +62,7 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
         recipe.context.prompt,
         length,
         tokenizer.eos_token_id,
+        recipe.engine.kind,
     )
 
 

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scalerl.errors import InputError
+from scalerl.rl.config.settings import EngineKind
 from scalerl.rl.engine.cache import SlotCache
 from scalerl.rl.kernels.fused import FusedEngine
 from scalerl.rl.model.causal_lm import hidden_states
@@ -44,10 +46,24 @@ class Engine(Protocol):
         ...
 
 
-def make_engine(model: nn.Module, n_rows: int, prompt_tokens: int, new_tokens: int) -> Engine:
-    """The fastest engine that knows this model, for prompts and completions of so many tokens at most."""
-    fused = FusedEngine.of(model, n_rows, prompt_tokens, new_tokens)
-    return TransformersEngine(model, n_rows, prompt_tokens + new_tokens) if fused is None else fused
+def make_engine(
+    model: nn.Module, n_rows: int, prompt_tokens: int, new_tokens: int, kind: EngineKind = "auto"
+) -> Engine:
+    """An engine of this kind, for prompts and completions of at most so many tokens.
+
+    Raises:
+        InputError: the kind is `kernels`, and they do not compute this model here.
+    """
+    if kind != "transformers":
+        fused = FusedEngine.of(model, n_rows, prompt_tokens, new_tokens)
+        if fused is not None:
+            return fused
+    if kind == "kernels":
+        raise InputError(
+            "engine.kind: 'kernels' computes Llama, Mistral, Qwen2 and Qwen3 in float32 on a CPU with a C "
+            "compiler, and this is not the case here; use 'auto' or 'transformers'"
+        )
+    return TransformersEngine(model, n_rows, prompt_tokens + new_tokens)
 
 
 class TransformersEngine:

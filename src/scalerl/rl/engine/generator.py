@@ -26,6 +26,7 @@ from torch import nn
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.settings import EngineKind
 from scalerl.rl.engine.engine import make_engine
 from scalerl.rl.engine.random import stream_keys, uniform
 from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
@@ -48,6 +49,7 @@ class Sampling:
     length: LengthRule
     """When thinking and answer end (token ids resolved)."""
     end_token: int
+    engine: EngineKind = "auto"
 
 
 class _Request(NamedTuple):
@@ -98,7 +100,9 @@ class TorchGenerator:
         self._collected = 0
         self._complete = 0
         n_positions = sampling.max_prompt_tokens + sampling.length.max_tokens
-        self._engine = make_engine(model, n_rows, sampling.max_prompt_tokens, sampling.length.max_tokens)
+        self._engine = make_engine(
+            model, n_rows, sampling.max_prompt_tokens, sampling.length.max_tokens, sampling.engine
+        )
         self._rows: list[_Request | None] = [None] * n_rows
         self._token_RL = np.zeros((n_rows, n_positions + 1), dtype=np.int64)
         self._logp_RL = np.zeros((n_rows, n_positions + 1), dtype=np.float32)

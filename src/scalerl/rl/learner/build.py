@@ -32,4 +32,5 @@ def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
         recipe.batch.micro,
         recipe.kl,
         model_of(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None,
+        recipe.engine.kind != "transformers",
     )

@@ -72,8 +72,13 @@ class Learner:
         micro_batch: int,
         kl: Kl | None = None,
         base: nn.Module | None = None,
+        kernels: bool = True,
     ) -> None:
-        """`base` is a model that stays as it is: what the divergence `kl` is measured from."""
+        """`base` is a model that stays as it is: what the divergence `kl` is measured from.
+
+        `kernels` allows the packed pass in C, where it computes this model.
+        """
+        self._kernels = kernels
         self.model = model.train()
         self.version = 0
         self._loss = loss
@@ -96,7 +101,7 @@ class Learner:
 
     def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
         """What gives tokens their log-probabilities."""
-        return Scorer(model, temperature, fp32_logits)
+        return Scorer(model, temperature, fp32_logits, self._kernels)
 
     def check_life(self) -> None:
         """Whether all of the learner is there, as it is: it is in this process.

@@ -30,17 +30,19 @@ TOKENS_AT_ONCE = 512
 class Scorer:
     """Scores tokens by `model`, at the sampling temperature."""
 
-    def __init__(self, model: nn.Module, temperature: float, fp32_logits: bool) -> None:
+    def __init__(self, model: nn.Module, temperature: float, fp32_logits: bool, kernels: bool = True) -> None:
+        """`kernels` allows the packed pass in C, where it computes this model."""
         self.model = model
         self._temperature = temperature
         self._fp32_logits = fp32_logits
         self._device = next(model.parameters()).device
-        dense = DenseModel.of(model)
+        self._kernels = kernels
+        dense = DenseModel.of(model) if kernels else None
         self._dense = dense if dense and can_pack(dense) else None
 
     def by(self, model: nn.Module) -> Scorer:
         """The same of another model."""
-        return Scorer(model, self._temperature, self._fp32_logits)
+        return Scorer(model, self._temperature, self._fp32_logits, self._kernels)
 
     @property
     def dense(self) -> DenseModel | None:
