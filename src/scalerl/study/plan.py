@@ -54,7 +54,6 @@ class Plan:
     combine: int
     stop: Stop | None
     learning_rate: LearningRate | None
-    design: dict[str, Any] | None
     warnings: tuple[str, ...]
 
     @property
@@ -109,7 +108,6 @@ class Plan:
                 "learning_rate": self.learning_rate and vars(self.learning_rate),
             },
             "warnings": self.warnings,
-            "design": self.design,
             "arms": [arm.to_json() for arm in self.arms],
             "runs": [vars(run) for run in self.runs],
         }
@@ -139,7 +137,6 @@ def make_plan(study: Study) -> Plan:
     for arm in arms:
         if (other := by_folder.setdefault(folder_name(arm.name), arm.name)) != arm.name:
             raise InputError(f"arms {other!r} and {arm.name!r} would share a folder: name them apart")
-    design = getattr(rule, "design", None)
     return Plan(
         name=study.name,
         kind=rule.kind,
@@ -155,7 +152,6 @@ def make_plan(study: Study) -> Plan:
         combine=study.combine,
         stop=study.stop,
         learning_rate=study.learning_rate,
-        design=design(base) if design else None,
         warnings=tuple(_warnings(arms, study.seed_list)),
     )
 
@@ -282,7 +278,7 @@ _MAY_CHANGE = ("target", "price", "retries", "warnings", "name", "learning_rate"
 
 def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     for key in now:
-        if key not in ("arms", "runs", "design", *_MAY_CHANGE) and before.get(key) != now[key]:
+        if key not in ("arms", "runs", *_MAY_CHANGE) and before.get(key) != now[key]:
             raise InputError(
                 f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}"
             )

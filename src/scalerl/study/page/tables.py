@@ -9,7 +9,6 @@ from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
 from scalerl.forecast.comparison import Claim, Pair
-from scalerl.study.page.design_tables import allocation_table, effects_table
 from scalerl.study.page.run_tables import runs_table
 from scalerl.study.verdict.answers import budget_text, claim_text
 from scalerl.study.verdict.kinds import WORDS, kind_of
@@ -42,8 +41,6 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
     made = (
         verdict_table(verdict),
         measured_table(verdict),
-        *([effects_table(verdict.effects)] if verdict.effects else []),
-        *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
         scores_table(verdict.scores),
         forecasts_table(verdict),
         stability_table(verdict),
@@ -304,7 +301,7 @@ def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
     budgets = [as_float(budget) for budget in plan.get("budgets", ())]
     unit = unit_for(verdict.axis, max(budgets, default=verdict.budget))
     seeds = sorted({run.plan.seed for run in verdict.study.runs})
-    price, target, design = plan.get("price"), plan.get("target"), plan.get("design")
+    price, target = plan.get("price"), plan.get("target")
     rows = [
         ("kind of arms", str(plan.get("kind", DASH)).replace("_", " ")),
         ("base", str(plan["base"])),
@@ -317,8 +314,6 @@ def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
         rows.append(("target", f"pass rate {rate(target)}"))
     if price is not None:
         rows.append(("price", f"{plain(price)} dollars per GPU-hour"))
-    if design:
-        rows.append(("design", json.dumps(design)))
     return rows
 
 

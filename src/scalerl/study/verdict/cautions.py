@@ -136,7 +136,7 @@ def _shared_models(study: StudyRecord) -> list[str]:
     return [
         f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all "
         f"its seeds, so that as evidence of other base models they count as {len(models)}. Verdicts on arms "
-        "and standard errors of what was measured count them so; effects of switches count every seed."
+        "and standard errors of what was measured count them so."
     ]
 
 
