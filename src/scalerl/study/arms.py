@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
-from scalerl.rl.config.recipe import Recipe, changed, read_toml
-from scalerl.rl.config.recipe import from_dict as recipe_from_dict
+from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 
 Changes = dict[str, Any]
 Named = tuple[str, Changes]
@@ -141,7 +140,7 @@ class Systems:
         arms = []
         for source in self.recipes:
             values = read_toml(source)
-            recipe = _recipe(changed(values, _shared(base.to_dict())), source)
+            recipe = from_dict(changed(values, _shared(base.to_dict())), source)
             own = {key: value for key, value in recipe.to_dict().items() if key not in (*SHARED, "name")}
             arms.append((str(values.get("name") or Path(source).stem), own))
         return arms
@@ -257,7 +256,7 @@ def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str])
     """
     own = base.to_dict()
     if isinstance(without, str):
-        found = _recipe(changed(read_toml(without), _shared(own)), without).to_dict()
+        found = from_dict(changed(read_toml(without), _shared(own)), without).to_dict()
     else:
         found = without
     asked = parts or tuple(part for part in PARTS if part in found)
@@ -271,11 +270,7 @@ def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str])
 
 def _arm(base: Recipe, name: str, changes: Changes) -> Arm:
     values = changed(base.to_dict(), changes) | {"name": name}
-    return Arm(name, _recipe(values, f"arm {name}"), changes)
-
-
-def _recipe(values: Mapping[str, Any], source: str) -> Recipe:
-    return recipe_from_dict(values, source)
+    return Arm(name, from_dict(values, f"arm {name}"), changes)
 
 
 def _shared(base: Mapping[str, Any]) -> Changes:

@@ -14,15 +14,7 @@ from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict.arm_fits import (
-    ArmSummary,
-    Estimate,
-    FittedRun,
-    Stability,
-    fit_arms,
-    fits_of,
-    summarise,
-)
+from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
 from scalerl.study.verdict.cautions import cautions
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
@@ -31,17 +23,6 @@ from scalerl.study.verdict.forecast_scores import (
     score_forecasts,
 )
 from scalerl.study.verdict.kinds import WORDS, kind_of
-
-__all__ = [
-    "ArmSummary",
-    "Estimate",
-    "FittedRun",
-    "ForecastScore",
-    "JudgedForecast",
-    "Stability",
-    "StudyVerdict",
-    "judge_study",
-]
 
 
 @dataclass(frozen=True)
