@@ -17,7 +17,7 @@ from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, counted
 from scalerl.forecast.paper import paper_fit_of
 
-PointForecast = Callable[[np.ndarray], np.ndarray]
+PointForecast = Callable[[np.ndarray | float], np.ndarray]
 """Pass rates at computes, shape as given."""
 
 
