@@ -150,7 +150,7 @@ def print_study(verdict: StudyVerdict) -> None:
     """Its tables, what it cannot tell, and of every arm the prompts left and the time per update."""
     tables = {table.name: table for table in study_tables(verdict)}
     print(f"\n# {verdict.study.plan['name']}, by {verdict.axis}\n")
-    for name in ("verdict", "measured", "effects", "allocation", "forecast_scores", "stability"):
+    for name in ("verdict", "measured", "forecast_scores", "stability"):
         if name in tables:
             print(formats.markdown(tables[name]))
     for caution in verdict.cautions:

@@ -65,7 +65,7 @@ def write_study(
     study = {
         "schema": 1, "name": "simulated", "kind": "arms", "base": next(iter(arms)), "axis": "flops",
         "budgets": [budget / 4, budget / 2, budget], "target": None, "price": None, "retries": 1,
-        "warnings": [], "design": None, "runs": runs,
+        "warnings": [], "runs": runs,
         "arms": [{"name": n, "changes": t.changes, "recipe": RECIPE | t.changes} for n, t in arms.items()],
     }  # fmt: skip
     (path / "study.json").write_text(dumps(study | plan))

@@ -6,7 +6,6 @@ import pytest
 from scalerl.curve import LOG_LOGISTIC, Curve, Gompertz, Points
 from scalerl.errors import CannotAnswerError
 from scalerl.forecast.baselines import (
-    LastValue,
     fit_gompertz,
     fit_last_value,
     fit_log_linear,
@@ -41,15 +40,13 @@ def test_the_power_law_gives_its_own_parameters_back():
 def test_last_value_is_the_mean_of_the_last_evaluations():
     points = Points.from_arrays([300, 100, 300, 200], [0.5, 0.9, 0.6, 0.1])
     line = fit_last_value(points)
-    assert line == LastValue(0.55)
     np.testing.assert_array_equal(line(np.array([1.0, 1e9])), [0.55, 0.55])
 
 
 def test_log_linear_by_hand():
     # Through (1, .1), (e, .2), (e^2, .6): slope .25, at the mean of the logarithms (1) it is .3.
     line = fit_log_linear(Points.from_arrays([0.0, 1.0, math.e, math.e**2], [0.0, 0.1, 0.2, 0.6]))
-    assert (line.a, line.b) == pytest.approx((0.05, 0.25), rel=1e-14)
-    assert float(line(math.e**3)) == pytest.approx(0.8, rel=1e-14)
+    np.testing.assert_allclose(line(np.array([1.0, math.e, math.e**3])), [0.05, 0.3, 0.8], rtol=1e-14)
 
 
 def test_gompertz_gives_its_parameters_back():

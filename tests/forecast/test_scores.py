@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from scalerl.forecast.scores import covered, crps_normal_mixture, interval_score
+from scalerl.forecast.scores import covered, distance, half_spread, interval_score
 
 ONE = np.ones(1)
 
@@ -25,6 +25,11 @@ def test_the_central_interval_has_the_best_expected_score():
 
     true = mean_score(1.2816)
     assert all(true < other for other in (mean_score(1.1), mean_score(1.5), mean_score(1.2816, 0.2)))
+
+
+def crps_normal_mixture(mean_K, sd_K, weight_K, outcome):
+    apart_1 = distance(mean_K[:, None], sd_K, weight_K, np.array([outcome]))
+    return float(apart_1[0]) - half_spread(mean_K, sd_K, weight_K)
 
 
 def test_crps_of_a_sample_by_hand():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.errors import InputError
 from scalerl.forecast.sensitivity import sensitivity
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
@@ -84,17 +83,3 @@ def test_table():
     assert lines[0].split() == ["from", "gpu_hours", "points", "A", "B", "C_mid", "at", "16000"]
     assert lines[1].split()[:2] == ["0", "33"]
     assert len(lines) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"cuts": [-1.0]}, "a cut of the start is a compute of 0 or more"),
-        ({"cuts": []}, "a cut of the start is a compute of 0 or more"),
-        ({"at": float("nan")}, "a compute to forecast at is a number of 0 or more"),
-        ({"level": 1.5}, "the level of the intervals is between 0 and 1"),
-    ],
-)
-def test_refusals(options, said):
-    with pytest.raises(InputError, match=said):
-        sensitivity(points(), **options)

@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.averaging import SampleAverage
-from scalerl.rl.algo.loss import Cispo, Dapo
+from scalerl.rl.algo.loss import Cispo, Dapo, Grpo
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.study.arms import (
@@ -15,6 +15,7 @@ from scalerl.study.arms import (
     SensitivityArms,
     SweepArms,
     Systems,
+    combine,
     expand,
 )
 
@@ -123,3 +124,22 @@ def test_axes_sweeps_and_grids(base):
 def test_a_study_that_cannot_compare_is_refused(base, arms, message):
     with pytest.raises(InputError, match=message):
         expand(base, arms)
+
+
+def test_the_best_single_changes_combined(base):
+    arms = {arm.name: arm for arm in expand(base, LeaveOneOutArms("deepseek_grpo"))}
+    both = combine(base, [arms["loss=grpo"], arms["averaging=sample"]])
+    assert both.name == "loss=grpo + averaging=sample"
+    assert (both.recipe.loss, both.recipe.averaging) == (Grpo(), SampleAverage())
+    assert both.recipe.schedule == base.schedule
+    listed = expand(base, Listed({"a": {"optimiser": {"lr": 1e-4}}, "b": {"optimiser": {"warmup_steps": 3}}}))
+    assert combine(base, listed[1:]).changes == {"optimiser": {"lr": 1e-4, "warmup_steps": 3}}
+
+
+def test_what_cannot_be_combined_is_refused(base):
+    listed = expand(base, Listed({"a": {"optimiser": {"lr": 1e-4}}, "b": {"optimiser": {"lr": 3e-4}}}))
+    with pytest.raises(InputError, match=r"'a' and 'b' both change optimiser\.lr"):
+        combine(base, listed[1:])
+    listed = expand(base, Listed({"a": {"loss": {"kind": "dapo"}}, "b": {"loss": {"max_ratio": 2.0}}}))
+    with pytest.raises(InputError, match="'a' and 'b' both change loss: one of them at a time"):
+        combine(base, listed[1:])

@@ -65,7 +65,8 @@ def test_an_arm_below_the_best_is_stopped_by_what_was_known_then(plan, folder):
 
 
 def test_no_more_arms_are_stopped_than_the_study_allows(plan, folder):
-    assert stop_arms(replace(plan, stop=Stop(0.95, at_least=3)), folder, BUDGETS[1]) == set()
+    three = replace(plan, study=replace(plan.study, stop=Stop(0.95, at_least=3)))
+    assert stop_arms(three, folder, BUDGETS[1]) == set()
 
 
 def test_arms_that_are_evaluated_otherwise_are_named(studies, folder):

@@ -229,14 +229,16 @@ FILES = [*(ROOT / "examples").glob("*.toml"), *(ROOT / "benchmarks" / "studies")
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_our_own_study_files_are_studies(file):
     plan = make_plan(load_study(file))
-    assert plan.name == file.stem
+    assert plan.study.name == file.stem
     assert len(plan.runs) == len(plan.arms) * len(plan.seeds)
 
 
 def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
     plan = make_plan(replace(STUDY, price=3.0, learning_rate=LearningRate((1e-5, 1e-4), 5e11)))
     unknown = estimate(plan, tmp_path, [], cores=2)
-    assert (unknown.runs, unknown.gpu_hours, unknown.dollars) == (2 * (3 + 2), None, None)
+    assert unknown.runs == 2 * (3 + 2)
+    assert math.isnan(unknown.gpu_hours)
+    assert math.isnan(unknown.dollars)
     assert unknown.compute == 2 * (3 * 1.5e12 + 2 * 5e11)
     like = tmp_path / "like"
     like.mkdir()

@@ -11,7 +11,7 @@ from scalerl.study.record import StudyRecord
 GARBAGE = [
     *({"arms": []}, {"runs": [{"arm": "zzz"}]}, {"budgets": "x"}, {"budgets": []}, {"budgets": [None]}),
     *({"base": "nope"}, {"target": "x"}, {"axis": 5}, {"axis": "foo"}, {"retries": "a"}, {"price": "x"}),
-    *({"arms": [{"name": "base", "changes": {}, "recipe": None}]}, {"arms": [5]}, {"design": {"a": 1}}),
+    *({"arms": [{"name": "base", "changes": {}, "recipe": None}]}, {"arms": [5]}),
     *({"warnings": [3]}, {"runs": [{"arm": "base", "seed": "x", "model": "m", "folder": "f"}]}),
     {"runs": [{"arm": "base", "seed": 0, "model": "m", "folder": "../../etc"}]},
 ]

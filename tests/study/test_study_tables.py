@@ -120,7 +120,8 @@ def test_decisions_say_what_was_saved(verdict):
     assert stopped.cells[2].raw[:2] == (6000.0, 0.97)
     assert stopped.cells[3].raw == (9e3,)
     assert chosen.cells[2].text == "0.0002 of 2 tried (1e-4: .410, 2e-4: .450)"
-    bare = replace(verdict, study=replace(verdict.study, decisions=({"decision": "stopped"},)))
+    unsaved = {"decision": "stopped", "arm": "dapo", "budget": 6000.0}
+    bare = replace(verdict, study=replace(verdict.study, decisions=(unsaved,)))
     assert decisions_table(bare).rows[0].cells[3].text == "–"
 
 

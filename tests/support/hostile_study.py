@@ -78,7 +78,6 @@ def write_study(folder, arms, seeds=2, draw=7, **plan):
         "price": None,
         "retries": 2,
         "warnings": ["<b>seeds</b> & little else"],
-        "design": None,
         "arms": [{"name": n, "changes": {"loss": {"kind": n}}, "recipe": {}} for n in arms],
         "runs": runs,
         **plan,

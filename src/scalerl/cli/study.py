@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.study.spec import load_study
 
     plan = make_plan(load_study(source))
-    folder = args.output or Path("studies") / plan.name
+    folder = args.output or Path("studies") / plan.study.name
     cores = _devices() if args.cores is None else args.cores
     if cores < 1:
         raise InputError(f"--cores: a number of 1 or more, found {cores}")
@@ -119,7 +120,7 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
     from scalerl.study.run.runner import run_study
 
     try:
-        with StudyProgressBar(plan.name) as bar, stopped_by_signals() as stop:
+        with StudyProgressBar(plan.study.name) as bar, stopped_by_signals() as stop:
             run_study(plan, folder, cores=cores, watch=bar.update, stop=stop)
     except KeyboardInterrupt:
         raise InterruptedRunError(f"interrupted; scalerl study {source} -o {folder} goes on") from None
@@ -163,8 +164,8 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
     said = [changes_in_words(arm.changes) or "-" for arm in plan.arms]
     said += ["decided once they have run"] * (len(rows) - len(said))
     print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
-    hint = "" if cost.gpu_hours is not None else "; --like RUN takes it from a run"
-    dollars = "-" if cost.dollars is None else f"{cost.dollars:,.2f} dollars"
+    hint = "; --like RUN takes it from a run" if math.isnan(cost.gpu_hours) else ""
+    dollars = "-" if math.isnan(cost.dollars) else f"{cost.dollars:,.2f} dollars"
     print()
     print_rows(
         [
@@ -186,7 +187,7 @@ def _cost_json(plan: Plan, folder: Path, cost: StudyCost, cores: int) -> dict[st
 
     changes = {arm.name: arm.changes for arm in plan.arms}
     return {
-        "name": plan.name,
+        "name": plan.study.name,
         "folder": str(folder),
         "axis": plan.axis,
         "budgets": plan.budgets,
@@ -203,8 +204,8 @@ def _cost_json(plan: Plan, folder: Path, cost: StudyCost, cores: int) -> dict[st
     }
 
 
-def _hours(hours: float | None) -> str:
-    return "?" if hours is None else f"{hours:,.3g}"
+def _hours(hours: float) -> str:
+    return "?" if math.isnan(hours) else f"{hours:,.3g}"
 
 
 def _size(n_bytes: int | None) -> str:

@@ -20,14 +20,6 @@ def _normal_cdf() -> np.ndarray:
     return np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in _NORMAL_X])
 
 
-def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """The standard normal distribution function, right to 3e-7; 0 and 1 beyond 8.5."""
-    at = np.clip((x + 8.5) * ((len(_NORMAL_X) - 1) / 17), 0, len(_NORMAL_X) - 1.001)
-    low = at.astype(int)  # the nodes are even: many times quicker than np.interp, which seeks them
-    table = _normal_cdf()
-    return table[low] + (at - low) * (table[low + 1] - table[low])
-
-
 def tails(level: float) -> np.ndarray:
     """The two probabilities that leave out equal tails around a central interval."""
     return np.array([(1 - level) / 2, (1 + level) / 2])

@@ -25,21 +25,6 @@ PLACES = ((False, "every later evaluation"), (True, "the end"))
 COLUMNS = ("runs", "|error|", "rms", "bias", "inside", "width", "score", "CRPS")
 
 
-def as_text(test: Backtest) -> str:
-    """One block per fraction: what became of the runs, then scores at every later evaluation and the end."""
-    lines = heads(test)
-    for fraction in test.fractions:
-        lines += ["", f"first {fraction_text(fraction)} of the compute: {fates(test, fraction)}"]
-        for why, count in _reasons(test, fraction).most_common():
-            lines.append(f"  {count} x {why}")
-        for end, title in PLACES:
-            rows = score_rows(test, fraction, end)
-            if rows:
-                rows.insert(0, (title, COLUMNS))
-                lines += [f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells) for label, cells in rows]
-    return "\n".join(lines)
-
-
 def heads(test: Backtest) -> list[str]:
     """What was tested, a line or two."""
     n = len(test.sources)
@@ -96,18 +81,6 @@ def fraction_text(fraction: float) -> str:
     """1/8 rather than 0.125, where it is a simple fraction."""
     simple = Fraction(fraction).limit_denominator(64)
     return str(simple) if abs(simple - fraction) < 1e-12 else f"{fraction:g}"
-
-
-def as_json(test: Backtest) -> dict[str, Any]:
-    """Runs, pooled scores per fraction (null where there is none), and every cut with its forecasts."""
-    return {
-        "axis": test.axis,
-        "level": test.level,
-        "runs": list(test.sources),
-        "dropped": list(test.dropped),
-        "pooled": [_pooled(test, fraction) for fraction in test.fractions],
-        "cuts": [_cut(cut) for cut in test.cuts],
-    }
 
 
 def _pooled(test: Backtest, fraction: float) -> dict[str, Any]:
@@ -307,11 +280,27 @@ class Backtest:
         return view("backtest_html", self)
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `scalerl backtest --json` prints."""
-        return as_json(self)
+        """Runs, pooled scores per fraction (null where there is none), and every cut with its forecasts."""
+        return {
+            "axis": self.axis,
+            "level": self.level,
+            "runs": list(self.sources),
+            "dropped": list(self.dropped),
+            "pooled": [_pooled(self, fraction) for fraction in self.fractions],
+            "cuts": [_cut(cut) for cut in self.cuts],
+        }
 
     def __str__(self) -> str:
-        return as_text(self)
+        """One block per fraction: what became of the runs, and how their forecasts scored."""
+        lines = heads(self)
+        for fraction in self.fractions:
+            lines += ["", f"first {fraction_text(fraction)} of the compute: {fates(self, fraction)}"]
+            lines += [f"  {count} x {why}" for why, count in _reasons(self, fraction).most_common()]
+            for end, title in PLACES:
+                rows = score_rows(self, fraction, end)
+                for label, cells in [(title, COLUMNS), *rows] if rows else []:
+                    lines.append(f"  {label:<28}" + "".join(f"{cell:>9}" for cell in cells))
+        return "\n".join(lines)
 
 
 def _weights(parts: Sequence[Later], end: bool) -> np.ndarray:

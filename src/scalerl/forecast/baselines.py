@@ -6,7 +6,6 @@ Each is called with compute and gives the pass rate. They forecast a point and n
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,43 +17,25 @@ from scalerl.curve.sample import make_sample
 from scalerl.errors import CannotAnswerError, counted
 from scalerl.forecast.paper import paper_fit_of
 
-
-@dataclass(frozen=True)
-class LastValue:
-    """R(C) = the pass rate at the largest compute: nothing more will come."""
-
-    pass_rate: float
-
-    def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """The same at every compute, shape as given."""
-        return np.full(np.shape(compute_N), self.pass_rate)
+PointForecast = Callable[[np.ndarray | float], np.ndarray]
+"""Pass rates at computes, shape as given."""
 
 
-@dataclass(frozen=True)
-class LogLinear:
-    """R(C) = a + b log C, for C > 0: as much again from every doubling, and no ceiling."""
-
-    a: float
-    b: float
-    """Gain in pass rate for a factor e of compute."""
-
-    def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """a + b log C at every compute, shape as given; it is not kept within [0, 1]."""
-        return self.a + self.b * log_compute(np.asarray(compute_N))
-
-
-def fit_last_value(points: Points) -> LastValue:
-    """The mean of the evaluations at the largest compute.
+def fit_last_value(points: Points) -> PointForecast:
+    """The mean of the evaluations at the largest compute, at every compute: nothing more will come.
 
     Raises:
         CannotAnswerError: there are no points.
     """
     _require(points, points.compute_N, 1)
-    return LastValue(float(points.pass_rate_N[points.compute_N == points.compute_N.max()].mean()))
+    last = float(points.pass_rate_N[points.compute_N == points.compute_N.max()].mean())
+    return lambda compute_N: np.full(np.shape(compute_N), last)
 
 
-def fit_log_linear(points: Points) -> LogLinear:
-    """Least squares of a + b log C on the points with C > 0.
+def fit_log_linear(points: Points) -> PointForecast:
+    """Least squares of a + b log C on the points with C > 0: as much again from every doubling, no ceiling.
+
+    It is not kept within [0, 1].
 
     Raises:
         CannotAnswerError: fewer than two points at distinct compute above 0.
@@ -64,7 +45,8 @@ def fit_log_linear(points: Points) -> LogLinear:
     log_c_N = np.log(chosen.compute_N)
     centred_N = log_c_N - log_c_N.mean()
     b = float(centred_N @ chosen.pass_rate_N / (centred_N @ centred_N))
-    return LogLinear(float(chosen.pass_rate_N.mean() - b * log_c_N.mean()), b)
+    a = float(chosen.pass_rate_N.mean() - b * log_c_N.mean())
+    return lambda compute_N: a + b * log_compute(np.asarray(compute_N))
 
 
 def fit_power_law(points: Points) -> Curve:
@@ -95,9 +77,6 @@ def _require(points: Points, compute_N: np.ndarray, least: int) -> None:
     if n < least:
         had = counted(n, "evaluation")
         raise CannotAnswerError(f"{points.source}: {had} at distinct compute, {least} are needed")
-
-
-PointForecast = Callable[[np.ndarray], np.ndarray]
 
 
 RIVALS: dict[str, Callable[[Fit], PointForecast]] = {

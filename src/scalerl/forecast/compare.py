@@ -196,7 +196,8 @@ def _crossing(side: Sides, level: float) -> Crossing | None:
     """Where the lead changes; None where no curve describes a run."""
     if side.misfit:
         return None
-    return find_crossing(*side.thinned(_CROSSING_DRAWS), side.names, _range(side), level)
+    base, recipe = (draws.thinned(_CROSSING_DRAWS) for draws in side.recipes)
+    return find_crossing(base, recipe, side.names, _range(side), level)
 
 
 def _differences(

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curve.answers import check_level, span
+from scalerl.curve.answers import span
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
 from scalerl.curve.noise import SD_RANGE, ar1, make_noise
@@ -26,7 +26,7 @@ from scalerl.curve.quadratic import Precision
 from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
-from scalerl.errors import CannotAnswerError, InputError
+from scalerl.errors import CannotAnswerError
 
 _GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first search of (log B, log C_mid), then of each zoom
 _CEILINGS = 48
@@ -92,17 +92,16 @@ class CrossCheck:
         return "\n".join(lines)
 
 
-def cross_check(fit: Fit, at: Sequence[float] = (), *, n: int = 1000, seed: int = 0) -> CrossCheck:
-    """`bootstrap` and `profile` beside the posterior given the log-logistic, at the level of the fit.
+def cross_check(fit: Fit, at: Sequence[float] = ()) -> CrossCheck:
+    """`bootstrap` and `profile` beside the posterior given the log-logistic, with the mean curve at computes.
 
     Raises:
-        InputError: as `bootstrap`.
         CannotAnswerError: as `profile`, or the ceiling is withheld, as no family describes the run.
     """
     if fit.misfit:
         raise CannotAnswerError(f"{fit.points.source}: no interval is worth a check: {fit.misfit.why}")
     level = fit.intervals.level
-    boot, ceiling = bootstrap(fit, n, seed, level, at), profile(fit, level)
+    boot, ceiling = bootstrap(fit, at=at), profile(fit)
     own = fit.posterior.only(FAMILIES.index(LOG_LOGISTIC))
     bands = [weighted_quantiles(own.curve_at(compute), own.weight, tails(level)) for compute in at]
     curve = tuple((float(c), (float(low), float(high))) for c, (low, high) in zip(at, bands, strict=True))
@@ -110,29 +109,18 @@ def cross_check(fit: Fit, at: Sequence[float] = (), *, n: int = 1000, seed: int 
     return CrossCheck(level, inside.A_given_family, inside.B, inside.C_mid, curve, boot, ceiling)
 
 
-def bootstrap(
-    fit: Fit, n: int = 1000, seed: int = 0, level: float = 0.95, at: Sequence[float] = ()
-) -> Bootstrap:
+def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) -> Bootstrap:
     """Refit evaluations simulated from the least-squares curve, with AR(1) noise of the fit's size and phi.
 
     The parametric bootstrap (Efron and Tibshirani, 1993, chapters 6 and 13): its intervals are percentiles.
 
     Args:
-        fit: the fit to resample.
-        n: resamples, 100 or more.
+        fit: the fit to resample, whose level the intervals have.
+        n: resamples; the ends of an interval need 100 or more.
         seed: of the noise.
-        level: of the intervals.
         at: computes at which the interval of the mean curve is wanted.
-
-    Raises:
-        InputError: too few resamples, a level outside of (0, 1), or a compute that is negative or not finite.
     """
-    check_level(level)
-    if n < 100:
-        raise InputError(f"the ends of an interval need 100 resamples or more, found {n}")
-    if not all(math.isfinite(compute) and compute >= 0 for compute in at):
-        raise InputError(f"a compute of the bootstrap is a number of 0 or more, found {list(at)}")
-    sample = fit.sample
+    sample, level = fit.sample, fit.intervals.level
     share_N = fit.curve.family.share(np.asarray(fit.curve.B), sample.log_c_N - math.log(fit.curve.C_mid))
     mean_N = fit.curve.R_0 + (fit.curve.A - fit.curve.R_0) * share_N
     sd = sample.row_sd(fit.noise.sd)
@@ -155,8 +143,8 @@ def bootstrap(
     )
 
 
-def profile(fit: Fit, level: float = 0.95) -> Profile:
-    """Profile-likelihood interval of A given the log-logistic family.
+def profile(fit: Fit) -> Profile:
+    """Profile-likelihood interval of A given the log-logistic family, at the level of the fit.
 
         (RSS(A) - RSS) / sd^2 <= t_d^2        d = evaluations less free parameters
 
@@ -165,11 +153,9 @@ def profile(fit: Fit, level: float = 0.95) -> Profile:
     Regression, 1989, sections 5.2.3 and 6.2; t by Wallace, 1959.)
 
     Raises:
-        InputError: a level outside of (0, 1).
         CannotAnswerError: no more evaluations than free parameters.
     """
-    check_level(level)
-    sample = fit.sample
+    sample, level = fit.sample, fit.intervals.level
     degrees = sample.n_points - 2 - sample.n_linear
     if degrees < 1:
         raise CannotAnswerError(

@@ -69,7 +69,10 @@ def paired_prompts(
     if not shared:
         return None
     prompt_set = shared[-1]
-    computes = [dict(zip(_steps(run), run.compute(axis, price).tolist(), strict=True)) for run in runs]
+    computes = [
+        {point.step: float(c) for point, c in zip(run.evals, run.compute(axis, price), strict=True)}
+        for run in runs
+    ]
     at = min(max(compute.values()) for compute in computes)
     nearest = [_nearest(*of_run, prompt_set, at) for of_run in zip(runs, rows, computes, strict=True)]
     ids = sorted(nearest[0][1])
@@ -92,10 +95,6 @@ def paired_prompts(
         se=float(np.std(recipe_P - base_P, ddof=1) / root),
         se_unpaired=float(np.hypot(base_P.std(ddof=1), recipe_P.std(ddof=1)) / root),
     )
-
-
-def _steps(run: RunRecord) -> list[int]:
-    return [point.step for point in run.evals]
 
 
 def _nearest(

@@ -26,23 +26,15 @@ def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray,
     return high_M - low_M + 2.0 / (1.0 - level) * missed_M
 
 
-def crps_normal_mixture(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome: float) -> float:
-    """Continuous ranked probability score of a mixture of normal distributions, in closed form.
-
-    The integral of (F(z) - 1{z >= y})^2 over z, F the distribution function: `distance` less `half_spread`
-    (Gneiting and Raftery 2007, equations 20 and 21; Grimit, Gneiting, Berrocal and Johnson, QJRMS 132,
-    2006, equation 5). An sd may be 0. Weights need not sum to 1.
-    """
-    near_M = distance(np.asarray(mean_K)[:, None], sd_K, weight_K, np.array([outcome]))
-    return float(near_M[0]) - half_spread(mean_K, sd_K, weight_K)
-
-
 def distance(
     mean_KM: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome_M: np.ndarray
 ) -> np.ndarray:
     """E|X - y| of M mixtures of normal distributions X and their outcomes y, shape (M,).
 
-    sum_i w_i a(y - m_i, s_i^2), where a(m, s^2) is the mean of |N(m, s^2)|.
+    sum_i w_i a(y - m_i, s_i^2), where a(m, s^2) is the mean of |N(m, s^2)|; weights need not sum to 1, and an
+    sd may be 0. Less `half_spread` it is the continuous ranked probability score, the integral of
+    (F(z) - 1{z >= y})^2 over z with F the distribution function (Gneiting and Raftery 2007, equations 20 and
+    21; Grimit, Gneiting, Berrocal and Johnson, QJRMS 132, 2006, equation 5).
     """
     apart_KM = _mean_abs(outcome_M - mean_KM, np.broadcast_to(np.asarray(sd_K)[:, None], mean_KM.shape))
     return np.asarray(weight_K) / np.sum(weight_K) @ apart_KM

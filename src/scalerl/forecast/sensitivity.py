@@ -17,8 +17,7 @@ from scalerl.curve.answers import Forecast, span
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import Interval
-from scalerl.errors import CannotAnswerError, InputError
-from scalerl.record.reader import RunRecord
+from scalerl.errors import CannotAnswerError
 
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
 """Of the largest compute, that are left out by default."""
@@ -111,12 +110,10 @@ class Sensitivity:
 
 
 def sensitivity(
-    data: RunRecord | Points,
+    points: Points,
     *,
     cuts: Sequence[float] | None = None,
     at: float | None = None,
-    x: str | None = None,
-    price: float | None = None,
     r0: float | Literal["free"] | None = None,
     max_compute: float = math.inf,
     level: float = 0.95,
@@ -124,25 +121,19 @@ def sensitivity(
     """Fit with more and more of the start left out.
 
     Args:
-        data: as for `fit`.
+        points: evaluations of one run.
         cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
             of the largest compute; a cut that leaves out no more than another is not fitted again.
         at: compute to forecast, by default twice the largest.
-        x: as for `fit`, as are `price`, `r0`, `max_compute` and `level`.
+        r0: as for `fit`, as are `max_compute` and `level`.
 
     Raises:
-        InputError: a cut is negative or not finite, or an argument or the data are not valid. What cannot be
-            fitted is no error: its row says why.
+        InputError: as for `fit`. What cannot be fitted is no error: its row says why.
     """
-    points = data if isinstance(data, Points) else Points.from_record(data, x or data.default_axis, price)
     points = points.select(points.compute_N <= max_compute)
     top = float(points.compute_N.max(initial=0.0))
-    wanted = [share * top for share in SHARES] if cuts is None else [float(cut) for cut in cuts]
-    if not wanted or not all(math.isfinite(cut) and cut >= 0 for cut in wanted):
-        raise InputError(f"a cut of the start is a compute of 0 or more, found {wanted}")
-    compute = 2 * top if at is None else float(at)
-    if not (math.isfinite(compute) and compute >= 0):
-        raise InputError(f"a compute to forecast at is a number of 0 or more, found {compute:g}")
+    wanted = [share * top for share in SHARES] if cuts is None else cuts
+    compute = 2 * top if at is None else at
     rows, counts = [], set()
     for cut in sorted(wanted):
         count = int(np.count_nonzero(points.kept_from(cut * (1 - _SAME))))

@@ -70,11 +70,6 @@ class Sides:
         above = float(np.mean(recipe_n > base_n) + 0.5 * np.mean(recipe_n == base_n))
         return min(1.0, max(2 * min(above, 1 - above), 1 / len(base_n)))
 
-    def thinned(self, n: int) -> tuple[Draws, Draws]:
-        """About n of the recipes' draws, still paired, for what is asked at many computes."""
-        base, recipe = self.recipes
-        return base.thinned(n), recipe.thinned(n)
-
 
 @dataclass(frozen=True)
 class GivenFamily:
@@ -171,47 +166,35 @@ def ceiling(draws: Draws) -> np.ndarray:
     return draws.A_n
 
 
-def log_b(draws: Draws) -> np.ndarray:
-    """log B."""
-    return draws.log_b_n
-
-
-def log_mid(draws: Draws) -> np.ndarray:
-    """log C_mid."""
-    return draws.log_mid_n
-
-
 def efficiency(draws: Draws) -> np.ndarray:
     """log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
     b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
     return draws.log_mid_n + inverses(draws.families, draws.family_n, b, share_n)
 
 
-def pass_rate_at(budget: float) -> Quantity:
-    """The mean curve at a compute."""
-    return lambda draws: draws.curves_at(np.array([budget]))[:, 0]
-
-
-def log_compute_at(target: float) -> Quantity:
-    """log C at which a curve reaches a pass rate; -inf from R_0 down, inf from A up."""
-    return lambda draws: log_compute_to(
-        draws.families,
-        draws.family_n,
-        draws.A_n,
-        np.exp(draws.log_b_n),
-        draws.log_mid_n,
-        draws.R_0_n,
-        target,
-    )
-
-
 def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
-    """All that is asked of a recipe, by name; what is no pass rate is a logarithm."""
-    found: dict[str, Quantity] = {"A": ceiling, "B": log_b, "C_mid": log_mid, "compute_to_own": efficiency}
+    """All that is asked of a recipe, by name; what is no pass rate is a logarithm.
+
+    `compute_to_target` is log C at which a curve reaches a pass rate: -inf from R_0 down, inf from A up.
+    """
+    found: dict[str, Quantity] = {
+        "A": ceiling,
+        "B": lambda draws: draws.log_b_n,
+        "C_mid": lambda draws: draws.log_mid_n,
+        "compute_to_own": efficiency,
+    }
     if budget is not None:
-        found["pass_rate"] = pass_rate_at(budget)
+        found["pass_rate"] = lambda draws: draws.curves_at(np.array([budget]))[:, 0]
     if target is not None:
-        found["compute_to_target"] = log_compute_at(target)
+        found["compute_to_target"] = lambda draws: log_compute_to(
+            draws.families,
+            draws.family_n,
+            draws.A_n,
+            np.exp(draws.log_b_n),
+            draws.log_mid_n,
+            draws.R_0_n,
+            target,
+        )
     return found
 
 

@@ -7,7 +7,6 @@
     sensitivity     the bound of a loss over its values, for one loss or several
     systems         whole recipes, on the task, model, lengths and budget of the base
     grid            every combination of the values of several fields
-    factorial       switches of the base, several on in each arm: effects and interactions (`study.design`)
 
 An arm is a name, and changes as `scalerl.rl.config.recipe.changed` takes them. The first one is what the
 others are compared with.
@@ -16,15 +15,13 @@ others are compared with.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
-from scalerl.rl.config.recipe import Recipe, changed, read_toml
-from scalerl.rl.config.recipe import from_dict as recipe_from_dict
-from scalerl.study.design import Resolution, alias_chains, columns, levels
+from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 
 Changes = dict[str, Any]
 Named = tuple[str, Changes]
@@ -143,7 +140,7 @@ class Systems:
         arms = []
         for source in self.recipes:
             values = read_toml(source)
-            recipe = _recipe(changed(values, _shared(base.to_dict())), source)
+            recipe = from_dict(changed(values, _shared(base.to_dict())), source)
             own = {key: value for key, value in recipe.to_dict().items() if key not in (*SHARED, "name")}
             arms.append((str(values.get("name") or Path(source).stem), own))
         return arms
@@ -165,67 +162,7 @@ class Grid:
         return arms
 
 
-@dataclass(frozen=True)
-class Factorial:
-    """Switches of the base, each on in half of the arms: a regular two-level fraction, with the fewest arms.
-
-    The switches are given by name, each with its changes of the base when it is on; or they are the parts in
-    which another recipe differs, as in `LeaveOneOutArms`. A first arm has all off.
-    """
-
-    switches: dict[str, Changes] = field(default_factory=dict)
-    without: str | Changes | None = None
-    """The recipe that provides what is on: a file, a name, or a table with the parts."""
-    parts: tuple[str, ...] = ()
-    """Only these of that recipe."""
-    resolution: Resolution = 4
-    """4: main effects free of two-way interactions; 5: these free of one another; or "full"."""
-    kind: Literal["factorial"] = "factorial"
-
-    def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes: all that its switches do.
-
-        Raises:
-            InputError: there are no switches, or two of them change the same.
-        """
-        switches = self._switches(base)
-        return [
-            (name, _merged({switch: switches[switch] for switch in on})) for name, on in self._arms(switches)
-        ]
-
-    def design(self, base: Recipe) -> dict[str, Any]:
-        """The design, for study.json: its factors, the level of each in every arm, and the chains of aliases.
-
-        `aliases` has the two-way interactions, those that cannot be told apart in one list.
-        """
-        switches = self._switches(base)
-        names = list(switches)
-        _, columns_F = columns(len(names), self.resolution)
-        return {
-            "factors": names,
-            "levels": {arm: [int(name in on) for name in names] for arm, on in self._arms(switches)},
-            "aliases": [[[names[a], names[b]] for a, b in chain] for chain in alias_chains(columns_F)],
-        }
-
-    def _switches(self, base: Recipe) -> dict[str, Changes]:
-        if bool(self.switches) == (self.without is not None):
-            raise InputError("arms: a factorial takes either switches or without")
-        if self.without is not None:
-            return _differing_parts(base, self.without, self.parts)
-        if self.parts:
-            raise InputError("arms.parts: go with without, not with switches")
-        if odd := [name for name in self.switches if "+" in name or name in ("", "base")]:
-            raise InputError(f"arms.switches: {odd[0]!r} cannot name a switch, as arms are named by them")
-        return self.switches
-
-    def _arms(self, switches: Mapping[str, Changes]) -> Iterator[tuple[str, list[str]]]:
-        """The name of every arm, and the switches that are on in it."""
-        for row in levels(*columns(len(switches), self.resolution)):
-            on = [name for name, level in zip(switches, row, strict=True) if level]
-            yield "+".join(on) or "base", on
-
-
-AnyArms = Listed | LeaveOneOutArms | Axis | SensitivityArms | Systems | Grid | Factorial
+AnyArms = Listed | LeaveOneOutArms | Axis | SensitivityArms | Systems | Grid
 """The kinds of studies."""
 
 
@@ -282,7 +219,7 @@ def combine(base: Recipe, chosen: Sequence[Arm]) -> Arm:
 
 
 def _merged(changes: Mapping[str, Changes]) -> Changes:
-    """The changes of several arms or switches, by the names of these, in one table."""
+    """The changes of several arms, by the names of these, in one table."""
     out: Changes = {}
     for name, own in changes.items():
         for other, others in changes.items():
@@ -319,7 +256,7 @@ def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str])
     """
     own = base.to_dict()
     if isinstance(without, str):
-        found = _recipe(changed(read_toml(without), _shared(own)), without).to_dict()
+        found = from_dict(changed(read_toml(without), _shared(own)), without).to_dict()
     else:
         found = without
     asked = parts or tuple(part for part in PARTS if part in found)
@@ -333,11 +270,7 @@ def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str])
 
 def _arm(base: Recipe, name: str, changes: Changes) -> Arm:
     values = changed(base.to_dict(), changes) | {"name": name}
-    return Arm(name, _recipe(values, f"arm {name}"), changes)
-
-
-def _recipe(values: Mapping[str, Any], source: str) -> Recipe:
-    return recipe_from_dict(values, source)
+    return Arm(name, from_dict(values, f"arm {name}"), changes)
 
 
 def _shared(base: Mapping[str, Any]) -> Changes:

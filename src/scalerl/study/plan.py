@@ -22,7 +22,7 @@ from scalerl.rl.model.demo_base import CHAIN_BASE
 from scalerl.rl.tracking.built_in import trackers_of
 from scalerl.study.arms import Arm, combine, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
-from scalerl.study.spec import MOST_SEED, LearningRate, Stop, Study
+from scalerl.study.spec import MOST_SEED, LearningRate, Study
 
 LEAST_EVALUATIONS = 6
 """Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
@@ -35,27 +35,26 @@ _SAME_RESULT = (*UNTRAINED, "activation_checkpointing")
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a study, and by what rules they go on."""
+    """The runs of a study."""
 
-    name: str
-    kind: str
-    axis: str
+    study: Study
     budgets: tuple[float, ...]
+    """Those of the study, or that of the base where it has none."""
     base: Recipe
     """What the changes of the arms are changes of."""
     arms: tuple[Arm, ...]
     """The others are compared with the first."""
-    seeds: tuple[int, ...]
-    models: tuple[str, ...]
-    """Of each seed; empty where they are those of the arms."""
-    target: float | None
-    price: float | None
-    retries: int
-    combine: int
-    stop: Stop | None
-    learning_rate: LearningRate | None
-    design: dict[str, Any] | None
     warnings: tuple[str, ...]
+
+    @property
+    def axis(self) -> str:
+        """Of compute, that the budgets are on."""
+        return self.base.budget.kind
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of every arm."""
+        return self.study.seed_list
 
     @property
     def runs(self) -> list[PlannedRun]:
@@ -64,12 +63,13 @@ class Plan:
 
     def run(self, arm: Arm, seed: int) -> PlannedRun:
         """The run of an arm with a seed."""
-        model = self.models[self.seeds.index(seed) % len(self.models)] if self.models else arm.recipe.model
+        models = self.study.models
+        model = models[self.seeds.index(seed) % len(models)] if models else arm.recipe.model
         return PlannedRun(arm.name, seed, model, f"runs/{folder_name(arm.name)}/seed{seed}")
 
     def trials(self) -> Iterator[tuple[PlannedRun, Arm, float]]:
         """The runs that tune the learning rate: the run, its arm with the rate, and the rate."""
-        tuning = self.learning_rate
+        tuning, models = self.study.learning_rate, self.study.models
         if tuning is None:
             return
         first = _TRIAL_SEED  # a seed that chose the rate would flatter its arm
@@ -77,39 +77,39 @@ class Plan:
             for value in tuning.values:
                 tried = with_rate(arm, value)
                 for seed in range(first, first + tuning.seeds):
-                    model = self.models[seed % len(self.models)] if self.models else arm.recipe.model
+                    model = models[seed % len(models)] if models else arm.recipe.model
                     where = f"tuning/{folder_name(arm.name)}/lr={value:g}/seed{seed}"
                     yield PlannedRun(f"{arm.name} lr={value:g}", seed, model, where), tried, value
 
     def recipe(self, run: PlannedRun, arm: Arm) -> Recipe:
         """The recipe of one run."""
         tracking = arm.recipe.tracking
-        named = replace(tracking, name=f"{run.arm}-seed{run.seed}", group=tracking.group or self.name)
+        named = replace(tracking, name=f"{run.arm}-seed{run.seed}", group=tracking.group or self.study.name)
         return replace(
             arm.recipe, seed=run.seed, model=run.model, tracking=named if tracking.to else tracking
         )
 
     def to_json(self) -> dict[str, Any]:
         """What study.json holds."""
+        study = self.study
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "kind": self.kind,
+            "name": study.name,
+            "kind": study.rule.kind,
             "base": self.arms[0].name,
             "axis": self.axis,
             "budgets": self.budgets,
-            "target": self.target,
-            "price": self.price,
-            "retries": self.retries,
+            "target": study.target,
+            "price": study.price,
+            "retries": study.retries,
             "learning_rate": rate_in_words(self),
             "rules": {
-                "models": self.models,
-                "combine": self.combine,
-                "stop": self.stop and vars(self.stop),
-                "learning_rate": self.learning_rate and vars(self.learning_rate),
+                "models": study.models,
+                "combine": study.combine,
+                "stop": study.stop and vars(study.stop),
+                "learning_rate": study.learning_rate and vars(study.learning_rate),
             },
             "warnings": self.warnings,
-            "design": self.design,
             "arms": [arm.to_json() for arm in self.arms],
             "runs": [vars(run) for run in self.runs],
         }
@@ -123,8 +123,7 @@ def make_plan(study: Study) -> Plan:
     """
     base = _base(study)
     trackers_of(base.tracking)  # which complains of one that is not installed
-    rule = study.rule
-    arms = expand(base, rule)
+    arms = expand(base, study.rule)
     budgets = study.budgets or (base.budget.amount,)
     _check_budgets(base, budgets, study.learning_rate)
     for arm in arms:
@@ -139,25 +138,7 @@ def make_plan(study: Study) -> Plan:
     for arm in arms:
         if (other := by_folder.setdefault(folder_name(arm.name), arm.name)) != arm.name:
             raise InputError(f"arms {other!r} and {arm.name!r} would share a folder: name them apart")
-    design = getattr(rule, "design", None)
-    return Plan(
-        name=study.name,
-        kind=rule.kind,
-        axis=base.budget.kind,
-        budgets=budgets,
-        base=base,
-        arms=tuple(arms),
-        seeds=study.seed_list,
-        models=study.models,
-        target=study.target,
-        price=study.price,
-        retries=study.retries,
-        combine=study.combine,
-        stop=study.stop,
-        learning_rate=study.learning_rate,
-        design=design(base) if design else None,
-        warnings=tuple(_warnings(arms, study.seed_list)),
-    )
+    return Plan(study, budgets, base, tuple(arms), tuple(_warnings(arms, study.seed_list)))
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
@@ -263,7 +244,7 @@ def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
 
 def rate_in_words(plan: Plan) -> str:
     """How the learning rate of every arm is chosen."""
-    tuning = plan.learning_rate
+    tuning = plan.study.learning_rate
     if tuning:
         values = ", ".join(f"{value:g}" for value in tuning.values)
         return (
@@ -282,26 +263,22 @@ _MAY_CHANGE = ("target", "price", "retries", "warnings", "name", "learning_rate"
 
 def _check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     for key in now:
-        if key not in ("arms", "runs", "design", *_MAY_CHANGE) and before.get(key) != now[key]:
+        if key not in ("arms", "runs", *_MAY_CHANGE) and before.get(key) != now[key]:
             raise InputError(
                 f"{folder}: holds a study with {key} {before.get(key)}, and here it is {now[key]}"
             )
     recipes = {arm["name"]: arm["recipe"] for arm in now["arms"]}
-    if gone := [arm["name"] for arm in before["arms"] if arm["name"] not in recipes]:
-        raise InputError(
-            f"{folder}: holds arm {gone[0]}, which is not in this study; it may grow, not shrink"
-        )
+    for arm in before["arms"]:
+        if arm["name"] not in recipes:
+            raise InputError(
+                f"{folder}: holds arm {arm['name']}, which is not in this study; it may grow, not shrink"
+            )
+        for key, value in recipes[arm["name"]].items():
+            if value != arm["recipe"].get(key):
+                raise InputError(
+                    f"{folder}: holds arm {arm['name']} with {key} {arm['recipe'].get(key)}, and here it is "
+                    f"{value}; give the study another folder with -o"
+                )
     if gone := [run for run in before["runs"] if run not in now["runs"]]:
         was = f"arm {gone[0]['arm']} seed {gone[0]['seed']} of model {gone[0]['model']}"
         raise InputError(f"{folder}: holds {was}, which is not in this study; it may grow, not shrink")
-    recipes = {arm["name"]: arm["recipe"] for arm in before["arms"]}
-    for arm in now["arms"]:
-        known = recipes.get(arm["name"])
-        if known is None:
-            continue
-        for key in arm["recipe"]:
-            if arm["recipe"][key] != known.get(key):
-                raise InputError(
-                    f"{folder}: holds arm {arm['name']} with {key} {known.get(key)}, and here it is "
-                    f"{arm['recipe'][key]}; give the study another folder with -o"
-                )

@@ -10,8 +10,8 @@
 
 `study.json`: schema, name, kind (of the arms), base (name of the arm that the others are compared with), axis
 (of the budgets), budgets (rising; the last is that of every recipe), target (a pass rate, or null), price
-(dollars per GPU-hour, or null), retries, warnings, design (factors and levels of a factorial, else null),
-arms [{name, changes, recipe}], runs [{arm, seed, model, folder}].
+(dollars per GPU-hour, or null), retries, warnings, arms [{name, changes, recipe}], runs [{arm, seed, model,
+folder}].
 """
 
 from __future__ import annotations
@@ -147,11 +147,10 @@ _PLAN = {
     **dict.fromkeys(("name", "kind", "base", "axis"), _TEXT),
     **dict.fromkeys(("budgets", "warnings", "arms", "runs"), (list,)),
     **dict.fromkeys(("target", "price"), (*_NUMBER, type(None))),
-    **{"retries": (int,), "design": (dict, type(None))},
+    "retries": (int,),
 }
 _ARM = {"name": _TEXT, "changes": (dict,), "recipe": (dict,)}
 _RUN = {"arm": _TEXT, "seed": (int,), "model": _TEXT, "folder": _TEXT}
-_DESIGN = {"factors": (list,), "levels": (dict,), "aliases": (list,)}
 _ATTEMPT = {"run": _TEXT, "outcome": _TEXT, "cause": _TEXT, "seconds": _NUMBER, "until": _NUMBER}
 _FORECAST = {"run": _TEXT, "target_compute": _NUMBER}
 _DECISIONS = {
@@ -179,8 +178,6 @@ def read_plan(path: Path) -> dict[str, Any]:
         _check(arm, _ARM, f"{file}, arms")
     for run in plan["runs"]:
         _check(run, _RUN, f"{file}, runs")
-    if plan["design"] is not None:
-        _check(plan["design"], _DESIGN, f"{file}, design")
     arms = {arm["name"] for arm in plan["arms"]}
     astray = [run for run in plan["runs"] if run["arm"] not in arms or not _is_within(run["folder"])]
     budgets = plan["budgets"]

@@ -17,7 +17,9 @@ from scalerl.curve.quantiles import Interval
 from scalerl.forecast.comparison import Claim, Difference
 from scalerl.study.verdict.answers import claim_text
 from scalerl.study.verdict.curves import arm_curves
-from scalerl.study.verdict.verdict import JudgedForecast, StudyVerdict
+from scalerl.study.verdict.forecast_scores import JudgedForecast
+from scalerl.study.verdict.kinds import is_made
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.view.labels import short_names
 from scalerl.view.numbers import percent, signed, unit_for
@@ -31,6 +33,27 @@ _ROW, _MARGIN = 0.34, 0.72  # inches
 _WHOLE = (0.0, 1.0)
 _WIDEST_RATIO = 20.0
 """Ratios beyond which an interval leaves the forest plot through its edge."""
+_ROUND_RATIOS = (
+    0.5,
+    2.0,
+    0.8,
+    1.2,
+    0.2,
+    5.0,
+    0.1,
+    10.0,
+    0.6,
+    1.5,
+    0.9,
+    1.1,
+    0.7,
+    1.4,
+    0.95,
+    1.05,
+    0.05,
+    20.0,
+)
+"""Ticks beside 1, those that are wanted most first."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +156,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
 
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
     """One line of the plot: what leaves the frame does so through an arrow. Returns its colour."""
-    sure = claim.verdict not in ("not distinguishable", "no claim")
+    sure = is_made(claim)
     colour = FORECAST if sure else INK if claim.verdict == "not distinguishable" else MUTED
     low, high = ends
     for interval, width in ((found.interval, 1.1), (found.runs_only, 3.4)):
@@ -178,26 +201,7 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
     """1, and round ratios as far apart as their labels need."""
     gap = math.log(high / low) / 6
     chosen = [1.0]
-    for tick in (
-        0.5,
-        2.0,
-        0.8,
-        1.2,
-        0.2,
-        5.0,
-        0.1,
-        10.0,
-        0.6,
-        1.5,
-        0.9,
-        1.1,
-        0.7,
-        1.4,
-        0.95,
-        1.05,
-        0.05,
-        20.0,
-    ):
+    for tick in _ROUND_RATIOS:
         if low <= tick <= high and all(abs(math.log(tick / other)) >= gap for other in chosen):
             chosen.append(tick)
     return sorted(chosen)

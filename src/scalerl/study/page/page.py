@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from scalerl.errors import WriteError
 from scalerl.files import write_atomically
-from scalerl.study.page.run_tables import runs_table
-from scalerl.study.page.tables import plan_rows, stability_table, study_tables, verdict_table
+from scalerl.study.page.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.tty import console_for

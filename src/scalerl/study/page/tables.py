@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.forecast.baselines import RIVALS
-from scalerl.forecast.comparison import Claim, Pair
-from scalerl.study.page.design_tables import allocation_table, effects_table
-from scalerl.study.page.run_tables import runs_table
+from scalerl.forecast.comparison import Pair
 from scalerl.study.verdict.answers import budget_text, claim_text
+from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
+from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.kinds import WORDS, kind_of
 from scalerl.study.verdict.measured import measured_table
-from scalerl.study.verdict.verdict import ArmSummary, ForecastScore, StudyVerdict
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
 from scalerl.view.table import (
     Cell,
@@ -42,8 +42,6 @@ def study_tables(verdict: StudyVerdict) -> list[Table]:
     made = (
         verdict_table(verdict),
         measured_table(verdict),
-        *([effects_table(verdict.effects)] if verdict.effects else []),
-        *([allocation_table(verdict.allocation, verdict.axis)] if verdict.allocation else []),
         scores_table(verdict.scores),
         forecasts_table(verdict),
         stability_table(verdict),
@@ -133,18 +131,13 @@ def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, bas
     if pair is None:
         kind = "base" if base else "not compared"
         why = verdict.not_compared.get(arm.name, "")
-        return Cell(WORDS[kind], (WORDS[kind], *_raw_claim(None, why), *_raw_claim(None, why)), why)
+        return Cell(WORDS[kind], (WORDS[kind], *(None, None, None, None, why) * 2), why)
     claims = {"ceiling": pair.ceiling, "efficiency": pair.efficiency}
     said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
     reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
-    beside, kind = "\n".join([*said, *reasons]), WORDS[kind_of(pair)]
-    return Cell(kind, (kind, *_raw_claim(pair.ceiling), *_raw_claim(pair.efficiency)), beside)
-
-
-def _raw_claim(claim: Claim | None, why: str = "") -> tuple[str | float | int | None, ...]:
-    if claim is None:
-        return None, None, None, None, why
-    return claim.verdict, claim.p, claim.p_adjusted, claim.seeds, claim.why
+    raw = (getattr(claim, name) for claim in claims.values() for name in _CLAIMS)
+    kind = WORDS[kind_of(pair)]
+    return Cell(kind, (kind, *raw), "\n".join([*said, *reasons]))
 
 
 def stability_table(verdict: StudyVerdict) -> Table:
@@ -201,11 +194,11 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
                 count(score.forecasts),
                 count(score.open),
                 share(score.coverage, percent(score.coverage)),
-                share(score.width, _fine(score.width)),
-                share(score.score, _fine(score.score)),
-                share(score.rms, _fine(score.rms)),
+                _fine(score.width),
+                _fine(score.score),
+                _fine(score.rms),
                 share(score.bias, signed(score.bias)),
-                *(_known(score.rivals_rms.get(name)) for name in rivals),
+                *(_fine(score.rivals_rms.get(name)) for name in rivals),
             )
         )
         for score in scores
@@ -270,22 +263,84 @@ def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
     budget, probability, saved = (as_float(row.get(key)) for key in ("budget", "probability", "saved"))
     value, tried = as_float(row.get("value")), as_mapping(row.get("tried"))
     gains = as_mapping(row.get("gains"))
-    if row.get("decision") == "learning rate":
+    if row["decision"] == "learning rate":
         listed = ", ".join(f"{key}: {_found(result)}" for key, result in tried.items())
         text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
-    elif row.get("decision") == "combined":
+    elif row["decision"] == "combined":
         listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
         text = f"pass rate at the budget, less that of the base: {listed}"
     else:
         known = "not told" if math.isnan(probability) else f"{probability:.3f}"
         text = f"at {unit.show(budget)}: probability that its ceiling is below that of the best arm {known}"
     cells = (
-        words(str(row.get("arm", ""))),
-        words(str(row.get("decision", ""))),
+        words(row["arm"]),
+        words(row["decision"]),
         Cell(text, (budget, probability, value, json.dumps(tried or gains))),
         share(saved, plain(saved / unit.size)),
     )
-    return Row(cells, "open" if row.get("decision") == "stopped" else "")
+    return Row(cells, "open" if row["decision"] == "stopped" else "")
+
+
+def runs_table(verdict: StudyVerdict) -> Table:
+    """One row per run."""
+    unit = unit_for(verdict.axis, verdict.budget)
+    columns = (
+        Column("arm", ("arm",), prose=True),
+        Column("seed", ("seed",)),
+        Column("outcome", ("outcome",), prose=True),
+        Column("attempts", ("attempts",)),
+        Column("last pass rate", ("last_pass_rate",)),
+        Column(f"compute ({unit.name})", ("axis", "compute")),
+        Column("fit", ("A", "A_low", "A_high", "B", "C_mid", "identified", "why"), prose=True),
+        Column("cause", ("cause",), prose=True),
+    )
+    rows = tuple(
+        Row(_run_cells(verdict, run, unit), "open" if run.run.outcome == "failed" else "")
+        for arm in verdict.arms
+        for run in arm.runs
+    )
+    return Table("runs", "Runs", columns, rows)
+
+
+def _run_cells(verdict: StudyVerdict, fitted: FittedRun, unit: Unit) -> tuple[Cell, ...]:
+    run = fitted.run
+    evals = run.record.evals if run.record else ()
+    last = evals[-1].pass_rate if evals else math.nan
+    spent = _spent_compute(verdict, fitted)
+    return (
+        words(run.plan.arm),
+        count(run.plan.seed),
+        words(run.outcome),
+        count(len(run.attempts)),
+        share(last, rate(last)),
+        Cell(plain(spent / unit.size), (verdict.axis, spent)),
+        _fit_cell(fitted, unit),
+        words(run.cause),
+    )
+
+
+def _spent_compute(verdict: StudyVerdict, fitted: FittedRun) -> float:
+    """Compute of the run's last evaluation, on the axis of the study; NaN where it was not logged."""
+    if fitted.fit is not None:
+        return float(fitted.fit.points.compute_N[-1])
+    record = fitted.run.record
+    if record is None or not record.evals or verdict.axis not in record.logged_axes():
+        return math.nan
+    return float(record.compute(verdict.axis)[-1])
+
+
+def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell:
+    fit = fitted.fit
+    if fit is None:
+        return Cell(fitted.why or DASH, (None, None, None, None, None, None, fitted.why))
+    A = math.nan if fit.ceiling is None else fit.ceiling
+    ends = (math.nan, math.nan) if fit.misfit else fit.intervals.A
+    raw = (A, *ends, fit.median.B, fit.median.C_mid, int(fit.identified), "" if fit.identified else fit.why)
+    shape = f"B {plain(fit.median.B)}, C_mid {plain(fit.median.C_mid / unit.size)}"
+    if fit.misfit:
+        return Cell(f"A withheld: {fit.why}", raw)
+    text = f"A {rate(A)} {interval_cell(fit.intervals.A).text}, {shape}"
+    return Cell(text, raw, "" if fit.identified else "not identified")
 
 
 def changes_table(verdict: StudyVerdict) -> Table:
@@ -301,24 +356,20 @@ def changes_table(verdict: StudyVerdict) -> Table:
 def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
     """What was planned, as (label, text)."""
     plan = verdict.study.plan
-    budgets = [as_float(budget) for budget in plan.get("budgets", ())]
-    unit = unit_for(verdict.axis, max(budgets, default=verdict.budget))
+    unit = unit_for(verdict.axis, max(plan["budgets"]))
     seeds = sorted({run.plan.seed for run in verdict.study.runs})
-    price, target, design = plan.get("price"), plan.get("target"), plan.get("design")
     rows = [
-        ("kind of arms", str(plan.get("kind", DASH)).replace("_", " ")),
-        ("base", str(plan["base"])),
+        ("kind of arms", plan["kind"].replace("_", " ")),
+        ("base", plan["base"]),
         ("seeds", ", ".join(map(str, seeds)) or DASH),
         ("runs", str(len(verdict.study.runs))),
-        ("budgets", f"{', '.join(plain(b / unit.size) for b in budgets)} {unit.name}" if budgets else DASH),
-        ("retries", str(plan.get("retries", DASH))),
+        ("budgets", f"{', '.join(plain(budget / unit.size) for budget in plan['budgets'])} {unit.name}"),
+        ("retries", str(plan["retries"])),
     ]
-    if target is not None:
-        rows.append(("target", f"pass rate {rate(target)}"))
-    if price is not None:
-        rows.append(("price", f"{plain(price)} dollars per GPU-hour"))
-    if design:
-        rows.append(("design", json.dumps(design)))
+    if plan["target"] is not None:
+        rows.append(("target", f"pass rate {rate(plan['target'])}"))
+    if plan["price"] is not None:
+        rows.append(("price", f"{plain(plan['price'])} dollars per GPU-hour"))
     return rows
 
 
@@ -327,13 +378,10 @@ def _found(result: Any) -> str:
     return rate(number) if math.isfinite(number) else DASH
 
 
-def _known(value: float | None) -> Cell:
-    return Cell(DASH, (None,)) if value is None else share(value, _fine(value))
-
-
-def _fine(value: float) -> str:
+def _fine(value: float | None) -> Cell:
     """Four decimals: errors of forecasts are small."""
-    return f"{value:.4f}".removeprefix("0") if math.isfinite(value) else DASH
+    known = value is not None and math.isfinite(value)
+    return Cell(f"{value:.4f}".removeprefix("0") if known else DASH, (value,))
 
 
 def _word(name: str) -> str:

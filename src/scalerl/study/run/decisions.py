@@ -29,6 +29,7 @@ from scalerl.study.record import (
     read_decisions,
     read_forecasts,
 )
+from scalerl.study.spec import Stop
 from scalerl.study.verdict.best import below_best, last_gains
 
 
@@ -55,9 +56,9 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
     out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
     weighed = {row["arm"] for row in decided if row.get("budget") == budget}
     left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
-    if plan.stop and left:
+    if plan.study.stop and left:
         below = below_best(StudyRecord.read(folder).until(budget), plan.axis)
-        stopped = _below(plan, below, out)
+        stopped = _below(plan, plan.study.stop, below, out)
         for arm in left:
             row = {"decision": "goes on", "arm": arm, "budget": budget, "probability": below.get(arm)}
             if arm in stopped:
@@ -67,15 +68,14 @@ def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
     return {row["arm"] for row in read_decisions(folder, []) if row["decision"] == "stopped"}
 
 
-def _below(plan: Plan, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
+def _below(plan: Plan, stop: Stop, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
     """The arms to stop, those that are most surely below the best first; the base never is."""
-    assert plan.stop
     sure = {
         arm: p
         for arm, p in below.items()
-        if p is not None and p >= plan.stop.below_best and arm not in out and arm != plan.arms[0].name
+        if p is not None and p >= stop.below_best and arm not in out and arm != plan.arms[0].name
     }
-    may_go = max(len(plan.arms) - len(out) - plan.stop.at_least, 0)
+    may_go = max(len(plan.arms) - len(out) - stop.at_least, 0)
     return sorted(sure, key=lambda arm: -sure[arm])[:may_go]
 
 
@@ -115,7 +115,8 @@ def decide_combination(plan: Plan, folder: Path) -> bool:
     study has grown.
     """
     decided = _of(folder, "combined")
-    if not plan.combine or any(len(row["of"]) > 1 or row.get("runs") == len(plan.runs) for row in decided):
+    done = any(len(row["of"]) > 1 or row.get("runs") == len(plan.runs) for row in decided)
+    if done or not plan.study.combine:
         return False
     gains = last_gains(StudyRecord.read(folder))
     better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
@@ -142,7 +143,7 @@ def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:
         with suppress(InputError):
             combine(plan.base, [arms[other] for other in (*chosen, name)])
             chosen.append(name)
-    return chosen[: plan.combine]
+    return chosen[: plan.study.combine]
 
 
 def _of(folder: Path, decision: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
@@ -30,9 +30,9 @@ class ArmCost:
     runs: int
     compute: float
     """In the unit of the study's budgets."""
-    gpu_hours: float | None
-    """Of training; None where no run has shown how long that takes."""
-    evaluation_hours: float | None
+    gpu_hours: float
+    """Of training; NaN where no run has shown how long that takes."""
+    evaluation_hours: float
     """Of the devices, beside that."""
     memory_bytes: int | None
     """Of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
@@ -40,36 +40,17 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class StudyCost:
-    """Of a study. `wall_hours` is with as many runs at once as the cores allow; that and `dollars` have the
-    evaluations in them."""
+    """Of a study; hours and dollars are NaN where they are not known of all arms."""
 
     arms: tuple[ArmCost, ...]
-    wall_hours: float | None
-    dollars: float | None
-
-    @property
-    def runs(self) -> int:
-        """Of all arms."""
-        return sum(arm.runs for arm in self.arms)
-
-    @property
-    def compute(self) -> float:
-        """Of all arms."""
-        return sum(arm.compute for arm in self.arms)
-
-    @property
-    def gpu_hours(self) -> float | None:
-        """Of training all arms; None where it is not known of one."""
-        return _sum([arm.gpu_hours for arm in self.arms])
-
-    @property
-    def evaluation_hours(self) -> float | None:
-        """Of evaluating all arms; None where it is not known of one."""
-        return _sum([arm.evaluation_hours for arm in self.arms])
-
-
-def _sum(hours: Sequence[float | None]) -> float | None:
-    return None if None in hours else sum(hour for hour in hours if hour is not None)
+    runs: int
+    compute: float
+    gpu_hours: float
+    evaluation_hours: float
+    wall_hours: float
+    """With as many runs at once as the cores allow, the evaluations included."""
+    dollars: float
+    """The evaluations included; NaN without a price."""
 
 
 @dataclass(frozen=True)
@@ -112,24 +93,30 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     own = {arm.name: _paces(plan, folder, arm.name) for arm in plan.arms}
     general = shown or [pace for paces in own.values() for pace in paces]
     arms = [_of_arm(plan, arm, own[arm.name] or general) for arm in plan.arms]
-    if plan.combine:
+    if plan.study.combine:
         arms.append(_of_combination(plan, arms))
-    total = StudyCost(tuple(arms), None, None)
-    if total.gpu_hours is None or total.evaluation_hours is None:
-        return total
-    hours = total.gpu_hours + total.evaluation_hours
+    runs = sum(arm.runs for arm in arms)
+    training, evaluation = sum(arm.gpu_hours for arm in arms), sum(arm.evaluation_hours for arm in arms)
+    hours = training + evaluation
     devices = plan.arms[0].recipe.where.devices
-    at_once = min(max(cores // devices, 1), total.runs)
-    longest = math.ceil(total.runs / at_once) * hours / total.runs / devices
-    return StudyCost(total.arms, longest, hours * plan.price if plan.price else None)
+    at_once = min(max(cores // devices, 1), runs)
+    return StudyCost(
+        arms=tuple(arms),
+        runs=runs,
+        compute=sum(arm.compute for arm in arms),
+        gpu_hours=training,
+        evaluation_hours=evaluation,
+        wall_hours=math.ceil(runs / at_once) * hours / runs / devices,
+        dollars=hours * (plan.study.price or math.nan),
+    )
 
 
 def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
     last, seeds = plan.budgets[-1], len(plan.seeds)
     tried = sum(of.name == arm.name for _, of, _ in plan.trials())
-    tuning = plan.learning_rate.budget if plan.learning_rate else 0.0
+    tuning = plan.study.learning_rate.budget if plan.study.learning_rate else 0.0
     compute = seeds * last + tried * tuning
-    hours = evaluation = None
+    hours = evaluation = math.nan
     if paces:
         hours = compute * median(pace.hours_per_unit for pace in paces)
         each = arm.recipe.evaluation
@@ -145,17 +132,14 @@ def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
 
 def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
     """Of the arm that is made of the best ones: as the mean of these; which it will be is open."""
-    n = len(arms)
-    hours = _sum([arm.gpu_hours for arm in arms])
-    evaluation = _sum([arm.evaluation_hours for arm in arms])
-    memory = [arm.memory_bytes for arm in arms]
+    memory = [arm.memory_bytes for arm in arms if arm.memory_bytes is not None]
     return ArmCost(
-        f"the best {plan.combine} combined",
+        f"the best {plan.study.combine} combined",
         arms[0].runs,
         arms[0].compute,
-        None if hours is None else hours / n,
-        None if evaluation is None else evaluation / n,
-        None if None in memory else max(size for size in memory if size is not None),
+        fmean(arm.gpu_hours for arm in arms),
+        fmean(arm.evaluation_hours for arm in arms),
+        max(memory) if len(memory) == len(arms) else None,
     )
 
 

@@ -20,7 +20,6 @@ from scalerl.study.record import PlannedRun
 from scalerl.study.run.worker import work
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # runs share the machine
-_KILLED = {int(signal.SIGKILL): "killed (by the system, for want of memory, perhaps)"}
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,10 @@ class RunJob:
             return None
         if self._end:
             return self._end["outcome"], self._end["cause"]
+        if status == -signal.SIGKILL:
+            return "failed", "killed (by the system, for want of memory, perhaps)"
         if status < 0:
-            return "failed", _KILLED.get(-status, f"killed by signal {-status}")
+            return "failed", f"killed by signal {-status}"
         return "failed", f"its process ended with status {status}; see {self.task.run.folder}.log"
 
     def stop(self) -> None:

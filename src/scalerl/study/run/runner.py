@@ -190,7 +190,7 @@ class _Runner:
         return came
 
     def _has_failed(self, run: PlannedRun) -> bool:
-        return has_failed(self._of(run), self.plan.retries)
+        return has_failed(self._of(run), self.plan.study.retries)
 
     def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
         return attempts_of(run.key, self.attempts)
@@ -282,12 +282,12 @@ class _Runner:
 
     def _tuned(self) -> dict[str, Arm]:
         """The arms, each with the learning rate that the rule of the study chooses."""
-        plan = self.plan
-        if plan.learning_rate is None:
+        plan, tuning = self.plan, self.plan.study.learning_rate
+        if tuning is None:
             return {arm.name: arm for arm in plan.arms}
         trials = [(run, plan.recipe(run, arm)) for run, arm, _ in plan.trials()]
         self._prepare(recipe for _, recipe in trials)
-        self._round([RunTask(run, recipe, plan.learning_rate.budget) for run, recipe in trials])
+        self._round([RunTask(run, recipe, tuning.budget) for run, recipe in trials])
         rates = choose_rates(plan, self.folder, {run.key for run, _ in trials if self._has_failed(run)})
         return {arm.name: with_rate(arm, rates[arm.name]) for arm in plan.arms}
 

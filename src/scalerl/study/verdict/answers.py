@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scalerl.forecast.comparison import Claim, Pair
+from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.study.verdict.best import last_gains
 from scalerl.study.verdict.kinds import Kind, is_made, kind_of
-from scalerl.study.verdict.verdict import ArmSummary, StudyVerdict
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import p_value, signed, unit_for
 from scalerl.view.table import difference_cell, rate_cell
 
@@ -102,30 +103,33 @@ def budget_text(verdict: StudyVerdict) -> str:
 
 
 def _moved_text(pair: Pair, claim: Claim) -> str:
-    p = f"adjusted {_p(claim)}"
-    if claim is pair.ceiling:
-        return f"{MOVED[claim.verdict]}: A {difference_cell(pair.differences['A']).whole}, {p}"
-    compute = difference_cell(pair.differences["compute_to_own"]).whole
-    return f"{MOVED[claim.verdict]}: compute {compute}, {p}"
+    what = "A" if claim is pair.ceiling else "compute"
+    return f"{MOVED[claim.verdict]}: {what} {_difference(pair, claim)}, adjusted {_p(claim)}"
 
 
 def _open_text(pair: Pair, claim: Claim) -> str:
     what = "ceiling" if claim is pair.ceiling else "efficiency"
     if claim.verdict == "no claim":
         return f"no claim about its {what}: {claim.why}"
-    key, label = ("A", "A") if claim is pair.ceiling else ("compute_to_own", "compute to 3/4 of its own gain")
-    found = f"{label} {difference_cell(pair.differences[key]).whole}"
-    return f"its {what} is not distinguishable ({found}, {claim_text(claim)} would tell)"
+    return f"its {what} is not distinguishable ({_would_tell(pair, claim)})"
 
 
 def _noise_text(pair: Pair) -> str:
-    ceiling = f"A {difference_cell(pair.differences['A']).whole}, {claim_text(pair.ceiling)} would tell"
-    compute = difference_cell(pair.differences["compute_to_own"]).whole
-    efficiency = f"compute to 3/4 of its own gain {compute}, {claim_text(pair.efficiency)} would tell"
+    ceiling, efficiency = _would_tell(pair, pair.ceiling), _would_tell(pair, pair.efficiency)
     return (
         f"is not distinguishable from {pair.base}, neither in the ceiling ({ceiling}) "
         f"nor in the efficiency ({efficiency})."
     )
+
+
+def _would_tell(pair: Pair, claim: Claim) -> str:
+    """The difference that was found, and how many seeds would tell it."""
+    what = "A" if claim is pair.ceiling else "compute to 3/4 of its own gain"
+    return f"{what} {_difference(pair, claim)}, {claim_text(claim)} would tell"
+
+
+def _difference(pair: Pair, claim: Claim) -> str:
+    return difference_cell(pair.differences["A" if claim is pair.ceiling else "compute_to_own"]).whole
 
 
 def _p(claim: Claim) -> str:

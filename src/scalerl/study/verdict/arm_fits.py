@@ -72,11 +72,6 @@ class ArmSummary:
         """Of the runs that have one."""
         return [run.fit for run in self.runs if run.fit is not None]
 
-    @property
-    def seeds(self) -> list[int]:
-        """Of the runs that have a fit, in the order of `fits`."""
-        return [run.run.plan.seed for run in self.runs if run.fit is not None]
-
     def reached(self, budget: float) -> int:
         """Runs with a fit that came to this compute; what the others say of it is extrapolated."""
         return sum(float(fit.points.compute_N[-1]) >= budget * (1 - REACHED) for fit in self.fits)

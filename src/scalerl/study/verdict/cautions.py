@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ class Ratios:
 def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple[str, ...]:
     """Every sentence that applies, what concerns the losses first."""
     ratios = {arm.name: _ratios(study, arm) for arm in study.arms}
-    sentences = [
+    return (
         *_on_policy(study, ratios),
         *_idle_bound(study, ratios),
         *_few_seeds(arms),
@@ -45,8 +45,7 @@ def cautions(study: StudyRecord, arms: Sequence[ArmSummary], axis: str) -> tuple
         *_below_known(arms),
         *_inert(study),
         *(text for arm in arms for text in _short(arm, axis)),
-    ]
-    return tuple(sentences)
+    )
 
 
 def _ratios(study: StudyRecord, arm: ArmPlan) -> Ratios:
@@ -71,16 +70,14 @@ def _is_on_policy(recipe: Mapping[str, Any]) -> bool | None:
     return schedule["k"] == (1 if schedule.get("kind") == "off_policy" else 0)
 
 
-def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> list[str]:
-    names = [name for name, of_arm in ratios.items() if of_arm.stay_1]
-    if not names:
-        return []
-    text = (
-        f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: arms "
-        "that differ in their loss or its bound alone cannot be told apart"
-    )
-    alike = _alike_but_for_the_loss([arm for arm in study.arms if arm.name in names])
-    return [f"{text}, as {_listed(alike)} do." if alike else f"{text}."]
+def _on_policy(study: StudyRecord, ratios: Mapping[str, Ratios]) -> Iterator[str]:
+    if names := [name for name, of_arm in ratios.items() if of_arm.stay_1]:
+        alike = _alike_but_for_the_loss([arm for arm in study.arms if arm.name in names])
+        yield (
+            f"The importance ratios never leave 1 in {_listed(names)}, and no bound of a loss acts there: "
+            "arms that differ in their loss or its bound alone cannot be told apart"
+            f"{f', as {_listed(alike)} do' if alike else ''}."
+        )
 
 
 def _alike_but_for_the_loss(arms: Sequence[ArmPlan]) -> list[str]:
@@ -96,143 +93,124 @@ def _alike_but_for_the_loss(arms: Sequence[ArmPlan]) -> list[str]:
     return [name for name in rest if name in found]
 
 
-def _idle_bound(study: StudyRecord, ratios: Mapping[str, Ratios]) -> list[str]:
+def _idle_bound(study: StudyRecord, ratios: Mapping[str, Ratios]) -> Iterator[str]:
     bounded = [
         arm.name for arm in study.arms if as_mapping(arm.recipe.get("loss")).get("max_ratio") is not None
     ]
-    idle = [name for name in bounded if ratios[name].never_clipped and not ratios[name].stay_1]
-    if not idle:
-        return []
-    return [f"The bound of the loss never acts in {_listed(idle)}: the study does not test its value there."]
+    if idle := [name for name in bounded if ratios[name].never_clipped and not ratios[name].stay_1]:
+        yield f"The bound of the loss never acts in {_listed(idle)}: the study does not test its value there."
 
 
-def _few_seeds(arms: Sequence[ArmSummary]) -> list[str]:
-    few = [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]
-    if not few:
-        return []
-    return [
-        f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests on "
-        "a prior, and a difference has to be large to be told."
-    ]
+def _few_seeds(arms: Sequence[ArmSummary]) -> Iterator[str]:
+    if few := [f"{arm.name} ({len(arm.fits)})" for arm in arms if len(arm.fits) < FEWEST_SEEDS]:
+        yield (
+            f"Fewer than {FEWEST_SEEDS} seeds with a fit: {_listed(few)}. How far seeds are apart then rests "
+            "on a prior, and a difference has to be large to be told."
+        )
 
 
-def _lost(arms: Sequence[ArmSummary]) -> list[str]:
+def _lost(arms: Sequence[ArmSummary]) -> Iterator[str]:
     """Arms that are judged by the runs that were left."""
     lost = [
         f"{arm.name} (by {len(arm.fits)} of {len(arm.runs)})"
         for arm in arms
         if arm.stability.outcomes.get("failed", 0) and 0 < len(arm.fits) < len(arm.runs)
     ]
-    if not lost:
-        return []
-    return [f"Judged by the runs that were left, which are those that did not fail early: {_listed(lost)}."]
+    if lost:
+        yield f"Judged by the runs that were left, which are those that did not fail early: {_listed(lost)}."
 
 
-def _shared_models(study: StudyRecord) -> list[str]:
+def _shared_models(study: StudyRecord) -> Iterator[str]:
     seeds = {(run.plan.seed, run.plan.model) for run in study.runs}
     models = {model for _, model in seeds}
-    if not 1 < len(models) < len({seed for seed, _ in seeds}) or len(seeds) > len({s for s, _ in seeds}):
-        return []
-    return [
-        f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to all "
-        f"its seeds, so that as evidence of other base models they count as {len(models)}. Verdicts on arms "
-        "and standard errors of what was measured count them so; effects of switches count every seed."
-    ]
+    one_model_each = len(seeds) == len({seed for seed, _ in seeds})
+    if one_model_each and 1 < len(models) < len(seeds):
+        yield (
+            f"{len(seeds)} seeds begin from {len(models)} base models: what an arm does to one it does to "
+            f"all its seeds, so that as evidence of other base models they count as {len(models)}. "
+            "Verdicts on arms and standard errors of what was measured count them so."
+        )
 
 
-def _made_otherwise(study: StudyRecord) -> list[str]:
-    """What the runs say of where and with what they were made, and do not all say alike."""
+def _made_otherwise(study: StudyRecord) -> Iterator[str]:
+    """What the runs record of where and with what they were made, where they differ."""
     made: dict[str, Counter[str]] = {}
     for run in study.runs:
         config = run.record.config if run.record else {}
-        for key, value in (*as_mapping(config.get("versions")).items(), *_machine(config)):
+        devices = {str(device) for device in as_mapping(config.get("devices")).values()}
+        machine = {"devices": " and ".join(sorted(devices))} if devices else {}
+        for key, value in {**as_mapping(config.get("versions")), **machine}.items():
             made.setdefault(key, Counter())[str(value)] += 1
     unlike = [
         f"{key} ({', '.join(f'{value} in {n}' for value, n in found.items())})"
         for key, found in made.items()
         if len(found) > 1
     ]
-    if not unlike:
-        return []
-    return [
-        f"The runs were not all made with the same {_listed(unlike)}. Runs of one seed then differ by more "
-        "than their arms: time does where devices do, and pass rates where kernels do."
-    ]
+    if unlike:
+        yield (
+            f"The runs were not all made with the same {_listed(unlike)}. Runs of one seed then differ by "
+            "more than their arms: time does where devices do, and pass rates where kernels do."
+        )
 
 
-def _machine(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The devices of a run, whatever they did."""
-    devices = sorted({str(device) for device in as_mapping(config.get("devices")).values()})
-    return [("devices", " and ".join(devices))] if devices else []
-
-
-def _combined(study: StudyRecord) -> list[str]:
+def _combined(study: StudyRecord) -> Iterator[str]:
     rows = [row for row in study.decisions if row["decision"] == "combined"]
-    said = [
-        f"{row['arm']} was made of the arms that were ahead of these very runs of {study.plan['base']}: luck "
-        "of those is in its lead. Seeds that were added after it was chosen have none of that."
-        for row in rows
-        if len(row["of"]) > 1
-    ]
-    if rows and not said:
+    made = [row["arm"] for row in rows if len(row["of"]) > 1]
+    for arm in made:
+        yield (
+            f"{arm} was made of the arms that were ahead of these very runs of {study.plan['base']}: luck of "
+            "those is in its lead. Seeds that were added after it was chosen have none of that."
+        )
+    if rows and not made:
         ahead = f"{rows[-1]['of'][0]} alone is" if rows[-1]["of"] else "no arm is"
-        said.append(f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end.")
-    return said
+        yield f"Nothing was combined: {ahead} ahead of {study.plan['base']} as measured at the end."
 
 
-def _unlike_before(study: StudyRecord) -> list[str]:
+def _unlike_before(study: StudyRecord) -> Iterator[str]:
     """Arms that are evaluated otherwise: before any training they have to be as good as the first one."""
     first = study.arms[0].name
     before = {
-        (run.plan.arm, run.plan.seed): run.record.evals[0].pass_rate
+        (run.plan.arm, run.plan.seed): (run.plan.model, run.record.evals[0].pass_rate)
         for run in study.runs
         if run.record is not None and run.record.evals and run.record.evals[0].step == 0
     }
-    models = {(run.plan.arm, run.plan.seed): run.plan.model for run in study.runs}
-    unlike = {
-        arm: pass_rate - before[first, seed]
-        for (arm, seed), pass_rate in before.items()
-        if (first, seed) in before
-        and pass_rate != before[first, seed]
-        and models[arm, seed] == models[first, seed]
-    }
-    if not unlike:
-        return []
-    told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
-    return [
-        f"Before any training, from one base model, these differ from {first}: {_listed(told)}. They are "
-        "evaluated otherwise (lengths, temperature or precision), or the model's files were changed, and "
-        "what is said of them has that in it."
-    ]
+    unlike: dict[str, float] = {}
+    for (arm, seed), (model, pass_rate) in before.items():
+        first_model, first_rate = before.get((first, seed), (None, math.nan))
+        if model == first_model and pass_rate != first_rate:
+            unlike[arm] = pass_rate - first_rate
+    if unlike:
+        told = [f"{arm} ({difference:+.3f})" for arm, difference in unlike.items()]
+        yield (
+            f"Before any training, from one base model, these differ from {first}: {_listed(told)}. They are "
+            "evaluated otherwise (lengths, temperature or precision), or the model's files were changed, and "
+            "what is said of them has that in it."
+        )
 
 
-def _above_known(arms: Sequence[ArmSummary]) -> list[str]:
-    found = [
-        f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in arms if arm.above
-    ]
-    if not found:
-        return []
-    return [
-        f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of the "
-        "families, and nothing is claimed of its ceiling."
-    ]
+def _above_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
+    above = [arm for arm in arms if arm.above]
+    if found := [f"{arm.name} ({arm.quantities['A'].median:.3f}, known {arm.above:.3f})" for arm in above]:
+        yield (
+            f"The fitted ceiling is above the one known beforehand in {_listed(found)}: its curve is none of "
+            "the families, and nothing is claimed of its ceiling."
+        )
 
 
-def _below_known(arms: Sequence[ArmSummary]) -> list[str]:
+def _below_known(arms: Sequence[ArmSummary]) -> Iterator[str]:
     found = [
         f"{arm.name} ({rate_interval(arm.quantities['A'].interval)}, known {arm.known_ceiling:.3f})"
         for arm in arms
         if "A" in arm.quantities and arm.quantities["A"].interval[1] < arm.known_ceiling
     ]
-    if not found:
-        return []
-    return [
-        f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, or "
-        "creep on as no family of curves does, which only longer runs can tell."
-    ]
+    if found:
+        yield (
+            f"The fitted ceiling lies below the one known beforehand in {_listed(found)}: they stop there, "
+            "or creep on as no family of curves does, which only longer runs can tell."
+        )
 
 
-def _inert(study: StudyRecord) -> list[str]:
+def _inert(study: StudyRecord) -> Iterator[str]:
     """Arms whose runs are those of another one, evaluation for evaluation."""
     rates = {
         arm.name: [
@@ -246,33 +224,33 @@ def _inert(study: StudyRecord) -> list[str]:
         for other, name in itertools.combinations(rates, 2)
         if rates[name] == rates[other] and any(rates[name])
     ]
-    if not twins:
-        return []
-    return [
-        f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in never "
-        "acted."
-    ]
+    if twins:
+        yield (
+            f"The runs of {_listed(twins)} are the same, evaluation for evaluation: what they differ in "
+            "never acted."
+        )
 
 
-def _short(arm: ArmSummary, axis: str) -> list[str]:
+def _short(arm: ArmSummary, axis: str) -> Iterator[str]:
     """Runs that end too early for their ceiling, and the compute that is expected to tell it."""
     sound = [fit for fit in arm.fits if not fit.misfit]
     if not sound:
-        return []
+        return
     reach = statistics.median(fit.c_max_over_c_mid for fit in sound)
     open_runs = [fit for fit in sound if not fit.identified]
     if reach >= ENOUGH_C_MID and 2 * len(open_runs) <= len(sound):
-        return []
+        return
     text = f"{arm.name}: the runs reach {reach:.2g} C_mid"
     text += f", less than {ENOUGH_C_MID:g}" if reach < ENOUGH_C_MID else ""
     text += f"; the ceiling is identified in {len(sound) - len(open_runs)} of {len(sound)}"
+    known = sorted(fit.compute_to_tell for fit in open_runs if fit.compute_to_tell is not None)
     if not open_runs:
-        return [f"{text}."]
-    needed = [fit.compute_to_tell for fit in open_runs]
-    known = sorted(compute for compute in needed if compute is not None)
-    if 2 * len(known) <= len(needed):
-        return [f"{text}, and eight times the compute may not tell it."]
-    return [f"{text}, and about {statistics.median(known):.3g} {axis} are expected to tell it in the others."]
+        yield f"{text}."
+    elif 2 * len(known) <= len(open_runs):
+        yield f"{text}, and eight times the compute may not tell it."
+    else:
+        needed = f"{statistics.median(known):.3g} {axis}"
+        yield f"{text}, and about {needed} are expected to tell it in the others."
 
 
 def _listed(names: Sequence[str]) -> str:

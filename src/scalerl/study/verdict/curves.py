@@ -5,12 +5,14 @@ Shapes: N evaluations of a run, M computes of a curve.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from scalerl.curve.families import Curve
 from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import tails
-from scalerl.study.verdict.verdict import ArmSummary, StudyVerdict
+from scalerl.study.verdict.arm_fits import ArmSummary
+from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints
 from scalerl.view.labels import short_names
@@ -64,10 +66,8 @@ def _points(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, most: int) -> li
         else:
             continue
         keep_N = np.unique(np.linspace(0, len(compute_N) - 1, min(most, len(compute_N))).round().astype(int))
-        curve = None if fit is None or fit.misfit else _in_unit(fit.curve, unit)
+        curve = None
+        if fit is not None and not fit.misfit:
+            curve = replace(fit.curve, C_mid=fit.curve.C_mid / unit.size)
         found.append(RunPoints(compute_N[keep_N] / unit.size, pass_rate_N[keep_N], curve))
     return found
-
-
-def _in_unit(curve: Curve, unit: Unit) -> Curve:
-    return Curve(curve.family, curve.A, curve.B, curve.C_mid / unit.size, curve.R_0)

@@ -12,21 +12,10 @@ from typing import Any
 from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
 from scalerl.forecast.comparison import Comparison, Pair
-from scalerl.forecast.effect_tables import Effects
-from scalerl.forecast.splits.table import Allocation
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict.arm_fits import (
-    ArmSummary,
-    Estimate,
-    FittedRun,
-    Stability,
-    fit_arms,
-    fits_of,
-    summarise,
-)
+from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
 from scalerl.study.verdict.cautions import cautions
-from scalerl.study.verdict.designs import allocation_of_batches, effects_of_switches
 from scalerl.study.verdict.forecast_scores import (
     ForecastScore,
     JudgedForecast,
@@ -34,17 +23,6 @@ from scalerl.study.verdict.forecast_scores import (
     score_forecasts,
 )
 from scalerl.study.verdict.kinds import WORDS, kind_of
-
-__all__ = [
-    "ArmSummary",
-    "Estimate",
-    "FittedRun",
-    "ForecastScore",
-    "JudgedForecast",
-    "Stability",
-    "StudyVerdict",
-    "judge_study",
-]
 
 
 @dataclass(frozen=True)
@@ -67,10 +45,6 @@ class StudyVerdict:
     """What the study cannot tell, in sentences: above all, runs whose importance ratios never left 1."""
     target: float | None = None
     level: float = 0.95
-    effects: Effects | None = None
-    """Of a factorial."""
-    allocation: Allocation | None = None
-    """Of a grid of batches."""
 
     @property
     def pairs(self) -> dict[str, Pair]:
@@ -94,8 +68,6 @@ class StudyVerdict:
                 "forecasts": [_forecast_json(one) for one in self.forecasts],
                 "scores": [asdict(score) for score in self.scores],
                 "cautions": list(self.cautions),
-                "effects": self.effects and self.effects.to_json(),
-                "allocation": self.allocation and self.allocation.to_json(),
             }
         )
 
@@ -136,13 +108,6 @@ def judge_study(
         asked = compare(fits, base=base, budget=budget, target=target, level=level, blocks=seeds)
         comparison = _possible(asked, {arm.name: arm for arm in arms})
     forecasts = judged_forecasts(study)
-    switches = effects_of_switches(study, runs, level)
-    split = allocation_of_batches(study, runs, axis, level)
-    untold = [answer for answer in (switches, split) if isinstance(answer, str)]
-    if switches and any(arm.above for arm in arms):
-        untold.append(
-            "Effects on A are of fitted ceilings, some of which are above what is possible: see above."
-        )
     return StudyVerdict(
         study=study,
         axis=axis,
@@ -152,11 +117,9 @@ def judge_study(
         not_compared=_not_compared(arms, base),
         forecasts=forecasts,
         scores=score_forecasts(forecasts),
-        cautions=(*cautions(study, arms, axis), *untold),
+        cautions=cautions(study, arms, axis),
         target=target,
         level=level,
-        effects=switches if isinstance(switches, Effects) else None,
-        allocation=split if isinstance(split, Allocation) else None,
     )
 
 
