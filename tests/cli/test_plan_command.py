@@ -17,7 +17,8 @@ base = 1.0
 token = 0.0
 fixed = 5.0
 [lengths]
-quantiles = [10, 10]
+mean = 10
+p95 = 10
 """
 SMALL = ["--set", "batch.prompts=4", "--set", "batch.samples=2", "--set", "rows=8", "--steps", "20"]
 
@@ -34,14 +35,14 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
+def test_the_table_says_speed_idle_time_ages_and_bounds(rates, capsys):
     words = [*SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1", "--price", "2.5"]
     assert main(["plan", "demo", *rates, *words]) == 0
     out = capsys.readouterr().out
     rows = dict(line.split("  ", 1) for line in out.splitlines()[:11])
     shown = {name: text.strip() for name, text in rows.items()}
     assert shown["rates"] == "by hand"
-    assert shown["pace"] == "240 steps/hour, 15 s a step"
+    assert shown["speed"] == "240 steps/hour, 15 s a step"
     assert shown["generators"] == ("33% idle; 67% of the rows in use (8 completions at once in each)")
     assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33%, wait 67% for groups"
@@ -54,7 +55,8 @@ def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
 def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
     words = ["--generators", "1", "--trainers", "1", "--steps", "5"]
     run = write_run(tmp_path / "run").path
-    config = {"name": "made", "seed": 0, "recipe": {"model": "/models/8b"}}
+    config = json.loads((run / "config.json").read_text())
+    config["recipe"]["model"] = "/models/8b"
     (run / "config.json").write_text(json.dumps(config))
     for source, of in (("--from", "/models/8b"), ("--rates", "a model of billions of weights")):
         what = str(run) if source == "--from" else "h100-8b"
@@ -85,8 +87,8 @@ def test_the_best_split_of_some_devices(rates, capsys):
     more = ["--rate", "trainer.token=0.5", "--rate", "trainer.fixed=0"]
     found = answer(capsys, *rates, *more, *SMALL, "--devices", "9")
     assert [one["trainers"] for one in found["splits"]] == list(range(1, 9))
-    paces = [one["steps_per_hour"] for one in found["splits"]]
-    assert found["plan"]["steps_per_hour"] >= 0.99 * max(paces)
+    speeds = [one["steps_per_hour"] for one in found["splits"]]
+    assert found["plan"]["steps_per_hour"] >= 0.99 * max(speeds)
     assert main(["plan", "demo", *rates, *more, *SMALL, "--devices", "9"]) == 0
     assert capsys.readouterr().out.count("<- best") == 1
 

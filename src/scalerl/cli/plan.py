@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +33,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     plan = commands.add_parser(
         "plan",
         help="simulate a recipe on a cluster, before it is rented",
-        description="Simulate the loop of a recipe on a cluster: pace, idle time, ages, bounds and cost.",
+        description="Simulate the loop of a recipe on a cluster: speed, idle time, ages, bounds and cost.",
         epilog=examples("""
   scalerl plan scalerl --rates h100-8b --set rows=64 --generators 64 --trainers 16
   scalerl plan scalerl --rates h100-8b --set rows=64 --devices 80 --price 2.5   # the best split
@@ -91,13 +94,14 @@ def run(args: argparse.Namespace) -> None:
     recipe = load_recipe(args.recipe, args.set)
     record, rates = _rates(args)
     job = _job(PlannedJob.of(recipe), args, record)
-    tried: Sequence[SimulationResult] = ()
-    how = {"steps": args.steps, "seed": args.seed}
-    if args.devices:
-        tried = splits(job, rates, args.devices, **how)
-        outcome = best(tuple(tried))
-    else:
-        outcome = simulate(job, rates, args.generators, args.trainers, **how)
+    tried: tuple[SimulationResult, ...] = ()
+    with _progress() as watch:
+        how = {"steps": args.steps, "seed": args.seed, "watch": watch}
+        if args.devices:
+            tried = splits(job, rates, args.devices, **how)
+            outcome = best(tried)
+        else:
+            outcome = simulate(job, rates, args.generators, args.trainers, **how)
     print_warnings(_other_model(recipe, args, record))
     target = None
     if args.target is not None and record is not None:
@@ -106,6 +110,24 @@ def run(args: argparse.Namespace) -> None:
         _print_json(args, rates, outcome, tried, target)
     else:
         _print(args, job, rates, outcome, tried, target)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A function that shows a share of the whole on a bar, from the time on when a second has passed."""
+    from scalerl.cli.console import TrainingProgress
+
+    started, bar = time.monotonic(), None
+    with ExitStack() as stack:
+
+        def watch(share: float) -> None:
+            nonlocal bar
+            if bar is None and time.monotonic() - started > 1:
+                bar = stack.enter_context(TrainingProgress("plan"))
+            if bar is not None:
+                bar.show(share, "simulated")
+
+        yield watch
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -247,7 +269,7 @@ def _rows(
             f"{_counted(outcome.trainers, 'trainer')}",
         ),
         (
-            "pace",
+            "speed",
             f"{_readable(outcome.steps_per_hour)} steps/hour, {_readable(outcome.seconds_per_step)} s a step",
         ),
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),

@@ -165,20 +165,6 @@ class Counters:
     """Of these processes: until then."""
     restarted: int = 0
     """Groups whose completions were begun again, because a process or the run had died."""
-    installs: int = 0
-    """Versions of the weights that were installed, over all processes."""
-    install_seconds: float = 0.0
-    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
-    """Sums over the decode steps of the products of (1, rows, prompt tokens read, positions attended,
-    seconds) with each other: what a least-squares fit of the seconds needs."""
-    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
-    """The same sums of the first four with the CPU seconds of the thread that decodes."""
-    install_cpu: float = 0.0
-    """CPU seconds of installing weights."""
-    cpu: float = 0.0
-    """CPU seconds of the processes that do nothing but sample, all that they do included."""
-    messages_cpu: float = 0.0
-    """Of these, taking submissions and giving out groups."""
 
 
 class Generator(Protocol):
