@@ -1,6 +1,8 @@
 """`scalerl plan`: what it prints, and what it refuses."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -144,3 +146,29 @@ def test_numbers_of_devices_are_whole(capsys, words):
         main(["plan", "demo", "--rates", "h100-8b", *words])
     assert stop.value.code == 2
     assert "a whole number of 1 or more" in capsys.readouterr().err
+
+
+def test_a_bar_comes_once_a_second_has_passed(rates, capsys, monkeypatch):
+    """The clock moves on by a quarter of a second at every look: the first steps are not shown."""
+    shown = []
+
+    class Bar:
+        def __init__(self, name):
+            shown.append(name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            shown.append("end")
+
+        def show(self, share, text):
+            shown.append(share)
+
+    clock = itertools.count(0.0, 0.25)
+    monkeypatch.setattr("scalerl.cli.console.TrainingProgress", Bar)
+    monkeypatch.setattr("scalerl.cli.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    answer(capsys, *rates, *SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1")
+    name, *shares, end = shown
+    assert (name, end) == ("plan", "end")
+    assert shares == pytest.approx([step / 22 for step in range(5, 23)])

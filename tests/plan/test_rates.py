@@ -21,7 +21,7 @@ def test_a_run_shows_the_throughput_of_its_roles(tmp_path):
     # A step of the simulation has 64 completions of 10 tokens, of which three quarters are trained.
     assert rates.trainer.token * 64 * 10 * 0.75 == pytest.approx(TRAIN)
     assert rates.driver.completion * 64 == pytest.approx(OTHER)
-    assert rates.evaluate.seconds == pytest.approx(10)
+    assert rates.evaluate == pytest.approx(10)
     assert (rates.lengths.mean, rates.lengths.p95) == pytest.approx((10, 19))  # no more than the recipe's cut
     assert rates.source == "measured in made, steps 8 to 24"
     assert evaluated_every(record) == 8

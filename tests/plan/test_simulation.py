@@ -13,7 +13,6 @@ from scalerl.plan.lengths import Lengths, Truncation
 from scalerl.plan.rates import (
     Decode,
     DriverRates,
-    EvaluateRates,
     Rates,
     Trainer,
     Verify,
@@ -132,7 +131,7 @@ def random_rates(seed):
         verify=Verify(rng.uniform(0, 0.1)),
         driver=DriverRates(rng.uniform(0, 0.05), 1.0, overlapped=bool(rng.integers(2))),
         weights=WeightRates(0.1, *rng.uniform(0, 5, 2)),
-        evaluate=EvaluateRates(30.0),
+        evaluate=30.0,
     )
 
 
@@ -215,7 +214,7 @@ def test_training_waits_where_evaluations_come_faster_than_they_are_made():
     asked = replace(job(PipelineRL(0)), evaluate_every=2)
 
     def seconds(of_one):
-        return simulate(asked, replace(SECOND, evaluate=EvaluateRates(of_one)), 1, 1, steps=80)
+        return simulate(asked, replace(SECOND, evaluate=of_one), 1, 1, steps=80)
 
     assert seconds(8.0).seconds_per_step == pytest.approx(15)
     assert seconds(100.0).seconds_per_step == pytest.approx(50, rel=0.05)

@@ -14,7 +14,7 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.lengths import Lengths
-from scalerl.plan.rates import Decode, DriverRates, EvaluateRates, Rates, Trainer
+from scalerl.plan.rates import Decode, DriverRates, Rates, Trainer
 from scalerl.plan.simulate import simulate
 from scalerl.record.reader import RunRecord
 
@@ -57,7 +57,7 @@ def rates_of(record: RunRecord) -> Rates:
         driver=DriverRates(step=between / len(counted))
         if job.overlapped
         else DriverRates(completion=between / completions),
-        evaluate=EvaluateRates(last["device_seconds"]["evaluate"] / max(len(record.evals), 1)),
+        evaluate=last["device_seconds"]["evaluate"] / max(len(record.evals), 1),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
     )
     return _as_busy(rates, job, recipe.where.processes, trainers, generate / max(generated, 1.0))

@@ -22,7 +22,17 @@ from scalerl.plan.lengths import Lengths
 
 
 @dataclass(frozen=True)
-class Decode:
+class _Seconds:
+    """A table of rates, none of which is negative."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) >= 0:
+                raise ValueError(f"{item.name} must not be negative")
+
+
+@dataclass(frozen=True)
+class Decode(_Seconds):
     """A decode step of a generator takes `base` + `row` per row in use + `position` per position attended."""
 
     base: float
@@ -32,13 +42,13 @@ class Decode:
     """Of reading a token of a prompt, once for a group, while which the generator's rows wait."""
 
     def __post_init__(self) -> None:
-        _not_negative(self)
+        super().__post_init__()
         if not self.base + self.row > 0:
             raise ValueError("base and row are both 0: a decode step takes time")
 
 
 @dataclass(frozen=True)
-class Trainer:
+class Trainer(_Seconds):
     """A step takes `fixed` + `token` for each trained token of the trainer that has the most of them."""
 
     token: float
@@ -47,26 +57,26 @@ class Trainer:
     """Share of the groups that enter the loss."""
 
     def __post_init__(self) -> None:
-        _not_negative(self)
+        super().__post_init__()
         if not 0 < self.used <= 1:
             raise ValueError("used must be above 0, and 1 at most")
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(_Seconds):
     """Verification of a completion by one of some processes."""
 
     completion: float = 0.0
     workers: int = 1
 
     def __post_init__(self) -> None:
-        _not_negative(self)
+        super().__post_init__()
         if self.workers < 1:
             raise ValueError("workers must be at least 1")
 
 
 @dataclass(frozen=True)
-class DriverRates:
+class DriverRates(_Seconds):
     """What the one process that drives the loop does by itself."""
 
     completion: float = 0.0
@@ -76,12 +86,9 @@ class DriverRates:
     overlapped: bool = False
     """It collects while the trainers step, up to one collection ahead (a learner sharded over a cluster)."""
 
-    def __post_init__(self) -> None:
-        _not_negative(self)
-
 
 @dataclass(frozen=True)
-class WeightRates:
+class WeightRates(_Seconds):
     """How new weights get into the generators."""
 
     publish: float = 0.0
@@ -90,20 +97,6 @@ class WeightRates:
     """Seconds from then on until all generators have them, while which these decode."""
     install: float = 0.0
     """Seconds in which a generator is held."""
-
-    def __post_init__(self) -> None:
-        _not_negative(self)
-
-
-@dataclass(frozen=True)
-class EvaluateRates:
-    """Evaluations, on devices of their own."""
-
-    seconds: float = 0.0
-    """Of one."""
-
-    def __post_init__(self) -> None:
-        _not_negative(self)
 
 
 @dataclass(frozen=True)
@@ -116,14 +109,15 @@ class Rates:
     verify: Verify = field(default_factory=Verify)
     driver: DriverRates = field(default_factory=DriverRates)
     weights: WeightRates = field(default_factory=WeightRates)
-    evaluate: EvaluateRates = field(default_factory=EvaluateRates)
+    evaluate: float = 0.0
+    """Seconds of an evaluation, which has devices of its own."""
     devices_per_generator: int = 1
     source: str = "given"
     """Where the figures are from, in words."""
 
     def __post_init__(self) -> None:
-        if self.devices_per_generator < 1:
-            raise ValueError("devices_per_generator must be at least 1")
+        if self.devices_per_generator < 1 or not self.evaluate >= 0:
+            raise ValueError("devices_per_generator must be at least 1, and evaluate not negative")
 
     def to_json(self) -> dict[str, Any]:
         """As a tree of plain values."""
@@ -178,10 +172,3 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         both = isinstance(change, Mapping) and isinstance(before, Mapping)
         out[key] = _merged(before, change) if both else change  # type: ignore[arg-type]
     return out
-
-
-def _not_negative(table: Any) -> None:
-    for item in fields(table):
-        value = getattr(table, item.name)
-        if isinstance(value, float | int) and not value >= 0:
-            raise ValueError(f"{item.name} must not be negative")

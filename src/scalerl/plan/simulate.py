@@ -336,7 +336,7 @@ class Simulation:
 
     def _evaluate(self) -> None:
         """Ask for an evaluation if one is due; where too many are under way, wait for the oldest before."""
-        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate.seconds, self._evaluations
+        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
         due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
         waits = 0.0
         if due and seconds:

@@ -237,7 +237,6 @@ def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(s
     steps = take(run, 2)
     watch.join()
     assert admitted == [True]
-    assert steps[0].verified_seconds > 0
     assert draws_of(steps) == expected_draws(recipe, 4 * P)[2 * P :]
 
 
