@@ -154,8 +154,6 @@ class Counters:
     flops: float = 0.0
     ticks: int = 0
     """Decode steps."""
-    row_ticks_used: int = 0
-    """Rows that held a completion, summed over the decode steps."""
     seconds: float = 0.0
     """Of decoding and of installing weights, over all processes; the first weights are start-up."""
     held: float = 0.0

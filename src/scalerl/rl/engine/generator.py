@@ -276,7 +276,6 @@ class TorchGenerator:
         self._next_R[rows] += 1
 
         self.counters.ticks += 1
-        self.counters.row_ticks_used += len(rows)
         self.counters.tokens += int(sampled_A.sum())
         token_R = np.full(len(self._rows), -1)
         token_R[rows] = token_A

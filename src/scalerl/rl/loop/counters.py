@@ -99,14 +99,6 @@ class RunCounters:
             "tokens": dict(vars(Tokens(self.generated, self.trained))),
         }
 
-    def roles(self) -> dict[str, Any]:
-        """Seconds of the run, and those in which each role did nothing, all its processes together."""
-        generators = self.generator_seconds - self.generate_seconds
-        return {
-            "wall_seconds": self.wall_seconds,
-            "idle_seconds": {"generate": generators, "train": self.waited_seconds},
-        }
-
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""
         return asdict(self)
@@ -123,6 +115,7 @@ FATES = ("trained", "zero_variance", "truncated", "failed")
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
     """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
     age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
@@ -150,7 +143,8 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "ledger": pipeline.ledger(counters.fates),
         "restarted": counters.restarted,
         **counters.json(),
-        **counters.roles(),
+        "wall_seconds": counters.wall_seconds,
+        "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
     }
     if len(age_W):
         row |= {
