@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
-TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds", "pace")
+TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
 STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 4000, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
 SHORT = {

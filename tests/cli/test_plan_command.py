@@ -1,6 +1,8 @@
 """`scalerl plan`: what it prints, and what it refuses."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ base = 1.0
 token = 0.0
 fixed = 5.0
 [lengths]
-quantiles = [10, 10]
+mean = 10
+p95 = 10
 """
 SMALL = ["--set", "batch.prompts=4", "--set", "batch.samples=2", "--set", "rows=8", "--steps", "20"]
 
@@ -34,14 +37,14 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
+def test_the_table_says_speed_idle_time_ages_and_bounds(rates, capsys):
     words = [*SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1", "--price", "2.5"]
     assert main(["plan", "demo", *rates, *words]) == 0
     out = capsys.readouterr().out
     rows = dict(line.split("  ", 1) for line in out.splitlines()[:11])
     shown = {name: text.strip() for name, text in rows.items()}
     assert shown["rates"] == "by hand"
-    assert shown["pace"] == "240 steps/hour, 15 s a step"
+    assert shown["speed"] == "240 steps/hour, 15 s a step"
     assert shown["generators"] == ("33% idle; 67% of the rows in use (8 completions at once in each)")
     assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33%, wait 67% for groups"
@@ -54,7 +57,8 @@ def test_the_table_says_pace_idle_time_ages_and_bounds(rates, capsys):
 def test_rates_of_another_model_are_warned_of(rates, capsys, tmp_path):
     words = ["--generators", "1", "--trainers", "1", "--steps", "5"]
     run = write_run(tmp_path / "run").path
-    config = {"name": "made", "seed": 0, "recipe": {"model": "/models/8b"}}
+    config = json.loads((run / "config.json").read_text())
+    config["recipe"]["model"] = "/models/8b"
     (run / "config.json").write_text(json.dumps(config))
     for source, of in (("--from", "/models/8b"), ("--rates", "a model of billions of weights")):
         what = str(run) if source == "--from" else "h100-8b"
@@ -85,8 +89,8 @@ def test_the_best_split_of_some_devices(rates, capsys):
     more = ["--rate", "trainer.token=0.5", "--rate", "trainer.fixed=0"]
     found = answer(capsys, *rates, *more, *SMALL, "--devices", "9")
     assert [one["trainers"] for one in found["splits"]] == list(range(1, 9))
-    paces = [one["steps_per_hour"] for one in found["splits"]]
-    assert found["plan"]["steps_per_hour"] >= 0.99 * max(paces)
+    speeds = [one["steps_per_hour"] for one in found["splits"]]
+    assert found["plan"]["steps_per_hour"] >= 0.99 * max(speeds)
     assert main(["plan", "demo", *rates, *more, *SMALL, "--devices", "9"]) == 0
     assert capsys.readouterr().out.count("<- best") == 1
 
@@ -142,3 +146,29 @@ def test_numbers_of_devices_are_whole(capsys, words):
         main(["plan", "demo", "--rates", "h100-8b", *words])
     assert stop.value.code == 2
     assert "a whole number of 1 or more" in capsys.readouterr().err
+
+
+def test_a_bar_comes_once_a_second_has_passed(rates, capsys, monkeypatch):
+    """The clock moves on by a quarter of a second at every look: the first steps are not shown."""
+    shown = []
+
+    class Bar:
+        def __init__(self, name):
+            shown.append(name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            shown.append("end")
+
+        def show(self, share, text):
+            shown.append(share)
+
+    clock = itertools.count(0.0, 0.25)
+    monkeypatch.setattr("scalerl.cli.console.TrainingProgress", Bar)
+    monkeypatch.setattr("scalerl.cli.plan.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    answer(capsys, *rates, *SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1")
+    name, *shares, end = shown
+    assert (name, end) == ("plan", "end")
+    assert shares == pytest.approx([step / 22 for step in range(5, 23)])

@@ -209,7 +209,6 @@ MUTATIONS = {
     "idle seconds that fall": (step(5, "idle_seconds.train", -0.1), "idle_seconds.train falls"),
     "tokens of an evaluation": (evaluation(2, "tokens.generated", 1), "evaluation 4: tokens.generated falls"),
     "tokens after an evaluation": (evaluation(2, "tokens.trained", 1e6), "step 5: tokens.trained falls"),
-    "a pace that falls": (step(5, "pace.installs", 0), "pace.installs falls"),
     "a restart undone": (step(5, "restarted", 3), "step 7: restarted falls"),
     "a role that is gone": (step(5, "device_seconds", {"train": 9.0}), "without generate"),
     "idle seconds left out": (step(5, "device_seconds.idle", more), "trainers were held for"),
@@ -223,7 +222,6 @@ MUTATIONS = {
     "a token too old": (step(13, "age_max", 3), "ages"),
     "a KV cache too old": (step(5, "kv_age_max", 3), "and 2 is the bound"),
     "another mean age": (step(13, "age_mean", less), "age_mean is"),
-    "lengths out of order": (step(5, "pace.lengths", lambda q: [99, *q[1:]]), "pace.lengths"),
     "another seed": (lambda folder: change_config(folder, seed=7), "seed 7, and 0 in its recipe"),
     "a checkpoint of the future": (lambda f: (f / "checkpoints" / "step-00099").mkdir(), "step-00099, and"),
     # forecasts and the timeline

@@ -1,57 +1,47 @@
-"""A run whose parts kept to known rates, to the second."""
+"""A run whose roles kept to known throughputs, to the second."""
 
 import json
 
-import numpy as np
-
+from scalerl.jsonl import dumps, plain
 from scalerl.record.reader import RunRecord
+from scalerl.rl.config.recipe import load_recipe
 
-BASE, ROW, PROMPT_TOKEN, POSITION = 0.02, 3e-4, 1e-4, 2e-6
+GENERATE, TRAIN, WAITED, OTHER = 2.0, 1.5, 0.5, 0.1
+"""Seconds of a step: of both generators, and of the trainer by what it did or waited for."""
+MADE = (
+    *("batch.prompts=8", "batch.samples=8", "rows=32", "schedule.k=0", "placement.kind=local"),
+    *("placement.generators=2", "length.kind=length_penalty", "context.thinking=15", "context.answer=4"),
+)
+"""The recipe, as changes to `demo`."""
 
 
-def write_run(folder, n=24, change=lambda row: row):
-    """Such a run, at the rates above, of `n` steps; `change` may change their lines."""
-    rng = np.random.default_rng(0)
+def write_run(folder, n=24, change=lambda row: row, cluster=None):
+    """Such a run of `n` steps of 64 completions of 10 tokens; `change` may change their lines."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"name": "made", "seed": 0}))
+    recipe = plain(load_recipe("demo", MADE).to_json())
+    if cluster:
+        recipe = {key: value for key, value in recipe.items() if key != "placement"} | {"cluster": cluster}
+    config = {"name": "made", "seed": 0, "recipe": recipe, "devices": {"trainers": 1}}
+    (folder / "config.json").write_text(dumps(config))
     point = {"pass_rate": 0.3, "n_prompts": 10, "n_samples": 2}
     seconds = {"generate": 1.0, "train": 1.0, "evaluate": 0.0, "idle": 0.0}
     evals = [{"step": step, "device_seconds": seconds, **point} for step in (0, 8, 16)]
     (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evals))
-    decode_FF, rows = np.zeros((5, 5)), []
-    train = waited = verify = time = 0.0
-    trained = 0
-    for step in range(1, n + 1):
-        for _ in range(20):
-            used, read, attended = rng.integers(1, 65), rng.integers(0, 3) * 12, rng.integers(100, 9000)
-            took = BASE + ROW * used + PROMPT_TOKEN * read + POSITION * attended
-            what_F = np.array([1.0, used, read, attended, took])
-            decode_FF = decode_FF + np.outer(what_F, what_F)
-        tokens = int(rng.integers(500, 1500))
-        trained += tokens
-        train += 0.4 + 2e-3 * tokens
-        waited += 0.5
-        verify += 0.064
-        time += 0.4 + 2e-3 * tokens + 0.5 + 0.064 + 0.1
-        row = {
-            "step": step,
-            "time": 1e9 + time,
-            "groups": 8,
-            "groups_used": 6,
-            "completions": 64,
-            "tokens": {"generated": 0, "trained": trained},
-            "device_seconds": {"generate": 0.0, "train": train, "evaluate": 30.0, "idle": 0.0},
-            "idle_seconds": {"generate": 0.0, "train": waited},
-            "pace": {
-                "verify_seconds": verify,
-                "installs": step,
-                "install_seconds": 0.03 * step,
-                "decode": decode_FF[np.triu_indices(5)].tolist(),
-                "lengths": np.linspace(5, 45, 21).tolist(),
-                "within": 0.6,
-                "prompt": 12.0,
-            },
-        }
-        rows.append(change(row))
+    rows = [
+        change(
+            {
+                "step": step,
+                "groups": 8,
+                "groups_used": 6,
+                "completions": 64,
+                "mean_length": 10.0,
+                "tokens": {"generated": 640 * step, "trained": 480 * step},
+                "device_seconds": {"generate": GENERATE * step, "train": TRAIN * step, "evaluate": 30.0},
+                "idle_seconds": {"generate": 0.0, "train": WAITED * step},
+                "wall_seconds": (TRAIN + WAITED + OTHER) * step,
+            }
+        )
+        for step in range(1, n + 1)
+    ]
     (folder / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return RunRecord.read(folder)

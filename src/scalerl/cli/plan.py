@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +16,6 @@ from scalerl.cli._text import level, positive, print_rows, print_table, print_wa
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from scalerl.plan.cost import Target
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.rates import Rates
@@ -30,7 +31,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     plan = commands.add_parser(
         "plan",
         help="simulate a recipe on a cluster, before it is rented",
-        description="Simulate the loop of a recipe on a cluster: pace, idle time, ages, bounds and cost.",
+        description="Simulate the loop of a recipe on a cluster: speed, idle time, ages, bounds and cost.",
         epilog=examples("""
   scalerl plan scalerl --rates h100-8b --set rows=64 --generators 64 --trainers 16
   scalerl plan scalerl --rates h100-8b --set rows=64 --devices 80 --price 2.5   # the best split
@@ -84,28 +85,59 @@ def run(args: argparse.Namespace) -> None:
     _check(args)
     from scalerl.plan.cost import to_target
     from scalerl.plan.job import PlannedJob
+    from scalerl.plan.measured import evaluated_every
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
     from scalerl.rl.config.recipe import load_recipe
 
     recipe = load_recipe(args.recipe, args.set)
     record, rates = _rates(args)
-    job = _job(PlannedJob.of(recipe), args, record)
-    tried: Sequence[SimulationResult] = ()
-    how = {"steps": args.steps, "seed": args.seed}
-    if args.devices:
-        tried = splits(job, rates, args.devices, **how)
-        outcome = best(tuple(tried))
-    else:
-        outcome = simulate(job, rates, args.generators, args.trainers, **how)
+    job = PlannedJob.of(recipe)
+    every = args.evaluate_every or (record and evaluated_every(record)) or job.evaluate_every
+    job = replace(job, evaluate_every=every)
+    tried: tuple[SimulationResult, ...] = ()
+    with _progress() as watch:
+        how = {"steps": args.steps, "seed": args.seed, "watch": watch}
+        if args.devices:
+            tried = splits(job, rates, args.devices, **how)
+            outcome = best(tried)
+        else:
+            outcome = simulate(job, rates, args.generators, args.trainers, **how)
     print_warnings(_other_model(recipe, args, record))
+    hourly = None if args.price is None else outcome.devices * args.price
     target = None
     if args.target is not None and record is not None:
-        target = to_target(record, args.target, job, outcome, args.price, args.level)
+        target = to_target(record, args.target, outcome.steps_per_hour * job.completions, hourly, args.level)
     if args.json:
-        _print_json(args, rates, outcome, tried, target)
-    else:
-        _print(args, job, rates, outcome, tried, target)
+        _print_json(args, rates, outcome, tried, hourly, target)
+        return
+    rows = [
+        ("recipe", f"{args.recipe}: {_asked(job)}"),
+        ("rates", rates.source),
+        *_rows(job, outcome),
+    ]
+    if hourly is not None:
+        rows.append(("cost", f"{hourly:,.2f} dollars an hour"))
+    print_rows(rows + (_target_rows(target) if target else []))
+    _print_tables(outcome, tried)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A function that shows a share of the whole on a bar, from the time on when a second has passed."""
+    from scalerl.cli.console import TrainingProgress
+
+    started, bar = time.monotonic(), None
+    with ExitStack() as stack:
+
+        def watch(share: float) -> None:
+            nonlocal bar
+            if bar is None and time.monotonic() - started > 1:
+                bar = stack.enter_context(TrainingProgress("plan"))
+            if bar is not None:
+                bar.show(share, "simulated")
+
+        yield watch
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -148,7 +180,7 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
     from scalerl.rl.model.demo_base import is_built
 
     if record is not None:
-        of = (record.config.get("recipe") or {}).get("model", recipe.model)
+        of = record.config["recipe"]["model"]
         other = of != recipe.model
     else:
         of, other = "a model of billions of weights", is_built(recipe.model) and args.rates in names()
@@ -156,43 +188,28 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
     return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
 
 
-def _job(job: PlannedJob, args: argparse.Namespace, record: RunRecord | None) -> PlannedJob:
-    from scalerl.plan.measured import evaluated_every
-
-    every = args.evaluate_every or (job.evaluate_every if record is None else evaluated_every(record))
-    return job if every is None else replace(job, evaluate_every=every)
-
-
 def _print_json(
     args: argparse.Namespace,
     rates: Rates,
     outcome: SimulationResult,
-    tried: Sequence[SimulationResult],
+    tried: tuple[SimulationResult, ...],
+    hourly: float | None,
     target: Target | None,
 ) -> None:
     from scalerl.jsonl import dumps
-    from scalerl.plan.cost import dollars_per_hour
 
     answer = {
         "recipe": str(args.recipe),
         "rates": rates.to_json(),
         "plan": outcome.to_json(),
         "splits": [one.to_json() for one in tried],
-        "dollars_per_hour": None if args.price is None else dollars_per_hour(outcome, args.price),
+        "dollars_per_hour": hourly,
         "target": None if target is None else target.to_json(),
     }
     print(dumps(answer, indent=2))
 
 
-def _print(
-    args: argparse.Namespace,
-    job: PlannedJob,
-    rates: Rates,
-    outcome: SimulationResult,
-    tried: Sequence[SimulationResult],
-    target: Target | None,
-) -> None:
-    print_rows(_rows(args, job, rates, outcome, target))
+def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:
     print()
     bounds = sorted(outcome.at_least.items(), key=lambda item: -item[1])
     print_table(
@@ -227,50 +244,32 @@ def _print(
         )
 
 
-def _rows(
-    args: argparse.Namespace, job: PlannedJob, rates: Rates, outcome: SimulationResult, target: Target | None
-) -> list[tuple[str, str]]:
+def _asked(job: PlannedJob) -> str:
+    return f"{job.prompts} x {job.samples} a step, {job.schedule.kind} {job.schedule.k}, {job.rows} rows"
+
+
+def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
     waits = {
         "for groups": outcome.wait_for_groups,
         "for verification": outcome.wait_for_verification,
         "for the driver": outcome.wait_for_driver,
         "for evaluations": outcome.wait_for_evaluation,
     }
-    said = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
-    schedule = f"{job.schedule.kind} {job.schedule.k}"
-    rows = [
-        ("recipe", f"{args.recipe}: {job.prompts} x {job.samples} a step, {schedule}, {job.rows} rows"),
-        ("rates", rates.source),
-        (
-            "devices",
-            f"{outcome.devices:,}: {_counted(outcome.generators, 'generator')}, "
-            f"{_counted(outcome.trainers, 'trainer')}",
-        ),
-        (
-            "pace",
-            f"{_readable(outcome.steps_per_hour)} steps/hour, {_readable(outcome.seconds_per_step)} s a step",
-        ),
+    shown = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
+    roles = f"{_counted(outcome.generators, 'generator')}, {_counted(outcome.trainers, 'trainer')}"
+    steps, seconds = _readable(outcome.steps_per_hour), _readable(outcome.seconds_per_step)
+    rows = f"{outcome.rows_in_use:.0%} of the rows in use ({job.rows:,} completions at once in each)"
+    ages = f"mean {outcome.age_mean:.2f}, largest {outcome.age_max}"
+    return [
+        ("devices", f"{outcome.devices:,}: {roles}"),
+        ("speed", f"{steps} steps/hour, {seconds} s a step"),
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
-        (
-            "generators",
-            f"{outcome.generators_idle:.0%} idle; {outcome.rows_in_use:.0%} of the rows in use "
-            f"({job.rows:,} completions at once in each)",
-        ),
-        ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {said}" if said else "")),
-        (
-            "age",
-            f"mean {outcome.age_mean:.2f}, largest {outcome.age_max} (the bound is {job.schedule.max_age})",
-        ),
+        ("generators", f"{outcome.generators_idle:.0%} idle; {rows}"),
+        ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {shown}" if shown else "")),
+        ("age", f"{ages} (the bound is {job.schedule.max_age})"),
         ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),
         ("bound by", outcome.bound_by),
     ]
-    if args.price is not None:
-        from scalerl.plan.cost import dollars_per_hour
-
-        rows.append(("cost", f"{dollars_per_hour(outcome, args.price):,.2f} dollars an hour"))
-    if target is not None:
-        rows += _target_rows(target)
-    return rows
 
 
 def _readable(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What a plan costs by the hour, and to a target, by the forecast of a run."""
+"""What a plan costs to a target, by the forecast of a run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.plan.job import PlannedJob
-from scalerl.plan.simulate import SimulationResult
 from scalerl.record.reader import RunRecord
 
 
@@ -35,20 +33,14 @@ class Target:
         return found
 
 
-def dollars_per_hour(outcome: SimulationResult, price: float) -> float:
-    """Of all devices, at `price` dollars per device-hour."""
-    return outcome.devices * price
-
-
 def to_target(
     record: RunRecord,
     target: float,
-    job: PlannedJob,
-    outcome: SimulationResult,
-    price: float | None,
+    completions_per_hour: float,
+    dollars_per_hour: float | None,
     level: float = 0.95,
 ) -> Target:
-    """The completions to `target` by the curve of `record`, at the pace of `outcome`.
+    """The completions to `target` by the curve of `record`, at so many an hour.
 
     The curve is over completions, which do not depend on the machine. It is that of the run's recipe: another
     batch or schedule has another curve.
@@ -62,11 +54,7 @@ def to_target(
     if not 0 < target < 1:
         raise InputError(f"target: a pass rate between 0 and 1, found {target:g}")
     found = fit(Points.from_record(record, "samples"), level=level)
-    samples = found.compute_to(target)
-    hours = (
-        samples[0] / job.completions / outcome.steps_per_hour,
-        (samples[1] / job.completions / outcome.steps_per_hour),
-    )
-    hourly = None if price is None else dollars_per_hour(outcome, price)
-    dollars = None if hourly is None else (hours[0] * hourly, hours[1] * hourly)
+    low, high = samples = found.compute_to(target)
+    hours = low / completions_per_hour, high / completions_per_hour
+    dollars = None if dollars_per_hour is None else (hours[0] * dollars_per_hour, hours[1] * dollars_per_hour)
     return Target(target, level, samples, hours, dollars, found.identified, found.why)

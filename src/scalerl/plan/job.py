@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from scalerl.rl.config.recipe import Recipe
 
 _LETTERS_OF_A_TOKEN = 4
-_WAY = {"object_store": "spread", "gloo": "tree", "nccl": "chain"}
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,7 @@ class PlannedJob:
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
     overlapped: bool = False
-    """The driver works while the trainers step: with a learner that is sharded over a cluster."""
-    way: str = "spread"
-    """How the weights are sent; see `scalerl.plan.rates.Weights`."""
-    micro: int = 64
-    """Completions of a trainer's micro-batch."""
+    """Groups are collected while the trainers step: with a learner that is sharded over a cluster."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
@@ -43,6 +38,16 @@ class PlannedJob:
     def completions(self) -> int:
         """Of a step."""
         return self.prompts * self.samples
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches that may be admitted before the weights of the first are installed."""
+        return self.schedule.in_flight_limit(self.prompts) // self.prompts
+
+    @property
+    def steps_of_a_phase(self) -> int:
+        """Steps from one publication of the weights to the next."""
+        return self.schedule.at_once(self.prompts) // self.prompts
 
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedJob:
@@ -56,8 +61,6 @@ class PlannedJob:
             _cut(recipe),
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
-            _WAY[recipe.cluster.transport.kind] if recipe.cluster else "spread",
-            recipe.batch.micro,
         )
 
 

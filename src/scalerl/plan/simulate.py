@@ -1,24 +1,40 @@
-"""The simulation of a job on a number of generators and trainers, and what it shows.
+"""The simulation of a job on a number of generators and trainers: the training loop as one event loop.
+
+It is the loop of `scalerl.rl.loop.pipeline`, with parts that only take time:
+
+    admit     as many groups as the schedule allows at the version that all generators have installed, each
+              to the generator with the fewest groups in flight
+    collect   as many groups, in order of admission, as the schedule wants at once; they are verified, and
+              the driver takes them
+    step      of one batch; then the weights are published, where the schedule says so
+
+Where the driver is overlapped it admits and collects while the trainers step, one collection ahead; else it
+does one after the other. Every role has devices of its own.
 
 Shapes in names: A ages.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from scalerl.errors import InputError
-from scalerl.plan.clock import Clock
-from scalerl.plan.driver import SimulatedDriver, SimulatedStep
+from scalerl.plan.bounds import TokenCounts, bounds, decode_row, train_seconds, verify_seconds
+from scalerl.plan.generator import SimulatedGenerator, SimulatedGroup
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 
-MOST_GENERATORS = 1_000_000
+MOST_DEVICES = 1_000_000
+MAX_PENDING = 3
+"""Evaluations under way before training waits for the oldest, as in `scalerl.rl.loop.evaluations`."""
+_DRAWN_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -51,12 +67,8 @@ class SimulationResult:
     """Groups in flight at the end of a step, on average: not complete, or not next in order."""
     generated: float
     """Complete and next in order."""
-    core_seconds_per_step: float
-    """Of all roles that share cores; 0 where none do."""
-    cores_of_others: float
-    """That jobs of others keep busy."""
     at_least: dict[str, float]
-    """Seconds that a step would take at the least if one thing alone bounded it; see `_bounds`."""
+    """Seconds that a step would take at the least if one thing alone bounded it; see `bounds`."""
 
     @property
     def steps_per_hour(self) -> float:
@@ -74,7 +86,14 @@ class SimulationResult:
 
 
 def simulate(
-    job: PlannedJob, rates: Rates, generators: int, trainers: int, *, steps: int | None = None, seed: int = 0
+    job: PlannedJob,
+    rates: Rates,
+    generators: int,
+    trainers: int,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    watch: Callable[[float], None] = lambda share: None,
 ) -> SimulationResult:
     """Run `job` on so many generators and trainers.
 
@@ -86,113 +105,254 @@ def simulate(
         steps: that the figures are from; the default is 5 for each batch in flight, 20 at the least. They are
             made whole multiples of the batches in flight, as steps may come in bursts of so many.
         seed: of the lengths, and of which groups are trained.
+        watch: called after every step with the share of the steps that is done.
 
     Raises:
         InputError: a number is out of range.
     """
-    in_flight = job.schedule.in_flight_limit(job.prompts) // job.prompts
+    in_flight = job.batches_in_flight
     steps = max(5 * in_flight, 20) if steps is None else steps
-    for name, value, most in (
-        ("generators", generators, MOST_GENERATORS),
-        ("trainers", trainers, MOST_GENERATORS),
-        ("steps", steps, MOST_GENERATORS),
-    ):
-        if not 1 <= value <= most:
-            raise InputError(f"{name}: a number from 1 to {most}, found {value}")
-    first = 2 * in_flight
-    last = first + -(-steps // in_flight) * in_flight
-    clock = Clock(rates.machine.cores, rates.machine.together, rates.machine.others)
-    driver = SimulatedDriver(job, rates, generators, trainers, last, seed, clock)
-    driver.go()
-    clock.run(lambda: len(driver.steps) >= first)
-    before = _spent(driver, clock)
-    clock.run(lambda: len(driver.steps) >= last)
-    return _outcome(job, rates, trainers, driver, first, _spent(driver, clock) - before)
-
-
-def _spent(driver: SimulatedDriver, clock: Clock) -> np.ndarray:
-    """Of all generators together: busy seconds, and those times rows in use. Of all cores: those that roles
-    held, and other jobs."""
-    busy, row_seconds = np.sum([replica.spent(clock.now) for replica in driver.replicas], axis=0)
-    return np.array([busy, row_seconds, clock.held, clock.held_by_others])
-
-
-def _outcome(
-    job: PlannedJob, rates: Rates, trainers: int, driver: SimulatedDriver, first: int, spent: np.ndarray
-) -> SimulationResult:
-    steps, generators = driver.steps[first:], len(driver.replicas)
-    seconds = steps[-1].time - driver.steps[first - 1].time
-    busy, row_seconds, held, held_by_others = (float(value) for value in spent)
-
-    def share(name: str) -> float:
-        return sum(getattr(step, name) for step in steps) / seconds
-
-    ages = np.zeros(max(len(step.age_A) for step in steps))
-    for step in steps:
-        ages[: len(step.age_A)] += step.age_A
-    ages /= max(ages.sum(), 1)
+    for name, value in (("generators", generators), ("trainers", trainers), ("steps", steps)):
+        if not 1 <= value <= MOST_DEVICES:
+            raise InputError(f"{name}: a number from 1 to {MOST_DEVICES}, found {value}")
+    first, n = 2 * in_flight, -(-steps // in_flight) * in_flight
+    loop = Simulation(job, rates, generators, trainers, seed)
+    loop.run(first, lambda done: watch(done / (first + n)))
+    before, began = loop.spent(), loop.now
+    loop.totals = Totals()
+    loop.run(n, lambda done: watch((first + done) / (first + n)))
+    seconds, totals = loop.now - began, loop.totals
+    busy, row_seconds = (loop.spent() - before).tolist()
+    age_A = np.array([totals.ages[age] for age in range(max(totals.ages, default=-1) + 1)])
+    age_A = age_A / max(age_A.sum(), 1.0)
+    shares = {what: spent / seconds for what, spent in totals.seconds.items()}
     return SimulationResult(
         generators=generators,
         trainers=trainers,
         devices=generators * rates.devices_per_generator + trainers,
-        steps=len(steps),
-        seconds_per_step=seconds / len(steps),
-        tokens_per_second=sum(step.tokens for step in steps) / seconds,
+        steps=n,
+        seconds_per_step=seconds / n,
+        tokens_per_second=totals.tokens / seconds,
         generators_idle=max(1 - busy / (seconds * generators), 0.0),
         rows_in_use=min(row_seconds / (seconds * generators * job.rows), 1.0),
-        trainers_train=share("trained"),
-        wait_for_groups=share("waited"),
-        wait_for_verification=share("verified"),
-        wait_for_driver=share("handled"),
-        wait_for_evaluation=share("evaluated"),
-        age_mean=float(ages @ np.arange(len(ages))) if len(ages) else math.nan,
-        age_max=int(np.flatnonzero(ages)[-1]) if ages.any() else 0,
-        age_histogram=tuple(ages.tolist()),
-        generating=float(np.mean([step.generating for step in steps])),
-        generated=float(np.mean([step.generated for step in steps])),
-        core_seconds_per_step=held / len(steps),
-        cores_of_others=held_by_others / seconds,
-        at_least=_bounds(job, rates, driver, steps),
+        trainers_train=shares.get("training", 0.0),
+        wait_for_groups=shares.get("groups", 0.0),
+        wait_for_verification=shares.get("verification", 0.0),
+        wait_for_driver=shares.get("driver", 0.0),
+        wait_for_evaluation=shares.get("evaluation", 0.0),
+        age_mean=float(age_A @ np.arange(len(age_A))) if len(age_A) else math.nan,
+        age_max=max(np.flatnonzero(age_A > 1e-9).tolist(), default=0),
+        age_histogram=tuple(age_A.tolist()),
+        generating=totals.generating / n,
+        generated=totals.generated / n,
+        at_least=bounds(job, rates, generators, trainers),
     )
 
 
-def _bounds(
-    job: PlannedJob, rates: Rates, driver: SimulatedDriver, steps: Sequence[SimulatedStep]
-) -> dict[str, float]:
-    """Seconds of a step, if there were nothing else but
+class Totals:
+    """Sums over some steps."""
 
-    generation     all rows of all generators, always in use
-    training       what the trainers do
-    driver         what the driver does by itself
-    verification
-    broadcast      of the weights, one after the other
-    in order       the longest completion of a batch, at the pace of decoding that was seen: a batch is
-                   admitted when the weights of k + 1 steps before are installed, so that the time of the
-                   longest, of the broadcast and of a step's other parts fits into k + 1 steps
-    """
-    mean = {
-        name: float(np.mean([getattr(step, name) for step in steps]))
-        for name in ("trained", "driven", "judged", "tokens", "longest")
-    }
-    arrive_R, sending = driver.broadcast
-    weights, in_flight = rates.weights, job.schedule.in_flight_limit(job.prompts) // job.prompts
-    completion = mean["tokens"] / job.completions
-    seen = [replica.seconds_per_step for replica in driver.replicas if replica.seconds_per_step]
-    decode_step = float(np.mean(seen)) if seen else 0.0
-    positions = job.rows * (rates.lengths.prompt + completion / 2)
-    rate = job.rows / rates.decode.seconds(1, job.rows, round(positions))
-    prefills = rates.prefill.token * rates.lengths.prompt * job.prompts
-    generation = mean["tokens"] / rate + prefills
-    after = mean["trained"] + mean["driven"] + mean["judged"] + float(arrive_R[-1]) + weights.install
-    phases = 1 if job.schedule.publishes(1) else job.schedule.k
-    # With OffPolicy the k steps of a phase come after its generation.
-    if phases > 1:
-        after += (phases - 1) * (mean["trained"] + mean["driven"] + mean["judged"])
-    return {
-        "generation": generation / len(driver.replicas),
-        "training": mean["trained"],
-        "driver": mean["driven"],
-        "verification": mean["judged"],
-        "broadcast": sending / phases,
-        "in order": (mean["longest"] * decode_step + after) / in_flight,
-    }
+    def __init__(self) -> None:
+        self.seconds = defaultdict[str, float](float)
+        """Of the trainers, by what they did or waited for."""
+        self.tokens = self.generating = self.generated = 0
+        self.ages = defaultdict[int, float](float)
+        """Trained tokens by age."""
+
+
+class Simulation:
+    """The loop and its events, in order of their time; those of one time in the order they were planned."""
+
+    def __init__(self, job: PlannedJob, rates: Rates, generators: int, trainers: int, seed: int) -> None:
+        self._job, self._rates, self._trainers = job, rates, trainers
+        self._rng = np.random.default_rng(seed)
+        self._overlapped = job.overlapped or rates.driver.overlapped
+        row = decode_row(rates, TokenCounts.of(job, rates))
+        prompt = rates.decode.prompt * rates.lengths.prompt
+        self.generators = [
+            SimulatedGenerator(job.rows, rates.decode.base, row, prompt) for _ in range(generators)
+        ]
+        self.now, self.totals = 0.0, Totals()
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._planned = 0
+        self._lengths = deque[list[int]]()
+        self._in_flight = np.zeros(generators, dtype=np.int64)  # groups of each generator
+        self._order = deque[SimulatedGroup]()  # admitted and not taken
+        self.admitted = self._ready = 0
+        self._installed = 0
+        self._installing = Counter[int]()  # generators that have a version, until all have
+        self._link_free = 0.0
+        self._evaluations = deque[float]()  # when those under way end
+        self._version = self._steps = 0
+        self._batches = deque[list[SimulatedGroup]]()  # of the collection that is trained
+        self._ahead: list[list[SimulatedGroup]] = []  # of the next one
+        self._stepping = self._collecting = False
+        self._state, self._since = "groups", 0.0
+
+    def run(self, steps: int, watch: Callable[[int], None]) -> None:
+        """Make so many steps more; `watch` is called with how many there are."""
+        first = self._steps
+        self._go()
+        while self._steps < first + steps:
+            before = self._steps
+            self.now, _, act, args = heapq.heappop(self._events)
+            act(*args)
+            self._go()
+            if self._steps > before:
+                watch(self._steps - first)
+
+    def spent(self) -> np.ndarray:
+        """Of all generators together: busy seconds, and those times rows in use."""
+        for i in range(len(self.generators)):
+            self._go_on(i)
+        return np.sum([(one.busy, one.row_seconds) for one in self.generators], axis=0)
+
+    def _after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        self._at(self.now + seconds, act, *args)
+
+    def _at(self, time: float, act: Callable[..., None], *args: Any) -> None:
+        self._planned += 1
+        heapq.heappush(self._events, (time, self._planned, act, args))
+
+    def _is(self, state: str) -> None:
+        """The trainers do this, or wait for it, from now on."""
+        self.totals.seconds[self._state] += self.now - self._since
+        self._state, self._since = state, self.now
+
+    # -- generators ------------------------------------------------------------------------------------
+
+    def _go_on(self, i: int) -> None:
+        """Bring a generator up to now, and plan its next event."""
+        generator = self.generators[i]
+        for group in generator.go_on(self.now):
+            self._in_flight[group.generator] -= 1
+        generator.stamp += 1
+        if generator.ends < math.inf:
+            self._at(generator.ends, self._ended, i, generator.stamp)
+
+    def _ended(self, i: int, stamp: int) -> None:
+        if stamp == self.generators[i].stamp:
+            self._go_on(i)
+
+    def _arrive(self, version: int) -> None:
+        for i, generator in enumerate(self.generators):
+            done = generator.install(self.now, version, self._rates.weights.install)
+            self._go_on(i)
+            self._at(done, self._note, version)
+
+    def _note(self, version: int) -> None:
+        """One more generator has installed a version."""
+        self._installing[version] += 1
+        if self._installing[version] == len(self.generators):
+            del self._installing[version]
+            self._installed = version
+
+    # -- the driver ------------------------------------------------------------------------------------
+
+    def _go(self) -> None:
+        """Do whatever there is to do now."""
+        if not self._stepping and (self._batches or self._ahead):
+            if not self._batches:
+                self._batches, self._ahead = deque(self._ahead), []
+            self._step(self._batches.popleft())
+        if self._stepping and not (self._overlapped and self._state == "training"):
+            return
+        self._admit()
+        self._count_ready()
+        wanted = self._job.schedule.at_once(self._job.prompts)
+        if not self._collecting and not self._ahead and self._ready >= wanted:
+            self._collect(wanted)
+
+    def _count_ready(self) -> None:
+        while self._ready < len(self._order) and not self._order[self._ready].left:
+            self._ready += 1
+
+    def _admit(self) -> None:
+        prompts = self._job.prompts
+        n = self._installed * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
+        touched = set[int]()
+        for _ in range(n):
+            i = int(self._in_flight.argmin())
+            group = SimulatedGroup(self._draw(), i)
+            self._in_flight[i] += 1
+            self._order.append(group)
+            self.generators[i].submit(group)
+            touched.add(i)
+        self.admitted += max(n, 0)
+        for i in sorted(touched):
+            self._go_on(i)
+
+    def _draw(self) -> list[int]:
+        if not self._lengths:
+            drawn_BG = self._rates.lengths.draw(self._rng, _DRAWN_AT_ONCE, self._job.samples, self._job.cut)
+            self._lengths.extend(drawn_BG.tolist())
+        return self._lengths.popleft()
+
+    def _collect(self, n: int) -> None:
+        """Have the next groups verified, and take them."""
+        groups = [self._order.popleft() for _ in range(n)]
+        self._ready -= n
+        self._collecting = True
+        if not self._stepping:
+            self._is("verification")
+        self._after(self._job.steps_of_a_phase * verify_seconds(self._job, self._rates), self._take, groups)
+
+    def _take(self, groups: list[SimulatedGroup]) -> None:
+        if not self._stepping:
+            self._is("driver")
+        seconds = self._rates.driver.completion * len(groups) * self._job.samples
+        self._after(seconds, self._taken, groups)
+
+    def _taken(self, groups: list[SimulatedGroup]) -> None:
+        n = self._job.prompts
+        self._collecting = False
+        self._ahead = [groups[i : i + n] for i in range(0, len(groups), n)]
+
+    # -- a step ----------------------------------------------------------------------------------------
+
+    def _step(self, groups: list[SimulatedGroup]) -> None:
+        self._is("training")
+        self._stepping = True
+        used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
+        lengths = [length for group in used for length in group.lengths]
+        seconds = train_seconds(self._rates, self._trainers, sum(lengths), max(lengths, default=0))
+        self._after(seconds, self._trained, groups, used)
+
+    def _trained(self, groups: list[SimulatedGroup], used: list[SimulatedGroup]) -> None:
+        self._is("driver")
+        for group in used:
+            for version, tokens in group.tokens.items():
+                self.totals.ages[self._version - version] += tokens
+        self.totals.tokens += sum(sum(group.lengths) for group in groups)
+        self._version += 1
+        publishes = self._job.schedule.publishes(self._version)
+        self._after(self._rates.weights.publish if publishes else 0.0, self._published, publishes)
+
+    def _published(self, publishes: bool) -> None:
+        if publishes:
+            self._link_free = max(self.now, self._link_free) + self._rates.weights.send
+            self._at(self._link_free, self._arrive, self._version)
+        self._after(self._rates.driver.step, self._evaluate)
+
+    def _evaluate(self) -> None:
+        """Ask for an evaluation if one is due; where too many are under way, wait for the oldest before."""
+        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
+        due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
+        waits = 0.0
+        if due and seconds:
+            while under_way and under_way[0] <= self.now:
+                under_way.popleft()
+            if len(under_way) >= MAX_PENDING:
+                self._is("evaluation")
+                waits = under_way[0] - self.now
+            under_way.append(max(self.now + waits, under_way[-1] if under_way else 0.0) + seconds)
+        self._after(waits, self._end)
+
+    def _end(self) -> None:
+        ahead = self._collecting or self._ahead or self._batches
+        self._is("verification" if self._collecting else "driver" if ahead else "groups")
+        self._stepping = False
+        self._steps += 1
+        self._count_ready()
+        self.totals.generated += self._ready
+        self.totals.generating += len(self._order) - self._ready

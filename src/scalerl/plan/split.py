@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from scalerl.errors import InputError
+from scalerl.plan.bounds import bounds
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 from scalerl.plan.simulate import SimulationResult, simulate
 
 _ALL = 12
 """Trainers up to which every number of them is tried."""
-_AROUND = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
-"""Of the number of trainers at which both roles would be busy all of the time."""
+_AROUND = (0.7, 0.85, 1.0, 1.2, 1.5)
+"""Of the number of trainers at which the larger of the bounds of both roles is the least."""
 
 
 def splits(
-    job: PlannedJob, rates: Rates, devices: int, *, steps: int | None = None, seed: int = 0
+    job: PlannedJob,
+    rates: Rates,
+    devices: int,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    watch: Callable[[float], None] = lambda share: None,
 ) -> tuple[SimulationResult, ...]:
     """Splits of `devices` devices, each simulated, by their trainers; devices left over do nothing.
+
+    `watch` is called after every simulated step with the share of them that is done.
 
     Raises:
         InputError: there are too few devices for a generator and a trainer.
@@ -27,11 +37,15 @@ def splits(
     most = devices - each
     if most < 1:
         raise InputError(f"devices: a generator takes {each} and a trainer 1, so {each + 1} are needed")
-    tried = range(1, most + 1) if most <= _ALL else _near(job, rates, devices, seed)
-    found = [
-        simulate(job, rates, (devices - trainers) // each, trainers, steps=steps, seed=seed)
-        for trainers in tried
-    ]
+    tried = list(range(1, most + 1)) if most <= _ALL else _near(job, rates, devices)
+    found = []
+    for i, trainers in enumerate(tried):
+
+        def watch_all(share: float, before: int = i) -> None:
+            watch((before + share) / len(tried))
+
+        generators = (devices - trainers) // each
+        found.append(simulate(job, rates, generators, trainers, steps=steps, seed=seed, watch=watch_all))
     return tuple(replace(one, devices=devices) for one in found)
 
 
@@ -41,12 +55,12 @@ def best(found: tuple[SimulationResult, ...]) -> SimulationResult:
     return next(one for one in found if one.steps_per_hour >= 0.99 * fastest)
 
 
-def _near(job: PlannedJob, rates: Rates, devices: int, seed: int) -> list[int]:
-    """Numbers of trainers about the one at which generating and training take as long."""
+def _near(job: PlannedJob, rates: Rates, devices: int) -> list[int]:
+    """Numbers of trainers about the one at which generating and training take as long, by their bounds."""
     each = rates.devices_per_generator
-    half = max(devices // 2, 1)
-    first = simulate(job, rates, max((devices - half) // each, 1), half, seed=seed, steps=1)
-    generate = first.at_least["generation"] * first.generators * each
-    train = (first.at_least["training"] - rates.trainer.fixed) * half
-    even = devices * train / (generate + train) if generate + train else half
-    return sorted({min(max(round(even * share), 1), devices - each) for share in _AROUND})
+    low, high = 1, devices - each
+    while low < high:  # generation takes longer with more trainers, and training does not
+        trainers = (low + high) // 2
+        least = bounds(job, rates, (devices - trainers) // each, trainers)
+        low, high = (low, trainers) if least["generation"] >= least["training"] else (trainers + 1, high)
+    return sorted({min(max(round(low * share), 1), devices - each) for share in _AROUND})

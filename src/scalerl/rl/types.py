@@ -154,8 +154,6 @@ class Counters:
     flops: float = 0.0
     ticks: int = 0
     """Decode steps."""
-    row_ticks_used: int = 0
-    """Rows that held a completion, summed over the decode steps."""
     seconds: float = 0.0
     """Of decoding and of installing weights, over all processes; the first weights are start-up."""
     held: float = 0.0
@@ -165,20 +163,6 @@ class Counters:
     """Of these processes: until then."""
     restarted: int = 0
     """Groups whose completions were begun again, because a process or the run had died."""
-    installs: int = 0
-    """Versions of the weights that were installed, over all processes."""
-    install_seconds: float = 0.0
-    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
-    """Sums over the decode steps of the products of (1, rows, prompt tokens read, positions attended,
-    seconds) with each other: what a least-squares fit of the seconds needs."""
-    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
-    """The same sums of the first four with the CPU seconds of the thread that decodes."""
-    install_cpu: float = 0.0
-    """CPU seconds of installing weights."""
-    cpu: float = 0.0
-    """CPU seconds of the processes that do nothing but sample, all that they do included."""
-    messages_cpu: float = 0.0
-    """Of these, taking submissions and giving out groups."""
 
 
 class Generator(Protocol):

@@ -80,7 +80,7 @@ def test_rows_are_refilled_while_others_are_in_flight(llama_folder, make_generat
     total, longest = sum(map(len, tokens.values())), max(map(len, tokens.values()))
     # Without a completion that waits, the last one ends at most `longest` ticks after the last refill.
     assert generator.counters.ticks <= total / 4 + longest
-    assert generator.counters.row_ticks_used == total
+    assert generator.counters.tokens == total
 
 
 def test_groups_come_back_in_order_of_admission(llama_folder, make_generator, uneven_prompts):

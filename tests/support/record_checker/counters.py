@@ -7,10 +7,6 @@ from collections.abc import Iterator
 from record_checker.form import Record, Row, close, flat, is_whole
 
 ROLES = ("generate", "train", "evaluate", "idle", "startup")
-PACE = (
-    *("verify_seconds", "verify_hidden_seconds", "installs", "install_seconds"),
-    *("decode", "decode_cpu", "cpu"),
-)
 
 
 def _counters(row: Row, is_eval: bool) -> dict[str, float]:
@@ -18,7 +14,6 @@ def _counters(row: Row, is_eval: bool) -> dict[str, float]:
     if is_eval:
         return found | flat(row, ("samples", "prompts"))
     found |= flat(row, ("restarted", "wall_seconds", "idle_seconds"))
-    found |= {f"pace.{name}": value for name, value in flat(row["pace"], PACE).items()}
     return found | {f"ledger.{k}": n for k, n in row["ledger"].items() if k != "in_flight"}
 
 

@@ -14,7 +14,7 @@ STEP_KEYS = (
     *("step", "version", "time", "skipped", "loss", "grad_norm", "lr", "entropy", "ratio_mean", "ratio_max"),
     *("ratio_clipped", "ess", "logp_shift", "kl", "reward_mean", "correct", "groups", "completions"),
     *("groups_used", "completions_used", "zero_variance", "truncated", "interrupted", "failed", "queue"),
-    *("mean_length", "multi_version", "kv_age_max", "pool", "ledger", "restarted", "wall_seconds", "pace"),
+    *("mean_length", "multi_version", "kv_age_max", "pool", "ledger", "restarted", "wall_seconds"),
     *("idle_seconds", "tokens", "flops", "device_seconds"),
 )
 EVAL_KEYS = (

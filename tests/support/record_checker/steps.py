@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import pairwise
 
 from record_checker.form import Record, close, flat, short
 
@@ -91,12 +90,6 @@ def values_are_possible(record: Record) -> Iterator[str]:
             one, other = row.get(least), row.get(most)
             if one is not None and other is not None and one > other * (1 + 1e-6) + 1e-9:
                 yield f"{where}: {least} is {one}, and {most} {other}"
-    for row in record.steps:
-        lengths = row["pace"]["lengths"]
-        if lengths and (len(lengths) != 21 or any(b < a - 1e-9 for a, b in pairwise(lengths))):
-            yield f"step {row['step']}: pace.lengths is {lengths}"
-        if len(row["pace"]["decode"]) != 15 or len(row["pace"]["decode_cpu"]) != 4:
-            yield f"step {row['step']}: pace.decode is not of 15 numbers, or pace.decode_cpu not of 4"
 
 
 def ages_are_within_the_schedule(record: Record) -> Iterator[str]:

@@ -33,7 +33,7 @@ from scalerl.rl.checkpoint.manifest import Sums, check_manifest, write_manifest
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.model.lora import plain_state
 
-FORMAT = 4
+FORMAT = 5
 STEP, ASIDE = "step-", "aside-"
 """How the names of checkpoints begin, and of those that a resume has set aside."""
 _LOG = logging.getLogger("scalerl")

@@ -39,18 +39,17 @@ def decode(
     sizes, packed rollouts), counters) and ("decoding", None, counters). The process was started at `began`
     (`time.perf_counter`); it is starting until it has weights and is given something to do.
     """
-    places, cpu, clock = deque[int](), _CpuClock(), _DecodingClock(began)
+    places, clock = deque[int](), _DecodingClock(began)
     generator.version = -1
 
     def report(what: str, value: Any = None) -> None:
-        say((what, value, clock.add_to(cpu.add_to(generator.counters))))
+        say((what, value, clock.add_to(generator.counters)))
 
     while True:
         if (weights := newer(generator.version)) is not None:
             install = generator.update if generator.version >= 0 else generator.start
             install(*weights)
             report("installed", generator.version)
-        cpu.other()
         while not (generator.busy and heard.empty()):
             try:
                 message = heard.get(timeout=BEAT)
@@ -66,17 +65,14 @@ def decode(
             place, *group = message
             places.append(place)
             generator.submit(*group)
-        cpu.messages()
         if generator.busy:
             generator.work()
-        cpu.other()
         if groups := generator.take(generator.ready):
             packed = pack_rollouts([rollout for rollouts in groups for rollout in rollouts])
             value = [places.popleft() for _ in groups], [len(rollouts) for rollouts in groups], packed
             report("complete", value)
         elif clock.due():
             report("decoding")
-        cpu.messages()
 
 
 class _DecodingClock:
@@ -104,30 +100,3 @@ class _DecodingClock:
         if not self._began:
             return counters
         return replace(counters, held=now - self._began, startup=self._began - self._process_began)
-
-
-class _CpuClock:
-    """CPU seconds of this process, and those of them that went to messages: what its other threads do is
-    nothing else."""
-
-    def __init__(self) -> None:
-        self._process, self._thread = time.process_time(), time.thread_time()
-        self._at, self._messages, self._aside = self._thread, 0.0, 0.0
-
-    def messages(self) -> None:
-        """Since the last call of either, this thread has handled messages."""
-        before, self._at = self._at, time.thread_time()
-        self._messages += self._at - before
-
-    def other(self) -> None:
-        """It has done something else."""
-        self._at = time.thread_time()
-
-    def add_to(self, counters: Counters) -> Counters:
-        """A copy of them, with what has been spent."""
-        before = time.thread_time() - self._thread
-        cpu = time.process_time() - self._process
-        after = time.thread_time() - self._thread
-        # What other threads have spent is between these two; within them it has not moved since last time.
-        self._aside = min(max(self._aside, cpu - after), cpu - before)
-        return replace(counters, cpu=cpu, messages_cpu=self._messages + self._aside)

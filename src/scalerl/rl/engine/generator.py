@@ -155,15 +155,9 @@ class TorchGenerator:
 
     def work(self) -> None:
         """One decode step."""
-        started, cpu = time.perf_counter(), time.thread_time()
-        done = self.tick()
-        cpu, seconds = time.thread_time() - cpu, time.perf_counter() - started
-        self.counters.seconds += seconds
-        if done:
-            what_F = np.array([1.0, *done, seconds])
-            # New arrays: the ones before may be on their way to another process.
-            self.counters.decode_FF = self.counters.decode_FF + np.outer(what_F, what_F)
-            self.counters.decode_cpu_F = self.counters.decode_cpu_F + what_F[:4] * cpu
+        started = time.perf_counter()
+        self.tick()
+        self.counters.seconds += time.perf_counter() - started
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """The next `n_groups` groups in order of admission."""
@@ -182,14 +176,10 @@ class TorchGenerator:
 
     def update(self, weights: Weights, version: int) -> None:
         """Install new weights between two decode steps; the KV cache stays as it is."""
-        started, cpu = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
         install_weights(self.model, weights)
         self.version = version
-        self.counters.install_cpu += time.thread_time() - cpu
-        seconds = time.perf_counter() - started
-        self.counters.seconds += seconds
-        self.counters.install_seconds += seconds
-        self.counters.installs += 1
+        self.counters.seconds += time.perf_counter() - started
 
     def start(self, weights: Weights, version: int) -> None:
         """Install the first weights, which is start-up and counted as no work."""
@@ -268,17 +258,13 @@ class TorchGenerator:
     # -- one decode step -------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def tick(self) -> tuple[int, int, int] | None:
-        """Refill free rows, run the model one position on, sample, and hand over what is finished.
-
-        Returns the rows that took part, the prompt tokens that were read, and the positions that all rows
-        attended to; None where there was nothing to do.
-        """
+    def tick(self) -> None:
+        """Refill free rows, run the model one position on, sample, and hand over what is finished."""
         before = np.flatnonzero(self._active_R)
         groups = self._refill()
         rows = np.concatenate([before, *groups])
         if not len(rows):
-            return None
+            return
         hidden_AD = self._forward(before, groups)
         logp_AV = log_probs_TV(self.model, hidden_AD, self.sampling.temperature, self.sampling.fp32_logits)
         at = self._next_R[rows]
@@ -294,14 +280,12 @@ class TorchGenerator:
         self._next_R[rows] += 1
 
         self.counters.ticks += 1
-        self.counters.row_ticks_used += len(rows)
         self.counters.tokens += int(sampled_A.sum())
         token_R = np.full(len(self._rows), -1)
         token_R[rows] = token_A
         done_R, truncated_R = self._state.advance(token_R, self.sampling.end_token)
         for row in np.flatnonzero(done_R & self._active_R):
             self._finish(int(row), bool(truncated_R[row]))
-        return len(rows), sum(int(self._start_R[group[0]]) for group in groups), int(at.sum())
 
     def _forward(self, before: np.ndarray, groups: list[np.ndarray]) -> torch.Tensor:
         """Last hidden states: of the rows that go on, then of each group of rows that start."""

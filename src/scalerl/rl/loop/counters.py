@@ -40,18 +40,6 @@ class RunCounters:
     evaluate_seconds: float = 0.0
     waited_seconds: float = 0.0
     """Of the trainer, for groups that were not generated yet."""
-    verified_seconds: float = 0.0
-    """Of the trainer, for groups that were not verified yet."""
-    hidden_seconds: float = 0.0
-    """In which groups were verified while the trainer did something else."""
-    installs: int = 0
-    install_seconds: float = 0.0
-    decode_FF: np.ndarray = field(default_factory=lambda: np.zeros((5, 5)), compare=False)
-    """See `scalerl.rl.types.Counters`."""
-    decode_cpu_F: np.ndarray = field(default_factory=lambda: np.zeros(4), compare=False)
-    cpu: dict[str, float] = field(default_factory=dict, compare=False)
-    """CPU seconds by what they went to: `generate` and `install` of the generators, where those have
-    processes of their own, and of this process what `scalerl.rl.loop.pipeline.Pipeline` tells apart."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -89,13 +77,6 @@ class RunCounters:
         self.generated, self.restarted = generator.tokens, generator.restarted
         self.train_seconds += step.train_seconds * self.trainers
         self.waited_seconds += step.waited_seconds * self.trainers
-        self.verified_seconds += step.verified_seconds
-        self.hidden_seconds += step.hidden_seconds
-        self.installs, self.install_seconds = generator.installs, generator.install_seconds
-        self.decode_FF, self.decode_cpu_F = generator.decode_FF, generator.decode_cpu_F
-        spent = {what: self.cpu.get(what, 0.0) + seconds for what, seconds in step.cpu.items()}
-        self.cpu |= spent | {"generate": generator.cpu, "install": generator.install_cpu}
-        self.cpu["messages"] = generator.messages_cpu
         self.train_flops += step.stats.flops
         self.trained += step.stats.tokens
         self.samples += sum(len(group.rollouts) for group in step.groups)
@@ -118,26 +99,6 @@ class RunCounters:
             "tokens": dict(vars(Tokens(self.generated, self.trained))),
         }
 
-    def roles(self) -> dict[str, Any]:
-        """Seconds of the run, and those in which each role did nothing, all its processes together."""
-        generators = self.generator_seconds - self.generate_seconds
-        return {
-            "wall_seconds": self.wall_seconds,
-            "idle_seconds": {"generate": generators, "train": self.waited_seconds},
-        }
-
-    def pace(self) -> dict[str, Any]:
-        """How fast the parts are, for `scalerl plan`; cumulative."""
-        return {
-            "verify_seconds": self.verified_seconds,
-            "verify_hidden_seconds": self.hidden_seconds,
-            "installs": self.installs,
-            "install_seconds": self.install_seconds,
-            "decode": self.decode_FF[np.triu_indices(5)],
-            "decode_cpu": self.decode_cpu_F,
-            "cpu": self.cpu,
-        }
-
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""
         return asdict(self)
@@ -154,6 +115,7 @@ FATES = ("trained", "zero_variance", "truncated", "failed")
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
     """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
     age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
@@ -181,8 +143,8 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "ledger": pipeline.ledger(counters.fates),
         "restarted": counters.restarted,
         **counters.json(),
-        **counters.roles(),
-        "pace": counters.pace() | _lengths(step),
+        "wall_seconds": counters.wall_seconds,
+        "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
     }
     if len(age_W):
         row |= {
@@ -192,18 +154,6 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
             "age_histogram": np.bincount(age_W) / len(age_W),
         }
     return row
-
-
-def _lengths(step: Step) -> dict[str, Any]:
-    """Tokens of the completions, inserted ones included, and of the prompts."""
-    groups = [np.array([len(r.token_T) for r in group.rollouts], dtype=float) for group in step.groups]
-    within = float(np.mean([length_G.var(ddof=1) for length_G in groups]))
-    length_N = np.concatenate(groups)
-    return {
-        "lengths": np.quantile(length_N, np.linspace(0, 1, 21)),
-        "within": min(within / float(length_N.var()), 1.0) if np.ptp(length_N) else 1.0,
-        "prompt": float(np.mean([len(group.rollouts[0].prompt_T) for group in step.groups])),
-    }
 
 
 def groups_row(step: Step) -> dict[str, Any]:

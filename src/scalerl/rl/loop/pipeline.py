@@ -30,9 +30,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -65,12 +65,6 @@ class Step:
     train_seconds: float
     waited_seconds: float
     """Of the trainer, for groups that were not generated yet."""
-    verified_seconds: float = 0.0
-    """Of the trainer, for groups that were not verified yet."""
-    hidden_seconds: float = 0.0
-    """In which groups were verified while the trainer did something else."""
-    cpu: Mapping[str, float] = field(default_factory=dict)
-    """CPU seconds of this process since the last step, by what it did; see `Pipeline`."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +73,10 @@ class _PendingVerdicts:
 
     sampled: Sequence[tuple[Rollout, ...]]
     rewards: Pending[list[list[Reward]]]
-    since: float
 
 
 class Pipeline:
-    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs.
-
-    The CPU seconds of this process are those to `hear` generators, to `admit`, to `verify`, to `train`, to
-    `publish`, and those between two steps, to `record`.
-    """
+    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
 
     def __init__(
         self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
@@ -100,10 +89,8 @@ class Pipeline:
         self._verified = deque[Group]()
         self._batch: Batch | None = None
         """Of the groups verified that are next, where it is made already."""
-        self._waited = self._verifying = self._hidden = 0.0  # seconds since the last step
-        self._idle_since = math.inf
-        """When the trainer began to wait."""
-        self._cpu, self._cpu_at = defaultdict[str, float](float), time.process_time()
+        self._waited = 0.0
+        """Seconds since the last step in which the trainer waited for groups to be generated."""
 
     @property
     def admitted(self) -> int:
@@ -153,11 +140,9 @@ class Pipeline:
 
     def _admit(self) -> None:
         installed = self._generator.installed
-        self._spent_to("hear")
         while self._admission.allows(installed) and (draw := self._pool.draw()) is not None:
             self._generator.submit(*draw, self._recipe.batch.samples)
             self._admission.admitted += 1
-        self._spent_to("admit")
 
     @property
     def _n_judging(self) -> int:
@@ -173,8 +158,6 @@ class Pipeline:
 
     def _collect(self) -> bool:
         """Wait until the groups of a step are verified; False when there are none left."""
-        self._spent_to("record")
-        self._idle_since = time.perf_counter()
         while not self._verified:
             self._learner.check_life()  # without it nobody gets the weights that the groups wait for
             self._go_on()
@@ -185,20 +168,17 @@ class Pipeline:
             started = time.perf_counter()
             self._generator.work()
             self._waited += time.perf_counter() - started
-        self._idle_since = math.inf
         return True
 
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify what is wanted next; waits for little."""
         self._admit()
         if not self._verified and not self._judging and 0 < (n := self._wanted()) <= self._generator.ready:
-            sampled, since = self._generator.take(n), time.perf_counter()
-            self._spent_to("hear")
+            sampled = self._generator.take(n)
             self._collected += n
-            self._judging = _PendingVerdicts(sampled, self._judge(sampled), since)
+            self._judging = _PendingVerdicts(sampled, self._judge(sampled))
         if self._judging and self._judging.rewards.wait(_MOMENT):
             self._keep_judged()
-        self._spent_to("verify")
 
     def _keep_judged(self) -> None:
         assert self._judging is not None
@@ -206,10 +186,6 @@ class Pipeline:
         for rollouts, rewards in zip(judging.sampled, judging.rewards.result(), strict=True):
             self._verified.append(make_group(rollouts, rewards, self._recipe.length))
             self._pool.record(self._verified[-1])
-        now = time.perf_counter()
-        waited = max(now - max(judging.since, self._idle_since), 0.0)
-        self._verifying += waited
-        self._hidden += now - judging.since - waited
 
     def _make_batch(self) -> Batch:
         recipe = self._recipe
@@ -229,26 +205,16 @@ class Pipeline:
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         pending = learner.begin(batch)
         while not pending.wait(0.0 if self._judging else _MOMENT):
-            self._spent_to("train")
             self._go_on()
             if self._verified and self._batch is None:
                 self._batch = self._make_batch()
         stats = pending.result()
         weights = learner.weights() if recipe.schedule.publishes(learner.version) else None
         seconds = time.perf_counter() - started
-        self._spent_to("train")
         if weights is not None:
             self._generator.update(weights, learner.version)
-        self._spent_to("publish")
-        waited, verified, hidden, cpu = self._waited, self._verifying, self._hidden, self._cpu
-        self._waited = self._verifying = self._hidden = 0.0
-        self._cpu = defaultdict[str, float](float)
-        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited, verified, hidden, cpu)
-
-    def _spent_to(self, what: str) -> None:
-        """The CPU seconds since the last call went to `what`."""
-        before, self._cpu_at = self._cpu_at, time.process_time()
-        self._cpu[what] += self._cpu_at - before
+        waited, self._waited = self._waited, 0.0
+        return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited)
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:

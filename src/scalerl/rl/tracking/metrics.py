@@ -27,8 +27,8 @@ _LEVELS = {"warning": 1.0, "alarm": 2.0}
 
 
 def of_step(row: Mapping[str, Any]) -> dict[str, float]:
-    """A line of steps.jsonl; histograms are left out, and what only `scalerl plan` reads."""
-    row = {key: value for key, value in plain(row).items() if key != "pace"}  # of NumPy's numbers Python's
+    """A line of steps.jsonl; histograms are left out."""
+    row = plain(row)  # of NumPy's numbers Python's
     found = {}
     for name, value in _flat(row):
         field = name.partition("/")[0]

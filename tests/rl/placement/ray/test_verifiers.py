@@ -147,15 +147,16 @@ def test_the_driver_works_while_the_ranks_step(nodes, recipe, small_base):
     recipe = replace(recipe, cluster=cluster)
     with ExitStack() as closing:
         run = Run(recipe, small_base, closing)
-        steps = []
+        steps, verified_ahead = [], 0
         for step in islice(run.pipeline.steps(), 20):
             steps.append(step)
+            verified_ahead += run.pipeline.queue()["verified"]
             ledger = run.pipeline.ledger({"consumed": len(steps) * recipe.batch.prompts})
             assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
     ages = [s.index - 1 - np.concatenate([r.version_T for g in s.groups for r in g.rollouts]) for s in steps]
     assert min(age.min() for age in ages) >= 0
     assert max(age.max() for age in ages) <= recipe.schedule.max_age
-    assert any(step.hidden_seconds > 0 for step in steps)
+    assert verified_ahead > 0
     print(f"\nmean age {np.mean(np.concatenate(ages)):.2f}")
 
 

@@ -286,8 +286,6 @@ class VllmGenerator(OrderedGroups):
             self._installed[event.server] = event.version
             self._away.discard(event.server)
             self.install_seconds.append(event.seconds)
-            self._counters.installs += 1
-            self._counters.install_seconds += event.seconds
         elif isinstance(event, Lost):
             self._count(event.prompt, event.tokens, 0, event.tokens)
         elif isinstance(event, Restarted):

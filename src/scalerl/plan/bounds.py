@@ -1,0 +1,96 @@
+"""Seconds that a step takes at the least, in closed form: by each part as if there were nothing else.
+
+Shapes in names: B groups, G completions of a group, S batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.plan.job import PlannedJob
+from scalerl.plan.rates import Rates
+
+_DRAWN = 50_000
+"""Completions that are drawn for the mean of what a batch has."""
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of a recipe's completions, the cut included, on average."""
+
+    completion: float
+    longest: float
+    """Of the longest completion of a batch."""
+    context: float
+    """Positions that a row attends to, its prompt included, averaged over the decode steps."""
+
+    @classmethod
+    def of(cls, job: PlannedJob, rates: Rates) -> TokenCounts:
+        """By draws with a seed of their own."""
+        rng, n_batches = np.random.default_rng(0), -(-_DRAWN // job.completions)
+        length_BG = rates.lengths.draw(rng, n_batches * job.prompts, job.samples, job.cut)
+        longest_S = length_BG.reshape(n_batches, -1).max(axis=1)
+        mean, square = float(length_BG.mean()), float((length_BG.astype(float) ** 2).mean())
+        # A completion of L tokens attends to 0, 1, ..., L - 1 of its own.
+        context = rates.lengths.prompt + (square / mean - 1) / 2
+        return cls(mean, float(longest_S.mean()), context)
+
+
+def decode_row(rates: Rates, tokens: TokenCounts) -> float:
+    """Seconds by which a decode step is longer for each row in use."""
+    return rates.decode.row + rates.decode.position * tokens.context
+
+
+def train_seconds(rates: Rates, trainers: int, tokens: float, longest: float) -> float:
+    """Seconds of a step on `tokens`: shared evenly, but that a completion is on one trainer as a whole."""
+    return rates.trainer.fixed + rates.trainer.token * max(tokens / trainers, longest)
+
+
+def verify_seconds(job: PlannedJob, rates: Rates) -> float:
+    """Of the completions of a step."""
+    return job.completions * rates.verify.completion / rates.verify.workers
+
+
+def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dict[str, float]:
+    """Seconds of a step, if there were nothing else but
+
+    generation     all rows of all generators, always in use
+    training       what the trainers do
+    driver         what the driver does by itself
+    verification
+    broadcast      of the weights, one after the other
+    in order       the longest completion of a batch: a batch is admitted when the weights of k + 1 steps
+                   before are installed, so that the time of the longest, of the weights and of a step's
+                   other parts fits into k + 1 steps. It decodes beside as many rows as such a step needs
+    """
+    counts = TokenCounts.of(job, rates)
+    row, decode, weights = decode_row(rates, counts), rates.decode, rates.weights
+    used = job.completions * rates.trainer.used
+    generation = job.completions * counts.completion * (decode.base / job.rows + row)
+    generation += job.prompts * rates.lengths.prompt * decode.prompt
+    training = train_seconds(rates, trainers, used * counts.completion, counts.longest * (used >= 1))
+    verification = verify_seconds(job, rates)
+    driver = job.completions * rates.driver.completion + rates.driver.step
+    phase = job.steps_of_a_phase
+    after = phase * (training + driver + verification) + weights.publish + weights.send + weights.install
+    least = {
+        "generation": generation / generators,
+        "training": training,
+        "driver": driver + weights.publish / phase,
+        "verification": verification,
+        "broadcast": weights.send / phase,
+    }
+
+    def in_order(step: float) -> float:
+        tokens = job.completions * counts.completion / generators / step  # a second, of a generator
+        rows = min(decode.base * tokens / max(1 - row * tokens, 1e-9), job.rows)
+        return (counts.longest * (decode.base + row * max(rows, 1.0)) + after) / job.batches_in_flight
+
+    low = max(least.values())
+    high = in_order(low)
+    while high > low * 1.0001:  # the longer a step is, the fewer rows it needs
+        middle = (low + high) / 2
+        low, high = (middle, high) if in_order(middle) > middle else (low, middle)
+    return least | {"in order": in_order(high)}

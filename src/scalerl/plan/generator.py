@@ -1,0 +1,109 @@
+"""One generator of a simulation: continuous batching on its rows, as `scalerl.rl.engine.generator` does it.
+
+    waiting (in order of admission) -> rows -> done
+
+All rows go on alike, by one token a decode step, so that `steps` counts decode steps as a real number, and
+what happens next is known: the row that ends first. In between the number of rows in use is constant, and
+with it the seconds of a step.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+
+
+class SimulatedGroup:
+    """The completions of one prompt, from their admission to the step that trains them."""
+
+    __slots__ = ("generator", "left", "lengths", "tokens")
+
+    def __init__(self, lengths: list[int], generator: int) -> None:
+        self.lengths, self.generator = lengths, generator
+        self.left = len(lengths)
+        """Completions that are not complete."""
+        self.tokens: dict[int, float] = {}
+        """Sampled tokens by the version of the weights."""
+
+
+class SimulatedGenerator:
+    """Rows that decode; times are those of the simulation, in seconds."""
+
+    def __init__(self, rows: int, base: float, row: float, prompt: float) -> None:
+        """A decode step takes `base` + `row` for each row in use; reading a prompt takes `prompt` seconds."""
+        self._rows, self._base, self._row, self._prompt = rows, base, row, prompt
+        self.busy = self.row_seconds = 0.0
+        """Seconds in which it decoded, read prompts or installed weights; and those times rows in use."""
+        self.stamp = 0
+        """Of the event that is to come: an event with another one is out of date."""
+        self.ends = math.inf
+        """When a completion ends next; infinite where none is under way."""
+        self._now = self._held_until = self._steps = 0.0
+        self._waiting = deque[tuple[int, SimulatedGroup, bool]]()  # tokens, group, the first of its group
+        self._running: list[tuple[float, int, float, SimulatedGroup]] = []  # end, number, start, group
+        self._started = 0
+        self._versions = [(0.0, 0)]  # from which step on, which version
+
+    def submit(self, group: SimulatedGroup) -> None:
+        """Queue the completions of a group; `go_on` starts them."""
+        for i, length in enumerate(group.lengths):
+            self._waiting.append((length, group, i == 0))
+
+    def install(self, now: float, version: int, seconds: float) -> float:
+        """Sample with `version` from now on, once it has been installed; returns when that is done."""
+        self._pass(now)
+        self._hold(seconds)
+        self._versions.append((self._steps, version))
+        return self._held_until
+
+    def go_on(self, now: float) -> list[SimulatedGroup]:
+        """Bring it up to `now`, and refill its rows; returns the groups that are complete since."""
+        self._pass(now)
+        done, running = [], self._running
+        if now >= self.ends:  # whatever the rounding of the steps
+            self._steps = max(self._steps, running[0][0])
+        while running and running[0][0] <= self._steps:
+            end, _, start, group = heapq.heappop(running)
+            self._count(start, end, group)
+            group.left -= 1
+            if not group.left:
+                done.append(group)
+        while self._waiting and len(running) < self._rows:
+            length, group, first = self._waiting.popleft()
+            self._started += 1
+            heapq.heappush(running, (self._steps + length, self._started, self._steps, group))
+            if first:
+                self._hold(self._prompt)
+        self.ends = math.inf
+        if running:
+            self.ends = max(now, self._held_until) + (running[0][0] - self._steps) * self._seconds
+        return done
+
+    @property
+    def _seconds(self) -> float:
+        """Of a decode step."""
+        return self._base + self._row * len(self._running)
+
+    def _hold(self, seconds: float) -> None:
+        self._held_until = max(self._held_until, self._now) + seconds
+
+    def _pass(self, now: float) -> None:
+        """Decode until `now`."""
+        n, passed = len(self._running), now - self._now
+        if n:
+            self._steps += max(now - max(self._now, self._held_until), 0.0) / self._seconds
+            self.busy += passed
+            self.row_seconds += passed * n
+        else:
+            self.busy += max(min(now, self._held_until) - self._now, 0.0)
+        self._now = now
+
+    def _count(self, start: float, end: float, group: SimulatedGroup) -> None:
+        """Count the tokens of a completion by their version."""
+        for since, version in reversed(self._versions):
+            if since < end:
+                group.tokens[version] = group.tokens.get(version, 0.0) + end - max(since, start)
+                end = since
+            if since <= start:
+                return
