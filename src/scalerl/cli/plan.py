@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.cli._arguments import add_shared, positive, whole
 from scalerl.cli._parser import examples
-from scalerl.cli._text import level, positive, print_rows, print_table, print_warnings, share
+from scalerl.cli._text import print_json, print_rows, print_table, print_warnings
 from scalerl.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,19 +38,13 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """),
     )
+    add_shared(plan, "recipe")
+    plan.add_argument("--generators", type=whole, metavar="N", help="generators, of the recipe's rows each")
+    plan.add_argument("--trainers", type=whole, metavar="M", help="devices that train")
     plan.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
+        "--devices", type=whole, metavar="G", help="devices in all: try splits, and take the best"
     )
-    plan.add_argument("--generators", type=_whole, metavar="N", help="generators, of the recipe's rows each")
-    plan.add_argument("--trainers", type=_whole, metavar="M", help="devices that train")
-    plan.add_argument(
-        "--devices", type=_whole, metavar="G", help="devices in all: try splits, and take the best"
-    )
-    plan.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
-    )
+    add_shared(plan, "--set", "change one key of the recipe")
     rates = plan.add_argument_group("how fast the parts are")
     rates.add_argument(
         "--from", dest="run_folder", type=Path, metavar="RUN", help="as in a run that was made"
@@ -59,30 +54,20 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one: decode.row=2e-5"
     )
     more = plan.add_argument_group("cost, and the simulation")
-    more.add_argument("--price", type=positive, metavar="USD", help="dollars per device-hour")
-    more.add_argument("--target", type=share, metavar="R", help="with --from: hours to this pass rate")
-    more.add_argument("--level", type=level, default=0.95, metavar="P", help="of the interval (0.95)")
+    add_shared(more, "--price", "dollars per device-hour")
+    add_shared(more, "--target", "with --from: hours to this pass rate")
+    add_shared(more, "--level", "of the interval (0.95)")
     more.add_argument("--evaluate-every", type=positive, metavar="N", help="steps (as in the recipe or run)")
-    more.add_argument("--steps", type=_whole, metavar="N", help="simulated, once the pipeline is full")
+    more.add_argument("--steps", type=whole, metavar="N", help="simulated, once the pipeline is full")
     more.add_argument("--seed", type=int, default=0, metavar="S", help="of the lengths (0)")
-    more.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_shared(more, "--json")
     plan.set_defaults(run=run)
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
-    return value
 
 
 def run(args: argparse.Namespace) -> None:
     """Simulate, and print what comes of it."""
     _check(args)
-    from scalerl.plan.cost import to_target
+    from scalerl.plan.cost import dollars_per_hour, to_target
     from scalerl.plan.job import PlannedJob
     from scalerl.plan.simulate import simulate
     from scalerl.plan.split import best, splits
@@ -103,7 +88,16 @@ def run(args: argparse.Namespace) -> None:
     if args.target is not None and record is not None:
         target = to_target(record, args.target, job, outcome, args.price, args.level)
     if args.json:
-        _print_json(args, rates, outcome, tried, target)
+        print_json(
+            {
+                "recipe": str(args.recipe),
+                "rates": rates.to_json(),
+                "plan": outcome.to_json(),
+                "splits": [one.to_json() for one in tried],
+                "dollars_per_hour": None if args.price is None else dollars_per_hour(outcome, args.price),
+                "target": target and target.to_json(),
+            }
+        )
     else:
         _print(args, job, rates, outcome, tried, target)
 
@@ -163,27 +157,6 @@ def _job(job: PlannedJob, args: argparse.Namespace, record: RunRecord | None) ->
     return job if every is None else replace(job, evaluate_every=every)
 
 
-def _print_json(
-    args: argparse.Namespace,
-    rates: Rates,
-    outcome: SimulationResult,
-    tried: Sequence[SimulationResult],
-    target: Target | None,
-) -> None:
-    from scalerl.jsonl import dumps
-    from scalerl.plan.cost import dollars_per_hour
-
-    answer = {
-        "recipe": str(args.recipe),
-        "rates": rates.to_json(),
-        "plan": outcome.to_json(),
-        "splits": [one.to_json() for one in tried],
-        "dollars_per_hour": None if args.price is None else dollars_per_hour(outcome, args.price),
-        "target": None if target is None else target.to_json(),
-    }
-    print(dumps(answer, indent=2))
-
-
 def _print(
     args: argparse.Namespace,
     job: PlannedJob,
@@ -230,6 +203,8 @@ def _print(
 def _rows(
     args: argparse.Namespace, job: PlannedJob, rates: Rates, outcome: SimulationResult, target: Target | None
 ) -> list[tuple[str, str]]:
+    from scalerl.view.numbers import many
+
     waits = {
         "for groups": outcome.wait_for_groups,
         "for verification": outcome.wait_for_verification,
@@ -243,8 +218,8 @@ def _rows(
         ("rates", rates.source),
         (
             "devices",
-            f"{outcome.devices:,}: {_counted(outcome.generators, 'generator')}, "
-            f"{_counted(outcome.trainers, 'trainer')}",
+            f"{outcome.devices:,}: {many(outcome.generators, 'generator')}, "
+            f"{many(outcome.trainers, 'trainer')}",
         ),
         (
             "pace",
@@ -278,10 +253,6 @@ def _readable(value: float) -> str:
     digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
     text = f"{round(value, digits):,.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _target_rows(target: Target) -> list[tuple[str, str]]:
