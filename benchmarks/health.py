@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.config.health import Head, Health, LogpGap, SamplingDrift
+from scalerl.rl.config.health import FIGURES, Health
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.build import load_learner
@@ -64,12 +64,10 @@ def run(
 
 
 def _figures(rows: Sequence[dict[str, Any]], precision: str) -> str:
-    gap, found = LogpGap(window=100).of(precision), []
-    limits = {"logp_gap": gap, "head": Head(window=100), "sampling": SamplingDrift(window=100)}
-    values = {name: figure(rows) for name, figure in limits.items()}
-    found = [
-        f"{limits[name].level(value)}: {name}" for name, value in values.items() if limits[name].level(value)
-    ]
+    figures = {name: FIGURES[name].of(precision) for name in ("logp_gap", "head", "sampling")}
+    values = {name: figure.value(rows, 100) for name, figure in figures.items()}
+    levels = {name: figure.level(values[name]) for name, figure in figures.items()}
+    found = [f"{level}: {name}" for name, level in levels.items() if level]
     tokens = sum(row.get("probe_tokens", 0) for row in rows)
     numbers = f"{tokens:6d}  {values['logp_gap']:.1e}  {values['head']:5.1f}  {values['sampling']:5.1f}"
     return f"{numbers}  {', '.join(found) or '-':<32}"

@@ -120,7 +120,7 @@ def brief(value: Any) -> str:
 
 def counted(n: int, noun: str) -> str:
     """A number of things in words: `1 row`, `2 rows`."""
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def first_line(error: BaseException) -> str:

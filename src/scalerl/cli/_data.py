@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli._text import compute, level, positive, print_warnings, share
+from scalerl.cli._arguments import add_shared, compute, positive, share
+from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import (
     STANDARD_INPUT,
@@ -23,23 +24,22 @@ from scalerl.ingest.load import (
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.ingest.formats.format import Unread
+    from scalerl.record.reader import RunRecord
+
+T = TypeVar("T")
 
 
 def add_data_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of all commands that fit: which columns, on which axis, and from where on."""
-    command.add_argument(
-        "--x", metavar="AXIS", help="compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)"
-    )
+    add_shared(command, "--x", "compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)")
     command.add_argument("--y", metavar="NAME", help="column or metric of pass rates of FILE (pass_rate)")
     command.add_argument(
         "--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known"
     )
     command.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute under C")
-    command.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
-    command.add_argument(
-        "--price", type=positive, metavar="USD", help="dollars per GPU-hour: compute in dollars"
-    )
-    command.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_shared(command, "--level")
+    add_shared(command, "--price", "dollars per GPU-hour: compute in dollars")
+    add_shared(command, "--json")
     add_source_arguments(command)
 
 
@@ -71,7 +71,8 @@ def read_each(
     twice.
 
     Raises:
-        InputError: there is nothing at a path, or fewer than `least` runs can be read.
+        InputError: there is nothing at a path, or fewer than `least` runs can be read, or an option is for
+            logs of other trainers, and there is none.
     """
     from scalerl.ingest.formats.format import Unread
 
@@ -95,6 +96,7 @@ def read_each(
     whole = [data for runs in found.values() for data in runs]
     if errors and len(whole) < least:
         raise errors[0]
+    check_options(args, whole)
     return found, list(dict.fromkeys([*unread, *(one for data in whole for one in data.unread)]))
 
 
@@ -109,6 +111,40 @@ def _runs_at(path: str) -> list[str]:
         return [str(place / name) for name in runs_below(place)] or [path]
     except OSError:  # reading it reports that
         return [path]
+
+
+def fit_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Where a curve starts, as the arguments have it."""
+    return {"r0": args.r0, "min_compute": args.min_compute or 0.0}
+
+
+def paths_of(args: argparse.Namespace) -> list[str]:
+    """The paths that were given, those of --group first.
+
+    Raises:
+        InputError: two groups have one name.
+    """
+    for name, _ in args.group:
+        if [other for other, _ in args.group].count(name) > 1:
+            raise InputError(f"--group {name} is given twice: list all of its runs in one")
+    return [*(path for _, paths in args.group for path in paths), *args.runs]
+
+
+def recipes_of(
+    args: argparse.Namespace,
+    runs: Mapping[str, Sequence[T]],
+    record: Callable[[T], RunRecord | None],
+    path: Callable[[T], str],
+) -> dict[str, list[T]]:
+    """Runs by recipe: the groups that were named, then by the recipe of their config.json.
+
+    `runs` are those at every path that was given, `record` and `path` those of a run.
+    """
+    from scalerl.forecast.recipes import by_recipe
+
+    named = {name: [run for one in paths for run in runs[one]] for name, paths in args.group}
+    others = [run for one in args.runs for run in runs[one]]
+    return by_recipe(others, record, path, {name: members for name, members in named.items() if members})
 
 
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:

@@ -1,68 +1,25 @@
-"""What the commands share: numbers in, tables of two columns out."""
+"""What the commands print: warnings, JSON, and tables."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from scalerl.tty import console_for
-
-
-def number(text: str) -> float:
-    """An argument that is a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}")
-    return value
-
-
-def positive(text: str) -> float:
-    """An argument that is a number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
-
-
-def compute(text: str) -> float:
-    """An argument that is an amount of compute, 0 or more."""
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"compute is a number of 0 or more, found {text!r}")
-    return value
-
-
-def computes(text: str) -> tuple[float, ...]:
-    """An argument that is a list of amounts of compute, by commas."""
-    return tuple(compute(part) for part in text.split(","))
-
-
-def share(text: str) -> float:
-    """An argument that is a pass rate or another share in [0, 1]."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        percent = ", and this looks like percent" if 1 < value <= 100 else ""
-        raise argparse.ArgumentTypeError(f"expected a share in [0, 1], found {text!r}{percent}")
-    return value
-
-
-def level(text: str) -> float:
-    """An argument that is the level of intervals, between 0 and 1."""
-    value = share(text)
-    if value in (0.0, 1.0):
-        raise argparse.ArgumentTypeError(f"the level of the intervals is between 0 and 1, found {text!r}")
-    return value
 
 
 def print_warnings(warnings: Iterable[str]) -> None:
     """Warnings on standard error, each once."""
     for warning in dict.fromkeys(warnings):
         print(f"warning: {warning}", file=sys.stderr)
+
+
+def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
+    """One JSON object on standard output."""
+    from scalerl.jsonl import dumps
+
+    print(dumps(answer, indent=indent))
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._data import add_data_arguments, check_options, read_each
+from scalerl.cli._data import add_data_arguments, fit_options, read_each
 from scalerl.cli._parser import examples
-from scalerl.cli._text import print_warnings
+from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError
 
 if TYPE_CHECKING:
@@ -45,23 +45,20 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(args: argparse.Namespace) -> None:
     """Test, and print the scores or the JSON."""
     from scalerl.forecast.backtest import backtest
-    from scalerl.jsonl import dumps
 
     found, unread = read_each(args.runs_or_files, args, once=False)
     runs = [data for of_path in found.values() for data in of_path]
-    check_options(args, runs)
     test = backtest(
         [run.points for run in runs],
         fractions=args.at,
         level=args.level,
-        r0=args.r0,
-        min_compute=args.min_compute or 0.0,
+        **fit_options(args),
         watch=_progress if sys.stderr.isatty() else None,
     )
     frozen = _frozen([run.record for run in runs if run.record is not None], test)
     if args.json:
         told = {"frozen": frozen, "unread": [one.to_json() for one in unread]}
-        print(dumps({**test.to_json(), **told}, indent=2))
+        print_json({**test.to_json(), **told})
     else:
         print_warnings(map(str, unread))
         print_warnings(warning for run in runs for warning in run.points.warnings)

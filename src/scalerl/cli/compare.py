@@ -7,9 +7,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._data import add_data_arguments, check_one_axis, check_options, read_each
+from scalerl.cli._arguments import add_shared, positive
+from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
 from scalerl.cli._parser import examples
-from scalerl.cli._text import positive, print_rows, print_warnings, share
+from scalerl.cli._text import print_json, print_rows, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
 from scalerl.ingest.load import Data
 
@@ -40,27 +41,16 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="run folders (runs of one recipe are its seeds), or CSV, JSONL or logs of other trainers (a "
         "recipe each)",
     )
-    compare.add_argument(
-        "--group",
-        type=group,
-        action="append",
-        default=[],
-        metavar="NAME=RUN,RUN",
-        help="these runs are the seeds of one recipe",
-    )
-    compare.add_argument(
-        "--base", metavar="NAME", help="compare with this recipe (the first; groups go first)"
-    )
+    add_shared(compare, "--group", "these runs are the seeds of one recipe")
+    add_shared(compare, "--base", "compare with this recipe (the first; groups go first)")
     compare.add_argument(
         "--paired",
         action="store_true",
         help="compare seed by seed: runs of one seed have their base model, prompts and order in common",
     )
     add_data_arguments(compare)
-    compare.add_argument(
-        "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
-    )
-    compare.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
+    add_shared(compare, "--budget", "compare the pass rates at this compute", type=positive)
+    add_shared(compare, "--target", "compare the compute to this pass rate")
     compare.set_defaults(run=run)
 
 
@@ -105,26 +95,13 @@ class _Beside:
 def run(args: argparse.Namespace) -> None:
     """Fit every run, compare the recipes, and print the table or the JSON."""
     from scalerl.forecast import compare
-    from scalerl.forecast.recipes import by_recipe
-    from scalerl.jsonl import dumps
 
-    groups = groups_of(args.group)
-    paths = [*(path for of_group in groups.values() for path in of_group), *args.runs]
-    read, unread = read_each(paths, args, least=2)
+    read, unread = read_each(paths_of(args), args, least=2)
     found = [data for of_path in read.values() for data in of_path]
-    check_options(args, found)
     check_one_axis(found)
     fitted, unfitted = _fitted(read, args)
     unread += unfitted
-    named = {name: [run for path in of_group for run in fitted[path]] for name, of_group in groups.items()}
-    named = {name: runs for name, runs in named.items() if runs}
-    unnamed = [run for path in args.runs for run in fitted[path]]
-    recipes = by_recipe(
-        unnamed,
-        lambda run: run.record,
-        lambda run: run.path,
-        named,
-    )
+    recipes = recipes_of(args, fitted, lambda run: run.record, lambda run: run.path)
     fits = {name: [run.fit for run in runs] for name, runs in recipes.items()}
     result = compare(
         fits,
@@ -144,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         data["sources"] = {name: [run.path for run in runs] for name, runs in recipes.items()}
         data["unread"] = [one.to_json() for one in unread]
         data["pairs"] = [{**pair, **more.to_json()} for pair, more in zip(data["pairs"], beside, strict=True)]
-        print(dumps(data, indent=2))
+        print_json(data)
         return
     print_warnings(map(str, unread))
     whole = [one for runs in recipes.values() for one in runs]
@@ -199,14 +176,15 @@ def _fitted(
     from scalerl.curve import fit
     from scalerl.ingest.formats.format import Unread
 
-    start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
     found: dict[str, list[_ComparedRun]] = {path: [] for path in read}
     errors: list[CannotAnswerError] = []
     unread: list[Unread] = []
     for path, of_path in read.items():
         for data in of_path:
             try:
-                found[path].append(_ComparedRun(data.path, fit(data.points, **start, level=args.level), data))
+                found[path].append(
+                    _ComparedRun(data.path, fit(data.points, **fit_options(args), level=args.level), data)
+                )
             except CannotAnswerError as error:
                 errors.append(error)
                 name = data.record.name if data.record is not None and data.foreign else ""
@@ -250,20 +228,3 @@ def _rule(base: PaperFit | str, recipe: PaperFit | str) -> PaperComparison | str
         return paper_compare(base, recipe)
     except (InputError, CannotAnswerError) as error:
         return f"nothing: {error}"
-
-
-def groups_of(pairs: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
-    """The paths of every --group by its name."""
-    for name, _ in pairs:
-        if [other for other, _ in pairs].count(name) > 1:
-            raise InputError(f"--group {name} is given twice: list all of its runs in one")
-    return dict(pairs)
-
-
-def group(text: str) -> tuple[str, list[str]]:
-    """An argument that names the runs of a recipe."""
-    name, equals, runs = text.partition("=")
-    paths = [part for part in runs.split(",") if part]
-    if not (name and equals and paths):
-        raise argparse.ArgumentTypeError(f"expected NAME=RUN,RUN, found {text!r}")
-    return name, paths

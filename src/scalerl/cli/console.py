@@ -8,34 +8,60 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from scalerl.tty import console_for
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
 
-class TrainingProgress:
-    """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
+class _Bar:
+    """A bar on standard error, which shows only on a terminal that can draw it; a context."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._started = time.monotonic()
-        self._bar, self._live = _bar()
-        self._task = self._bar.add_task(name, total=1.0, text="starting")
-        self._notices = _Notices(self._say)
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __enter__(self) -> TrainingProgress:
+        console = console_for(sys.stderr) if sys.stderr.isatty() else None
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+        )
+        self._name, self._live = name, console is not None
+        self._bar = Progress(*columns, console=console or Console(file=sys.stderr), disable=not self._live)
+        self._task = self._bar.add_task(name, total=1.0, text="starting")
+
+    def __enter__(self) -> Self:
         self._bar.start()
-        logging.getLogger("scalerl").addHandler(self._notices)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("scalerl").removeHandler(self._notices)
         self._bar.stop()
+
+
+class TrainingProgress(_Bar):
+    """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._started = time.monotonic()
+        self._notices = _Notices(self._say)
+
+    def __enter__(self) -> Self:
+        logging.getLogger("scalerl").addHandler(self._notices)
+        return super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger("scalerl").removeHandler(self._notices)
+        super().__exit__(kind, error, trace)
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.rl.loop.progress.Progress`."""
@@ -69,23 +95,12 @@ class TrainingProgress:
             print(f"{self._name}  {share:4.0%}  {elapsed:5.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-class StudyProgressBar:
+class StudyProgressBar(_Bar):
     """Follows a study; use it as a context manager, and give `update` to `run_study` as its watcher."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._bar, self._live = _bar()
-        self._all = self._bar.add_task(name, total=1.0, text="starting")
+        super().__init__(name)
         self._runs: dict[str, TaskID] = {}
-
-    def __enter__(self) -> StudyProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all, and one for every run under way."""
@@ -97,7 +112,7 @@ class StudyProgressBar:
         if not self._live:
             return
         under_way = sum(share for _, share, _ in progress.running)
-        self._bar.update(self._all, completed=(progress.done + under_way) / progress.runs, text=count)
+        self._bar.update(self._task, completed=(progress.done + under_way) / progress.runs, text=count)
         names = {name for name, _, _ in progress.running}
         for name in self._runs.keys() - names:
             self._bar.remove_task(self._runs.pop(name))
@@ -105,23 +120,6 @@ class StudyProgressBar:
             if name not in self._runs:
                 self._runs[name] = self._bar.add_task(f"  {name}", total=1.0, text="")
             self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
-
-
-def _bar() -> tuple[Progress, bool]:
-    """A bar on standard error, and whether it shows: only on a terminal that can draw it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = console_for(sys.stderr) if sys.stderr.isatty() else None
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(),
-    )
-    live = console is not None
-    return Progress(*columns, console=console or Console(file=sys.stderr), disable=not live), live
 
 
 class _Notices(logging.Handler):

@@ -6,6 +6,7 @@ import argparse
 import itertools
 from pathlib import Path
 
+from scalerl.cli._arguments import add_shared
 from scalerl.cli._parser import examples
 from scalerl.cli.train import add_json_argument, run_training
 
@@ -35,13 +36,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
     demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
-    demo.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change one key of the recipe: engine.kind=transformers",
-    )
+    add_shared(demo, "--set", "change one key of the recipe: engine.kind=transformers")
     add_json_argument(demo)
     demo.set_defaults(run=run)
 

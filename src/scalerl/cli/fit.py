@@ -6,9 +6,10 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._data import add_data_arguments, asked_of, check_options, read_siblings
+from scalerl.cli._arguments import add_shared, compute, computes, positive
+from scalerl.cli._data import add_data_arguments, asked_of, check_options, fit_options, read_siblings
 from scalerl.cli._parser import examples
-from scalerl.cli._text import compute, computes, positive, print_rows, print_warnings, share
+from scalerl.cli._text import print_json, print_rows, print_warnings
 from scalerl.errors import InputError
 from scalerl.ingest.load import Data, read_data
 
@@ -37,8 +38,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_data_arguments(fit)
     fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
     fit.add_argument("--at", type=computes, default=(), metavar="C1,C2", help="forecast at these computes")
-    fit.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
-    fit.add_argument("--budget", type=compute, metavar="C", help="compute at which --target is asked")
+    add_shared(fit, "--target", "pass rate to reach at --budget")
+    add_shared(fit, "--budget", "compute at which --target is asked")
     fit.add_argument(
         "--worth", type=positive, metavar="G", help="say where a further unit of compute gains less than G"
     )
@@ -62,21 +63,20 @@ def run(args: argparse.Namespace) -> None:
         _paper(args, points)
         return
     from scalerl.curve import fit
-    from scalerl.jsonl import dumps
 
-    options: dict[str, Any] = {
-        "r0": args.r0,
-        "max_compute": math.inf if args.max_compute is None else args.max_compute,
-        "level": args.level,
-    }
-    start = {"r0": args.r0, "min_compute": args.min_compute or 0.0}
+    start = fit_options(args)
+    end = math.inf if args.max_compute is None else args.max_compute
+    options: dict[str, Any] = {"r0": args.r0, "max_compute": end, "level": args.level}
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
     siblings = read_siblings(args.prior_from or (), data, args, **start)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
-        print(dumps(answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result)))
+        print_json(
+            answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result),
+            indent=None,
+        )
         return
     print_warnings(result.warnings)
     from scalerl.view.facts.fit_rows import fit_rows, worth_rows
@@ -100,7 +100,6 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
 def _paper(args: argparse.Namespace, points: Points) -> None:
     """The paper's procedure alone, so that published numbers can be matched."""
     from scalerl.forecast.paper import paper_fit
-    from scalerl.jsonl import dumps
 
     others = ("target", "worth", "prior_from", "sensitivity", "cross_check")
     unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
@@ -115,7 +114,7 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     if args.json:
         lines = zip(result.points.compute_N.tolist(), result.linearised(result.points).tolist(), strict=True)
         more = {"forecast": at, "linearised": [{"compute": c, "F": F} for c, F in lines]}
-        print(dumps({"paper": result.to_json() | more}))
+        print_json({"paper": result.to_json() | more}, indent=None)
         return
     print(result)
     for row in at:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli._arguments import add_shared
 from scalerl.cli._data import add_source_arguments, asked_of
 from scalerl.cli._parser import examples
-from scalerl.cli._text import print_rows, print_warnings
+from scalerl.cli._text import print_json, print_rows, print_warnings
 from scalerl.files import folder_name
 from scalerl.ingest.load import read_runs
 
@@ -36,13 +37,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     ingest.add_argument("--y", metavar="METRIC", help="the metric that is the pass rate")
     add_source_arguments(ingest)
-    ingest.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_shared(ingest, "--json")
     ingest.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and say what was taken for what."""
-    from scalerl.jsonl import dumps
     from scalerl.record.folder import check_unused
     from scalerl.record.writer import RunWriter
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         writer.close()
     if args.json:
         written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
-        print(dumps({"runs": written, "unread": [one.to_json() for one in found.unread]}, indent=2))
+        print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
         return
     print_warnings(map(str, found.unread))
     for place, imported in zip(places, runs, strict=True):

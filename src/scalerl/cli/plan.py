@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl.cli._arguments import add_shared, positive, whole
 from scalerl.cli._parser import examples
-from scalerl.cli._text import level, positive, print_rows, print_table, print_warnings, share
-from scalerl.errors import InputError
+from scalerl.cli._text import print_json, print_rows, print_table, print_warnings
+from scalerl.errors import InputError, counted
 
 if TYPE_CHECKING:
     from scalerl.plan.cost import Target
@@ -38,19 +39,13 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """),
     )
+    add_shared(plan, "recipe")
+    plan.add_argument("--generators", type=whole, metavar="N", help="generators, of the recipe's rows each")
+    plan.add_argument("--trainers", type=whole, metavar="M", help="devices that train")
     plan.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
+        "--devices", type=whole, metavar="G", help="devices in all: try splits, and take the best"
     )
-    plan.add_argument("--generators", type=_whole, metavar="N", help="generators, of the recipe's rows each")
-    plan.add_argument("--trainers", type=_whole, metavar="M", help="devices that train")
-    plan.add_argument(
-        "--devices", type=_whole, metavar="G", help="devices in all: try splits, and take the best"
-    )
-    plan.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the recipe"
-    )
+    add_shared(plan, "--set", "change one key of the recipe")
     rates = plan.add_argument_group("how fast the parts are")
     rates.add_argument(
         "--from", dest="run_folder", type=Path, metavar="RUN", help="as in a run that was made"
@@ -60,24 +55,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one: decode.row=2e-5"
     )
     more = plan.add_argument_group("cost, and the simulation")
-    more.add_argument("--price", type=positive, metavar="USD", help="dollars per device-hour")
-    more.add_argument("--target", type=share, metavar="R", help="with --from: hours to this pass rate")
-    more.add_argument("--level", type=level, default=0.95, metavar="P", help="of the interval (0.95)")
+    add_shared(more, "--price", "dollars per device-hour")
+    add_shared(more, "--target", "with --from: hours to this pass rate")
+    add_shared(more, "--level", "of the interval (0.95)")
     more.add_argument("--evaluate-every", type=positive, metavar="N", help="steps (as in the recipe or run)")
-    more.add_argument("--steps", type=_whole, metavar="N", help="simulated, once the pipeline is full")
+    more.add_argument("--steps", type=whole, metavar="N", help="simulated, once the pipeline is full")
     more.add_argument("--seed", type=int, default=0, metavar="S", help="of the lengths (0)")
-    more.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    add_shared(more, "--json")
     plan.set_defaults(run=run)
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
-    return value
 
 
 def run(args: argparse.Namespace) -> None:
@@ -196,17 +181,16 @@ def _print_json(
     hourly: float | None,
     target: Target | None,
 ) -> None:
-    from scalerl.jsonl import dumps
-
-    answer = {
-        "recipe": str(args.recipe),
-        "rates": rates.to_json(),
-        "plan": outcome.to_json(),
-        "splits": [one.to_json() for one in tried],
-        "dollars_per_hour": hourly,
-        "target": None if target is None else target.to_json(),
-    }
-    print(dumps(answer, indent=2))
+    print_json(
+        {
+            "recipe": str(args.recipe),
+            "rates": rates.to_json(),
+            "plan": outcome.to_json(),
+            "splits": [one.to_json() for one in tried],
+            "dollars_per_hour": hourly,
+            "target": target and target.to_json(),
+        }
+    )
 
 
 def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:
@@ -256,7 +240,7 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
         "for evaluations": outcome.wait_for_evaluation,
     }
     shown = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
-    roles = f"{_counted(outcome.generators, 'generator')}, {_counted(outcome.trainers, 'trainer')}"
+    roles = f"{counted(outcome.generators, 'generator')}, {counted(outcome.trainers, 'trainer')}"
     steps, seconds = _readable(outcome.steps_per_hour), _readable(outcome.seconds_per_step)
     rows = f"{outcome.rows_in_use:.0%} of the rows in use ({job.rows:,} completions at once in each)"
     ages = f"mean {outcome.age_mean:.2f}, largest {outcome.age_max}"
@@ -277,10 +261,6 @@ def _readable(value: float) -> str:
     digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
     text = f"{round(value, digits):,.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def _counted(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _target_rows(target: Target) -> list[tuple[str, str]]:

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scalerl.cli._data import add_data_arguments, check_one_axis, check_options, read_each
+from scalerl.cli._arguments import add_shared, positive
+from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
 from scalerl.cli._parser import examples
-from scalerl.cli._text import positive, print_warnings, share
-from scalerl.cli.compare import group, groups_of
+from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import Data, is_run_folder
 
@@ -49,16 +49,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--figure", metavar="FILE", type=Path, help="of one RUN: its main figure alone, .svg, .png or .pdf"
     )
     several = report.add_argument_group("several runs")
-    several.add_argument("--budget", type=positive, metavar="C", help="forecast every run at this compute")
-    several.add_argument("--target", type=share, metavar="R", help="pass rate to reach at --budget")
-    several.add_argument("--base", metavar="NAME", help="compare with this recipe (the first)")
-    several.add_argument(
+    add_shared(several, "--budget", "forecast every run at this compute", type=positive)
+    add_shared(several, "--target", "pass rate to reach at --budget")
+    add_shared(several, "--base", "compare with this recipe (the first)")
+    add_shared(
+        several,
         "--group",
-        type=group,
-        action="append",
-        default=[],
-        metavar="NAME=RUN,RUN",
-        help="these runs are the seeds of one recipe (run folders of one recipe are known as such)",
+        "these runs are the seeds of one recipe (run folders of one recipe are known as such)",
     )
     several.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables in Markdown too")
     several.add_argument("--latex", metavar="FILE", type=Path, help="write the tables in LaTeX too")
@@ -129,7 +126,6 @@ def _several(args: argparse.Namespace) -> None:
 def _print_json(
     view: RunsView, sources: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
 ) -> None:
-    from scalerl.jsonl import dumps
 
     at = [] if view.budget is None else [view.budget]
     runs = [
@@ -145,7 +141,7 @@ def _print_json(
     answer["recipes"] = [{"name": name, "runs": list(names)} for name, names in view.groups.items()]
     answer["comparison"] = view.comparison and view.comparison.to_json()
     answer["unread"] = [one.to_json() for one in unread]
-    print(dumps(answer | {"not_compared": view.not_compared or None}, indent=2))
+    print_json(answer | {"not_compared": view.not_compared or None})
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
@@ -158,25 +154,24 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     from scalerl.view.runs.gathered import RunsView, fit_or_reason
     from scalerl.view.runs.overlay import OverlayRun
 
-    named = groups_of(args.group)
-    paths = [*(path for paths in named.values() for path in paths), *args.runs]
+    paths = paths_of(args)
     if not paths:
         raise InputError("report needs a RUN or a FILE")
     read, unread = read_each(paths, args)
     found = [data for of_path in read.values() for data in of_path]
-    check_options(args, found)
     found = _on_one_axis(found, args)
     check_one_axis(found)
     names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
-    options: dict[str, Any] = {"r0": args.r0, "min_compute": args.min_compute or 0.0, "level": args.level}
+    options = {**fit_options(args), "level": args.level}
     runs = []
     for name, data in zip(names, found, strict=True):
         run = OverlayRun(name, data.points, data.record)
         fit, reason = fit_or_reason(run, **options)
         runs.append(replace(run, fit=fit, reason=reason))
-    # Of a folder the path that was given is the group's, and those of its runs are others.
-    places = {data.path: path for path, of_path in read.items() for data in of_path}
-    recipes = _recipes(runs, found, {name: {*paths} for name, paths in named.items()}, places)
+    made = iter(runs)
+    by_path = {path: [next(made) for _ in of_path] for path, of_path in read.items()}
+    source = {run.name: data.path for run, data in zip(runs, found, strict=True)}
+    recipes = recipes_of(args, by_path, lambda run: run.record, lambda run: source[run.name])
     comparison, why = _comparison(recipes, args)
     view = RunsView(
         runs=tuple(runs),
@@ -217,20 +212,6 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
                 for data in found
             ]
     return found
-
-
-def _recipes(
-    runs: Sequence[OverlayRun], found: Sequence[Data], named: dict[str, set[str]], places: dict[str, str]
-) -> dict[str, list[OverlayRun]]:
-    """The groups that were named, then runs by the recipe of their config.json, as `compare` has them."""
-    from scalerl.forecast.recipes import by_recipe
-
-    path = {run.name: data.path for run, data in zip(runs, found, strict=True)}
-    groups = {name: [run for run in runs if places[path[run.name]] in paths] for name, paths in named.items()}
-    groups = {name: members for name, members in groups.items() if members}
-    grouped = {run.name for members in groups.values() for run in members}
-    others = [run for run in runs if run.name not in grouped]
-    return by_recipe(others, lambda run: run.record, lambda run: path[run.name], groups)
 
 
 def _comparison(

@@ -6,8 +6,8 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from scalerl.cli._arguments import add_shared
 from scalerl.cli._parser import examples
-from scalerl.cli._text import compute, level, share
 from scalerl.errors import InputError
 
 
@@ -30,15 +30,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--token", action="store_true", help="ask for a token on this machine too, where it has other users"
     )
     serve.add_argument("--open", action="store_true", help="open the page in a browser")
-    serve.add_argument("--target", type=share, metavar="R", help="pass rate to reach at the budget")
-    serve.add_argument("--x", metavar="AXIS", help="compute axis of the list (that of each run's budget)")
-    serve.add_argument(
-        "--budget",
-        type=compute,
-        metavar="C",
-        help="compute at which runs end, in the unit of --x (their own budgets)",
-    )
-    serve.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    add_shared(serve, "--target", "pass rate to reach at the budget")
+    add_shared(serve, "--x", "compute axis of the list (that of each run's budget)")
+    add_shared(serve, "--budget", "compute at which runs end, in the unit of --x (their own budgets)")
+    add_shared(serve, "--level")
     serve.set_defaults(run=run)
 
 

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli._arguments import add_shared, positive
 from scalerl.cli._parser import examples
-from scalerl.cli._text import level, positive, print_rows, print_table, print_warnings, share
+from scalerl.cli._text import print_json, print_rows, print_table, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
@@ -51,12 +52,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="a run that shows how long such training takes, for --dry-run",
     )
     verdict = study.add_argument_group("the verdict")
-    verdict.add_argument("--x", metavar="AXIS", help="compute axis (that of the budgets)")
-    verdict.add_argument(
-        "--budget", type=positive, metavar="C", help="compare the pass rates at this compute"
-    )
-    verdict.add_argument("--target", type=share, metavar="R", help="compare the compute to this pass rate")
-    verdict.add_argument("--level", type=level, default=0.95, metavar="P", help="of the intervals (0.95)")
+    add_shared(verdict, "--x", "compute axis (that of the budgets)")
+    add_shared(verdict, "--budget", "compare the pass rates at this compute", type=positive)
+    add_shared(verdict, "--target", "compare the compute to this pass rate")
+    add_shared(verdict, "--level")
     verdict.add_argument(
         "--figures",
         nargs="+",
@@ -64,11 +63,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         default=[],
         help="write the figures as files too",
     )
-    verdict.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object, and write no report",
-    )
+    add_shared(verdict, "--json", "print one JSON object, and write no report")
     study.set_defaults(run=run)
 
 
@@ -128,7 +123,6 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
     """Print the verdict of the study in `folder`, and write its report there, or to -o."""
-    from scalerl.jsonl import dumps
     from scalerl.study.page.page import print_study, write_study_report
     from scalerl.study.record import StudyRecord
     from scalerl.study.verdict.verdict import judge_study
@@ -136,7 +130,7 @@ def _report(folder: Path, args: argparse.Namespace) -> None:
     study = StudyRecord.read(folder)
     verdict = judge_study(study, axis=args.x, budget=args.budget, target=args.target, level=args.level)
     if args.json:
-        print(dumps(verdict.to_json(), indent=2))
+        print_json(verdict.to_json())
         return
     print_study(verdict)
     written = write_study_report(verdict, args.output or folder, args.figures)
@@ -145,7 +139,6 @@ def _report(folder: Path, args: argparse.Namespace) -> None:
 
 def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, warnings: list[str]) -> None:
     """The table of runs, and what they cost in all; or that as JSON."""
-    from scalerl.jsonl import dumps
     from scalerl.study.plan import rate_in_words
     from scalerl.study.run.estimate import estimate
     from scalerl.view.numbers import unit_for
@@ -153,7 +146,7 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
 
     cost = estimate(plan, folder, args.like, cores)
     if args.json:
-        print(dumps(_cost_json(plan, folder, cost, cores) | {"warnings": warnings}, indent=2))
+        print_json(_cost_json(plan, folder, cost, cores) | {"warnings": warnings})
         return
     unit = unit_for(plan.axis, cost.compute)
     rows = [

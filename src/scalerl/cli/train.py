@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli._arguments import add_shared, positive
 from scalerl.cli._parser import examples
-from scalerl.cli._text import positive
+from scalerl.cli._text import print_json
 from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
 
 if TYPE_CHECKING:
@@ -34,15 +35,9 @@ def add(commands: argparse._SubParsersAction) -> None:
   scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a cluster of its own, here
 """),
     )
-    train.add_argument(
-        "recipe",
-        metavar="RECIPE",
-        help="a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
-    )
+    add_shared(train, "recipe")
     train.add_argument("-o", "--output", metavar="RUN", type=Path, help="run folder (runs/NAME-seedN)")
-    train.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key: loss.max_ratio=4"
-    )
+    add_shared(train, "--set", "change one key: loss.max_ratio=4")
     train.add_argument(
         "--until",
         type=positive,
@@ -73,7 +68,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def add_json_argument(command: argparse.ArgumentParser) -> None:
     """`--json` of the commands that train."""
-    command.add_argument("--json", action="store_true", help="print one JSON object at the end, and no table")
+    add_shared(command, "--json", "print one JSON object at the end, and no table")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -181,7 +176,6 @@ def _close(record: RunRecord, as_json: bool) -> None:
     Raises:
         WriteError: the disk does not take the report; the rest is printed.
     """
-    from scalerl.jsonl import dumps
     from scalerl.view import print_closing, write_report
 
     report = failed = None
@@ -190,7 +184,7 @@ def _close(record: RunRecord, as_json: bool) -> None:
     except WriteError as error:
         failed = error
     if as_json:
-        print(dumps(_closing(record, report)))
+        print_json(_closing(record, report), indent=None)
     else:
         print_closing(record, report=report)
     if failed is not None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from scalerl.cli._arguments import add_shared, positive
 from scalerl.cli._data import add_data_arguments, asked_of
 from scalerl.cli._parser import examples
-from scalerl.cli._text import compute, positive, print_warnings, share
+from scalerl.cli._text import print_warnings
 from scalerl.errors import InputError
 from scalerl.ingest.load import STANDARD_INPUT
 
@@ -44,10 +45,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "run_or_file", metavar="RUN|FILE", help="a run folder, a CSV or JSONL, or the log of another trainer"
     )
     add_data_arguments(watch)
-    watch.add_argument("--target", type=share, metavar="R", help="pass rate to reach at the budget")
-    watch.add_argument(
-        "--budget", type=compute, metavar="C", help="compute at which the run ends (its own budget)"
-    )
+    add_shared(watch, "--target", "pass rate to reach at the budget")
+    add_shared(watch, "--budget", "compute at which the run ends (its own budget)")
     watch.add_argument("--once", action="store_true", help="print how it stands, and exit")
     watch.add_argument("--wait", action="store_true", help="wait for a run that is not there yet")
     watch.add_argument(

@@ -285,7 +285,6 @@ class _TrainingRun:
     def follow(self, trackers: Sequence[Tracker], forecaster: Forecaster | None, closing: ExitStack) -> None:
         """Log the run to `trackers` from here on, until `closing` ends them."""
         settings, budget, path = self.recipe.tracking, self.recipe.budget, self.folder.absolute()
-        known = trackers and (path / "evals.jsonl").exists()
         run = TrackedRun(
             path,
             settings.name or path.name,
@@ -294,15 +293,7 @@ class _TrainingRun:
             read_object(path / "config.json"),
             self.learner.version + 1,
         )
-        setup = Setup(
-            trackers,
-            run,
-            forecaster,
-            budget.kind,
-            budget.amount,
-            RunRecord.read(path).evals if known else (),
-            settings.close_seconds,
-        )
+        setup = Setup(trackers, run, forecaster, budget.kind, budget.amount, settings.close_seconds)
         self.sender = closing.enter_context(TrackingSender(setup))
 
     def train(self, forecaster: Forecaster | None, until: float) -> bool:

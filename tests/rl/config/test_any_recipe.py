@@ -167,7 +167,9 @@ def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
     table = {}
     for item, hint in zip(fields(cls), get_type_hints(cls).values(), strict=True):
         key, variants = prefix + item.name, variants_of(hint)
-        if variants:
+        if is_dataclass(item.default):  # the thresholds of a figure, which are its own
+            table[item.name] = vars(item.default).copy()
+        elif variants:
             chosen = rng.choices(variants, [RARELY.get(variant, 1.0) for variant in variants])[0]
             table[item.name] = sensible(rng, chosen, f"{key}.")
         elif key in SENSIBLE:

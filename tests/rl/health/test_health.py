@@ -2,30 +2,25 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from scalerl.errors import InputError
 from scalerl.jsonl import dumps
 from scalerl.record.reader import EvalPoint
-from scalerl.rl.config.health import (
-    EffectiveSample,
-    Failed,
-    GradNorm,
-    Head,
-    Health,
-    LengthDrift,
-    LogpGap,
-    NonFinite,
-    PassRateDrop,
-    RatioClipped,
-    RewardDrop,
-    SamplingDrift,
-    Truncated,
-    ZeroVariance,
-)
+from scalerl.rl.config.health import FIGURES, Health
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.health.watch import Watch
+
+
+def limits_of(name, **changes):
+    """The default limits of a figure, but for `changes`."""
+    return replace(FIGURES[name].limits, **changes)
+
+
+def figure_of(name, precision="float32", **changes):
+    return replace(FIGURES[name], limits=limits_of(name, **changes)).of(precision)
 
 
 def rows_of(key, values):
@@ -35,76 +30,74 @@ def rows_of(key, values):
 # -- the figures --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("limits", "key"),
-    [(Truncated(), "truncated"), (RatioClipped(), "ratio_clipped"), (ZeroVariance(), "zero_variance")],
-)
-def test_shares_are_means_over_the_window(limits, key):
+@pytest.mark.parametrize("key", ["truncated", "ratio_clipped", "zero_variance"])
+def test_shares_are_means_over_the_window(key):
+    figure = FIGURES[key]
     values = [1.0, *[0.1] * 5, *[0.3] * 5]
-    assert math.isnan(limits(rows_of(key, values[:9])))  # the window is 10
-    assert limits(rows_of(key, values)) == pytest.approx(0.2)
+    assert math.isnan(figure(rows_of(key, values[:9])))  # the window is 10
+    assert figure(rows_of(key, values)) == pytest.approx(0.2)
     gaps = [*rows_of(key, [*values[:4], math.nan, None, *values[4:]]), {}]
-    assert limits(gaps) == pytest.approx(0.2)  # steps without the figure do not count
+    assert figure(gaps) == pytest.approx(0.2)  # steps without the figure do not count
 
 
 def test_the_gap_is_a_mean_over_the_tokens_of_the_latest_probes():
     probes = [(9.0, 50), (0.1, 10), (0.4, 20), (0.1, 10)]
     rows = [{"logp_gap": gap, "probe_tokens": n} for gap, n in probes] + [{}]
-    assert LogpGap()(rows) == pytest.approx((1 + 8 + 1) / 40)
-    assert math.isnan(LogpGap()([{}]))
+    assert FIGURES["logp_gap"](rows) == pytest.approx((1 + 8 + 1) / 40)
+    assert math.isnan(FIGURES["logp_gap"]([{}]))
 
 
 def test_the_thresholds_of_the_gap_follow_the_precision():
-    def of(limits, precision):
-        limits = limits.of(precision)
+    def of(precision, **given):
+        limits = figure_of("logp_gap", precision, **given).limits
         return limits.warning, limits.alarm
 
-    assert of(LogpGap(), "float32") == (2e-5, 2e-4)
-    assert of(LogpGap(), "bfloat16") == (0.03, 0.1)
-    assert of(LogpGap(alarm=0.01), "bfloat16") == (0.01, 0.01)
-    assert of(LogpGap(warning=0.5), "float32") == (0.5, 0.5)
-    assert of(LogpGap(warning=0.01, alarm=0.2), "float32") == (0.01, 0.2)
+    assert of("float32") == (2e-5, 2e-4)
+    assert of("bfloat16") == (0.03, 0.1)
+    assert of("bfloat16", alarm=0.01) == (0.01, 0.01)
+    assert of("float32", warning=0.5) == (0.5, 0.5)
+    assert of("float32", warning=0.01, alarm=0.2) == (0.01, 0.2)
 
 
 def test_sampling_and_head_are_in_standard_errors():
     rows = [{"rank": 0.4, "rank_variance": 0.04, "probe_tokens": n} for n in (40, 60)]
-    assert SamplingDrift()(rows) == pytest.approx(0.1 * 100 / math.sqrt(100 * 0.04))  # 5
-    assert math.isnan(SamplingDrift()(rows[:1]))  # too few tokens that could have been others
+    assert FIGURES["sampling"](rows) == pytest.approx(0.1 * 100 / math.sqrt(100 * 0.04))  # 5
+    assert math.isnan(FIGURES["sampling"](rows[:1]))  # too few tokens that could have been others
     rows = [{"head_gap": gap, "head_gap_rms": 0.02, "probe_tokens": 50} for gap in (0.02, 0.01)]
-    assert Head()(rows) == pytest.approx((1.0 + 0.5) / (0.02 * math.sqrt(100)))
-    assert Head()(rows_of("logp_gap", [0.1])) != Head()(rows)
+    assert FIGURES["head"](rows) == pytest.approx((1.0 + 0.5) / (0.02 * math.sqrt(100)))
+    assert FIGURES["head"](rows_of("logp_gap", [0.1])) != FIGURES["head"](rows)
     negative = [{"head_gap": -0.01, "head_gap_rms": 0.02, "probe_tokens": 50}]
-    assert Head()(negative) == 0
+    assert FIGURES["head"](negative) == 0
 
 
 def test_lengths_are_compared_window_by_window():
-    limits = LengthDrift(window=2)
-    assert limits(rows_of("mean_length", [9, 4, 6, 10, 15])) == pytest.approx(12.5 / 5)
-    assert limits(rows_of("mean_length", [10, 15, 4, 6])) == pytest.approx(12.5 / 5)  # shorter is drift too
-    assert limits(rows_of("mean_length", [5, 5, 0, 0])) == 5
-    assert math.isnan(limits(rows_of("mean_length", [5, 5, 5])))
+    figure = figure_of("length_drift", window=2)
+    assert figure(rows_of("mean_length", [9, 4, 6, 10, 15])) == pytest.approx(12.5 / 5)
+    assert figure(rows_of("mean_length", [10, 15, 4, 6])) == pytest.approx(12.5 / 5)  # shorter is drift too
+    assert figure(rows_of("mean_length", [5, 5, 0, 0])) == 5
+    assert math.isnan(figure(rows_of("mean_length", [5, 5, 5])))
 
 
 def test_a_spike_of_the_gradient_is_none_of_its_level():
     usual = [1.0, 2.0, 3.0] * 10
-    assert GradNorm()(rows_of("grad_norm", [*usual, 90.0, 2.0, 2.0, 2.0, 2.0])) == 1
-    assert GradNorm()(rows_of("grad_norm", [*usual, 90.0, 2.0, 70.0, 80.0, 2.0])) == 35
-    assert math.isnan(GradNorm()(rows_of("grad_norm", usual[:14])))
+    assert FIGURES["grad_norm"](rows_of("grad_norm", [*usual, 90.0, 2.0, 2.0, 2.0, 2.0])) == 1
+    assert FIGURES["grad_norm"](rows_of("grad_norm", [*usual, 90.0, 2.0, 70.0, 80.0, 2.0])) == 35
+    assert math.isnan(FIGURES["grad_norm"](rows_of("grad_norm", usual[:14])))
 
 
 def test_drops_are_from_the_best():
-    limits = RewardDrop(window=2)
-    assert limits(rows_of("correct", [0.1, 0.6, 0.8, 0.4, 0.2])) == pytest.approx(0.7 - 0.3)
-    assert limits(rows_of("correct", [0.1, 0.6, 0.8])) == 0
+    figure = figure_of("reward_drop", window=2)
+    assert figure(rows_of("correct", [0.1, 0.6, 0.8, 0.4, 0.2])) == pytest.approx(0.7 - 0.3)
+    assert figure(rows_of("correct", [0.1, 0.6, 0.8])) == 0
     points = [{"pass_rate": p, "noise_sd": 0.003} for p in (0.5, 0.8, 0.7)]
-    assert PassRateDrop()(points) == pytest.approx(0.1 - 3 * math.hypot(0.003, 0.003))
-    assert PassRateDrop()(points[:2]) == 0
-    assert math.isnan(PassRateDrop()(points[:1]))
+    assert FIGURES["pass_rate_drop"](points) == pytest.approx(0.1 - 3 * math.hypot(0.003, 0.003))
+    assert FIGURES["pass_rate_drop"](points[:2]) == 0
+    assert math.isnan(FIGURES["pass_rate_drop"](points[:1]))
 
 
 def test_failed_verifications_are_a_share_of_what_was_consumed():
     rows = [{"failed": {"timeout": 1, "died": 2}, "completions": 20}, {"failed": {}, "completions": 30}] * 3
-    assert Failed(window=2)(rows) == pytest.approx(0.075)
+    assert figure_of("failed", window=2)(rows) == pytest.approx(0.075)
 
 
 def test_what_is_not_finite_is_counted():
@@ -116,9 +109,9 @@ def test_what_is_not_finite_is_counted():
         "ess": None,
         "grad_norm": 2.0,
     }
-    assert NonFinite()([row]) == 2
-    assert NonFinite()([row | {"ratio_mean": 1.0, "ess": 1.0}]) == 0
-    assert NonFinite()([row | {"skipped": True, "loss": math.nan}]) == 0
+    assert FIGURES["non_finite"]([row]) == 2
+    assert FIGURES["non_finite"]([row | {"ratio_mean": 1.0, "ess": 1.0}]) == 0
+    assert FIGURES["non_finite"]([row | {"skipped": True, "loss": math.nan}]) == 0
 
 
 # -- the recipe ---------------------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def test_what_is_not_finite_is_counted():
 
 def test_thresholds_are_set_one_by_one():
     recipe = load_recipe("demo", ["health.truncated.alarm=0.2", "health.on_alarm=pause"])
-    assert recipe.health == Health(on_alarm="pause", truncated=Truncated(alarm=0.2))
+    assert recipe.health == Health(on_alarm="pause", truncated=limits_of("truncated", alarm=0.2))
     assert recipe.health.truncated.warning == 0.05
     assert from_dict(json.loads(dumps(recipe.to_dict()))) == recipe
 
@@ -166,7 +159,7 @@ def line(step, **figures):
 
 def said_of(values, **health):
     """What is said of truncation, step by step, with a window of one step."""
-    watch, said = watch_of(truncated=Truncated(window=1), **health)
+    watch, said = watch_of(truncated=limits_of("truncated", window=1), **health)
     for step, value in enumerate(values, start=1):
         watch.step(line(step, truncated=value))
     return [(finding.step, finding.level, finding.over, finding.since) for finding in said]
@@ -188,7 +181,7 @@ def test_a_value_at_the_threshold_does_not_come_and_go():
 
 
 def test_what_is_low_can_be_bad():
-    watch, said = watch_of(ess=EffectiveSample(window=1))
+    watch, said = watch_of(ess=limits_of("ess", window=1))
     for step, ess in enumerate([0.9, 0.45, 0.2, 0.1, 0.4, 0.55, 0.7], start=1):
         watch.step(line(step, ess=ess))
     assert [str(finding) for finding in said] == [
@@ -219,7 +212,7 @@ def test_a_figure_that_is_not_finite_is_an_alarm_of_one_step():
 
 
 def test_a_warning_pauses_nothing():
-    watch, said = watch_of(on_alarm="pause", truncated=Truncated(window=1))
+    watch, said = watch_of(on_alarm="pause", truncated=limits_of("truncated", window=1))
     watch.step(line(1, truncated=0.07))
     assert len(said) == 1
     assert watch.pause_for is None
@@ -237,14 +230,14 @@ def test_evaluations_that_fall_by_more_than_their_noise():
 
 def test_a_restored_watch_goes_on_where_it_was():
     values = [0.0, 0.12, 0.2, 0.09, 0.3, 0.04, 0.15]
-    whole, told = watch_of(truncated=Truncated(window=2))
+    whole, told = watch_of(truncated=limits_of("truncated", window=2))
     for step, value in enumerate(values, start=1):
         whole.step(line(step, truncated=value))
-    first, before = watch_of(truncated=Truncated(window=2), on_alarm="pause")
+    first, before = watch_of(truncated=limits_of("truncated", window=2), on_alarm="pause")
     for step, value in enumerate(values[:3], start=1):
         first.step(line(step, truncated=value))
     assert first.pause_for is not None
-    second, after = watch_of(truncated=Truncated(window=2), on_alarm="pause")
+    second, after = watch_of(truncated=limits_of("truncated", window=2), on_alarm="pause")
     second.restore(json.loads(dumps(first.state())))
     for step, value in enumerate(values[3:], start=4):
         second.step(line(step, truncated=value))

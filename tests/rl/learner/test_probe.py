@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.health import Head, Health, LogpGap, SamplingDrift
+from scalerl.rl.config.health import FIGURES, Health
 from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.engine.build import load_generator
@@ -73,7 +73,7 @@ def test_age_does_not_show_where_all_is_well(recipe, schedule):
     probes = [row for row in rows if row]
     assert len(probes) >= 4
     assert max(row["logp_gap_max"] for row in probes) < 2e-5
-    assert SamplingDrift().level(SamplingDrift()(probes)) is None
+    assert FIGURES["sampling"].level(FIGURES["sampling"](probes)) is None
     shift = max(step.stats.logp_shift for step in steps if len(step.batch))
     if schedule.max_age:
         assert shift > 0.05  # what the trained tokens themselves would have shown
@@ -127,8 +127,8 @@ def test_the_rank_of_a_sample_has_mean_one_half_and_the_variance_that_is_stated(
 def test_another_temperature_of_the_generator_is_an_alarm(recipe, temperature):
     wrong = load_generator(replace(recipe, temperature=temperature), recipe.model, 0, recipe.rows)
     rows, _, _ = run(recipe, wrong, n_steps=8)
-    limits = LogpGap().of("float32")
-    assert limits.level(limits(rows)) == "alarm"
+    figure = FIGURES["logp_gap"].of("float32")
+    assert figure.level(figure(rows)) == "alarm"
 
 
 def one_behind():
@@ -160,9 +160,9 @@ def never_again(recipe):
 def test_weights_that_did_not_arrive_are_an_alarm(recipe, fault):
     change = {"one behind": one_behind(), "corrupted": corrupted, "never again": never_again(recipe)}[fault]
     rows, _, _ = run(recipe, Tampered(recipe, change))
-    limits = LogpGap().of("float32")
-    assert limits.level(limits([row for row in rows if row][:1])) is None  # version 0 was right
-    assert limits.level(limits(rows)) == "alarm"
+    figure = FIGURES["logp_gap"].of("float32")
+    assert figure.level(figure([row for row in rows if row][:1])) is None  # version 0 was right
+    assert figure.level(figure(rows)) == "alarm"
 
 
 @pytest.mark.parametrize("trainer", ["both", "neither"])
@@ -173,8 +173,8 @@ def test_an_lm_head_of_another_precision_is_an_alarm(recipe, trained_folder, gen
     made = load_generator(of_generator, recipe.model, 0, recipe.rows)
     rows, _, _ = run(of_trainer, made, n_steps=16)
     expected = None if generator == trainer else "alarm"
-    assert Head().level(Head()(rows)) == expected
-    gap = LogpGap().of("bfloat16")
+    assert FIGURES["head"].level(FIGURES["head"](rows)) == expected
+    gap = FIGURES["logp_gap"].of("bfloat16")
     assert gap.level(gap(rows)) is None  # in the noise of bfloat16 it does not show
 
 
@@ -216,9 +216,9 @@ def test_tokens_that_are_no_sample_of_what_was_recorded_are_an_alarm(recipe):
         return replace(rollout, logp_T=logp_1T[wanted_1T].numpy())
 
     rows, _, _ = run(on_policy, sharper, n_steps=12, change=as_recorded_at_1)
-    limits = LogpGap().of("float32")
-    assert limits.level(limits(rows)) is None  # they agree to the last digit
-    assert SamplingDrift().level(SamplingDrift()(rows)) == "alarm"
+    figure = FIGURES["logp_gap"].of("float32")
+    assert figure.level(figure(rows)) is None  # they agree to the last digit
+    assert FIGURES["sampling"].level(FIGURES["sampling"](rows)) == "alarm"
     assert np.mean([row["rank"] for row in rows if row]) < 0.47
 
 

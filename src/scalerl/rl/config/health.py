@@ -1,22 +1,23 @@
-"""What is watched of a run, from where on it is told, and what an alarm does.
+"""The recipe's table `health`: the figures that are watched, their thresholds, and what an alarm does.
 
-One small object per figure: its thresholds, and in `__call__` its definition, from the latest lines of
-steps.jsonl. A source stands where there is one; where there is none, the threshold is our own judgement, and
-the docstring says so. `scalerl.rl.health.watch` does the watching.
+`FIGURES` is the table of all figures: the text of an alarm, the fields it reads, its definition, and its
+default thresholds. A source stands where there is one; where there is none, they are our own judgement.
+`scalerl.rl.health.watch` does the watching.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import ValidationInfo, field_validator
 
 Rows = Sequence[Mapping[str, Any]]
-"""Lines of steps.jsonl, the latest last."""
+"""Lines of steps.jsonl, or evaluations, the latest last."""
 Level = Literal["warning", "alarm"]
 
 LONGEST_WINDOW = 100
@@ -24,7 +25,7 @@ LONGEST_WINDOW = 100
 
 
 @dataclass(frozen=True)
-class _Limits:
+class Limits:
     """Thresholds of one figure, over `window` steps (those that have the figure).
 
     A figure that no run reaches is off: `alarm = 2.0` for a share.
@@ -34,343 +35,60 @@ class _Limits:
     alarm: float
     window: int
 
-    sign = 1  # -1 where low is bad
-    reads = ()  # fields of a row
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the run's health, with its thresholds."""
+
+    label: str
+    """In the text of an alarm, with the unit."""
+    reads: tuple[str, ...]
+    """Fields of a row."""
+    value: Callable[[Rows, int], float]
+    """The figure over a window of rows; NaN where they do not hold enough of it."""
+    limits: Limits
+    sign: Literal[1, -1] = 1
+    """-1 where low is bad."""
+    follows_precision: bool = False
+    """A threshold of 0 stands for that of the precision of the weights."""
 
     def __post_init__(self) -> None:
-        self._check(self.warning, self.alarm)
-
-    def _check(self, warning: float, alarm: float) -> None:
+        warning, alarm = self.limits.warning, self.limits.alarm
+        if self.follows_precision:
+            if warning < 0 or alarm < 0:
+                raise ValueError("thresholds must not be negative")
+            warning, alarm = warning or alarm or 1.0, alarm or warning or 1.0
         ordered = self.sign * warning <= self.sign * alarm
         if not (0 < warning < math.inf and 0 < alarm < math.inf and ordered):
             side = "at or above" if self.sign > 0 else "at or below"
             raise ValueError(f"thresholds must be positive and finite, alarm {side} warning")
-        if not 1 <= self.window <= LONGEST_WINDOW:
+        if not 1 <= self.limits.window <= LONGEST_WINDOW:
             raise ValueError(f"window must be 1 to {LONGEST_WINDOW} steps")
 
     def __call__(self, rows: Rows) -> float:
-        """The figure; NaN where the rows do not hold enough of it."""
-        raise NotImplementedError
+        """The figure over the window of its limits."""
+        return self.value(rows, self.limits.window)
+
+    def of(self, precision: str) -> Figure:
+        """The same with the thresholds that follow the precision; one that is given moves the other."""
+        if not self.follows_precision:
+            return self
+        given = self.limits
+        warning, alarm = (2e-5, 2e-4) if precision == "float32" else (0.03, 0.1)
+        warning = given.warning or min(warning, given.alarm or alarm)
+        return replace(self, limits=replace(given, warning=warning, alarm=given.alarm or max(alarm, warning)))
 
     def level(self, value: float) -> Level | None:
         """What a value calls for."""
-        if self.sign * value >= self.sign * self.alarm:
+        if self.sign * value >= self.sign * self.limits.alarm:
             return "alarm"
-        return "warning" if self.sign * value >= self.sign * self.warning else None
+        return "warning" if self.sign * value >= self.sign * self.limits.warning else None
 
     def is_over(self, value: float, level: Level) -> bool:
-        """Whether what was told has ended: an alarm below the *warning*, a warning a fifth below that, so
+        """Whether what was reported has ended: an alarm below the *warning*, a warning a fifth below that, so
         that a value at a threshold does not come and go."""
-        bound = self.warning * (1 if level == "alarm" else 1 - 0.2 * self.sign)
+        bound = self.limits.warning * (1 if level == "alarm" else 1 - 0.2 * self.sign)
         return self.sign * value < self.sign * bound
-
-
-@dataclass(frozen=True)
-class Truncated(_Limits):
-    """Share of the completions consumed that ran out of their budget, mean.
-
-    Runs in which 10-15 % were truncated broke, and ScaleRL stayed below 5 % for 90 % of the time
-    (arXiv 2510.13786).
-    """
-
-    warning: float = 0.05
-    alarm: float = 0.10
-    window: int = 10
-    reads = ("truncated",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        return _mean(_known(rows, "truncated", self.window), self.window)
-
-
-@dataclass(frozen=True)
-class LogpGap(_Limits):
-    """|log pi_train - log pi_gen| of one version of the weights, mean over the probe's tokens, in nats.
-
-    The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`. A threshold of 0 follows
-    the precision of the weights. In float32 kernels agree to 1e-6, so 2e-5 and 2e-4 are our own judgement. In
-    bfloat16 .03 is the upper end of what was seen in dense models (a k3 divergence of 1e-3, so a difference
-    of .045 root mean square: SGLang RL team, 2025), and .1 is our own judgement.
-    """
-
-    warning: float = 0.0
-    alarm: float = 0.0
-    window: int = 3
-    reads = ("logp_gap", "probe_tokens")
-
-    def __post_init__(self) -> None:
-        if self.warning < 0 or self.alarm < 0:
-            raise ValueError("thresholds must not be negative")
-        self._check(self.warning or self.alarm or 1.0, self.alarm or self.warning or 1.0)
-
-    def of(self, precision: str) -> LogpGap:
-        """The same with the thresholds that follow the precision; the one that is given moves the other."""
-        warning, alarm = (2e-5, 2e-4) if precision == "float32" else (0.03, 0.1)
-        warning = self.warning or min(warning, self.alarm or alarm)
-        return replace(self, warning=warning, alarm=self.alarm or max(alarm, warning))
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        probes = [row for row in rows if row.get("probe_tokens")][-self.window :]
-        tokens = sum(row["probe_tokens"] for row in probes)
-        return sum(row["logp_gap"] * row["probe_tokens"] for row in probes) / tokens if tokens else math.nan
-
-
-@dataclass(frozen=True)
-class SamplingDrift(_Limits):
-    """How far the sampled tokens are from a sample of the trainer's distribution, in standard errors.
-
-    The rank of a token is the probability of all likelier ones and half of its own. Where the token was
-    sampled from that distribution its mean is 1/2 and its variance (1 - sum p^3) / 12, whatever the
-    distribution: the mid-p form of the probability integral transform. The mean is below 1/2 where sampling
-    is sharper than the trainer believes (temperature, top-p, top-k), and above where it is flatter; recorded
-    log-probabilities do not show that. 4 and 6 standard errors are our own judgement: with the normal
-    distribution once in 16,000 and 500 million windows.
-    """
-
-    warning: float = 4.0
-    alarm: float = 6.0
-    window: int = 50
-    reads = ("rank", "rank_variance", "probe_tokens")
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        probes = [row for row in rows if row.get("probe_tokens")][-self.window :]
-        variance = sum(row["probe_tokens"] * row["rank_variance"] for row in probes)
-        if variance < 2.5:  # ten tokens that could have been others: too few for a normal distribution
-            return math.nan
-        return abs(sum(row["probe_tokens"] * (row["rank"] - 0.5) for row in probes)) / math.sqrt(variance)
-
-
-@dataclass(frozen=True)
-class Head(_Limits):
-    """Whether the generator's LM head has the precision of the trainer's, in standard errors; only in a low
-    precision.
-
-    Per token |trainer - recorded| less the same with the trainer's head in the other precision; the sum over
-    the root of the sum of squares. It is negative as long as the heads agree, and grows with the root of the
-    number of tokens where they do not. 4 and 6 are our own judgement.
-    """
-
-    warning: float = 4.0
-    alarm: float = 6.0
-    window: int = 50
-    reads = ("head_gap", "head_gap_rms", "probe_tokens")
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        probes = [row for row in rows if row.get("head_gap_rms")][-self.window :]
-        squares = sum(row["probe_tokens"] * row["head_gap_rms"] ** 2 for row in probes)
-        excess = sum(row["probe_tokens"] * row["head_gap"] for row in probes)
-        return max(excess, 0.0) / math.sqrt(squares) if probes else math.nan
-
-
-@dataclass(frozen=True)
-class EffectiveSample(_Limits):
-    """(sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left
-    once the importance ratios have weighed it (Kong, 1992); mean. Low is bad.
-
-    .5 and .3: the lower end of good, and the warning, of verl's guide to rollout correction (2025).
-    """
-
-    warning: float = 0.5
-    alarm: float = 0.3
-    window: int = 5
-    sign = -1
-    reads = ("ess",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        return _mean(_known(rows, "ess", self.window), self.window)
-
-
-@dataclass(frozen=True)
-class RatioClipped(_Limits):
-    """Share of the trained tokens on which a bound of the loss acts, mean.
-
-    GSPO clips 15 % of its tokens when it is well (arXiv 2507.18071); .3 and .6 are our own judgement.
-    """
-
-    warning: float = 0.3
-    alarm: float = 0.6
-    window: int = 10
-    reads = ("ratio_clipped",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        return _mean(_known(rows, "ratio_clipped", self.window), self.window)
-
-
-@dataclass(frozen=True)
-class LengthDrift(_Limits):
-    """Factor by which the mean length changed, up or down, from one window to the next; under a token is one.
-
-    Lengths grow as reasoning does, slowly; 2 and 3 are our own judgement.
-    """
-
-    warning: float = 2.0
-    alarm: float = 3.0
-    window: int = 20
-    reads = ("mean_length",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        lengths = _known(rows, "mean_length", 2 * self.window)
-        before, now = _mean(lengths[: -self.window], self.window), _mean(lengths, self.window)
-        ratio = max(now, 1.0) / max(before, 1.0)
-        return max(ratio, 1 / ratio) if math.isfinite(before) else math.nan
-
-
-@dataclass(frozen=True)
-class ZeroVariance(_Limits):
-    """Share of the groups without signal, mean: what is left is the effective batch.
-
-    It rises as prompts are solved; .8 and .95 are our own judgement.
-    """
-
-    warning: float = 0.8
-    alarm: float = 0.95
-    window: int = 10
-    reads = ("zero_variance",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        return _mean(_known(rows, "zero_variance", self.window), self.window)
-
-
-@dataclass(frozen=True)
-class GradNorm(_Limits):
-    """Gradient norm before clipping: median of the latest 5 steps over that of the `window` before them.
-
-    One spike is clipped, and does no harm; a norm that stays high does. 5 and 20 are our own judgement.
-    """
-
-    warning: float = 5.0
-    alarm: float = 20.0
-    window: int = 50
-    reads = ("grad_norm",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        norms = _known(rows, "grad_norm", 5 + self.window)
-        before = norms[-5 - self.window : -5]
-        if len(before) < min(self.window, 10):
-            return math.nan
-        usual = statistics.median(before)
-        return statistics.median(norms[-5:]) / usual if usual > 0 else math.nan
-
-
-@dataclass(frozen=True)
-class RewardDrop(_Limits):
-    """How far the share correct in training is below the best window that is remembered.
-
-    The curriculum takes solved prompts away, which lowers it by .1 and more in a run that is well; .25 and .4
-    are our own judgement.
-    """
-
-    warning: float = 0.25
-    alarm: float = 0.4
-    window: int = 20
-    reads = ("correct",)
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        total = np.cumsum([0.0, *_known(rows, "correct")])
-        means = (total[self.window :] - total[: -self.window]) / self.window
-        return float(means.max() - means[-1]) if len(means) else math.nan
-
-
-@dataclass(frozen=True)
-class PassRateDrop(_Limits):
-    """How far the held-out pass rate is below its best so far, beyond three standard errors of the
-    difference; mean of the latest `window` evaluations.
-
-    The curve assumes that the pass rate does not fall (arXiv 2510.13786, equation 1); .02 and .05 are our own
-    judgement.
-    """
-
-    warning: float = 0.02
-    alarm: float = 0.05
-    window: int = 1
-    reads = ("pass_rate", "noise_sd")
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class; the rows are evaluations."""
-        if len(rows) <= self.window:
-            return math.nan
-        now = statistics.fmean(row["pass_rate"] for row in rows[-self.window :])
-        best = max(rows, key=lambda row: row["pass_rate"])
-        noise = math.hypot(best["noise_sd"], rows[-1]["noise_sd"] / math.sqrt(self.window))
-        return max(best["pass_rate"] - now - 3 * noise, 0.0)
-
-
-@dataclass(frozen=True)
-class Failed(_Limits):
-    """Share of the completions whose verification failed, mean: a verifier that is down teaches nothing.
-
-    .02 and .1 are our own judgement.
-    """
-
-    warning: float = 0.02
-    alarm: float = 0.1
-    window: int = 5
-    reads = ("failed", "completions")
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        shares = [sum(row["failed"].values()) / row["completions"] for row in rows if row.get("completions")]
-        return _mean(shares, self.window)
-
-
-@dataclass(frozen=True)
-class NonFinite(_Limits):
-    """How many figures of the latest step are not finite, where its gradient was. One is an alarm."""
-
-    warning: float = 1.0
-    alarm: float = 1.0
-    window: int = 1
-    reads = ("skipped", "loss", "entropy", "ratio_mean", "ess", "grad_norm")
-
-    def __call__(self, rows: Rows) -> float:
-        """See the class."""
-        row = rows[-1]
-        values = [] if row["skipped"] else [row[key] for key in self.reads[1:] if key in row]
-        return float(sum(value is None or not math.isfinite(value) for value in values))
-
-
-@dataclass(frozen=True)
-class Health:
-    """What is watched (docs/health.md), and what an alarm does.
-
-    `warn` puts alarms on record and on standard error. `pause` also ends the run after the step that is on
-    record, with exit status 4; it can be resumed. A gradient that is not finite always ends it.
-    """
-
-    on_alarm: Literal["warn", "pause"] = "warn"
-    probe: int = 4
-    """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
-    truncated: Truncated = field(default_factory=Truncated)
-    logp_gap: LogpGap = field(default_factory=LogpGap)
-    head: Head = field(default_factory=Head)
-    sampling: SamplingDrift = field(default_factory=SamplingDrift)
-    ess: EffectiveSample = field(default_factory=EffectiveSample)
-    ratio_clipped: RatioClipped = field(default_factory=RatioClipped)
-    length_drift: LengthDrift = field(default_factory=LengthDrift)
-    zero_variance: ZeroVariance = field(default_factory=ZeroVariance)
-    grad_norm: GradNorm = field(default_factory=GradNorm)
-    reward_drop: RewardDrop = field(default_factory=RewardDrop)
-    pass_rate_drop: PassRateDrop = field(default_factory=PassRateDrop)
-    failed: Failed = field(default_factory=Failed)
-
-    def __post_init__(self) -> None:
-        if self.probe < 0:
-            raise ValueError("probe must not be negative")
-
-    def limits(self, precision: str) -> dict[str, _Limits]:
-        """The figures by name, with the thresholds for weights of this precision."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found["logp_gap"] = self.logp_gap.of(precision)
-        return {name: limits for name, limits in found.items() if isinstance(limits, _Limits)}
 
 
 def _known(rows: Rows, key: str, most: int | None = None) -> list[float]:
@@ -388,3 +106,235 @@ def _known(rows: Rows, key: str, most: int | None = None) -> list[float]:
 def _mean(values: Sequence[float], window: int) -> float:
     """The mean of the latest `window` values; NaN where there are fewer."""
     return statistics.fmean(values[-window:]) if len(values) >= window else math.nan
+
+
+def _mean_of(key: str) -> Callable[[Rows, int], float]:
+    return lambda rows, window: _mean(_known(rows, key, window), window)
+
+
+def _probes(rows: Rows, window: int, key: str = "probe_tokens") -> Rows:
+    return [row for row in rows if row.get(key)][-window:]
+
+
+def _logp_gap(rows: Rows, window: int) -> float:
+    """|log pi_train - log pi_gen| of one version of the weights, mean over the probe's tokens."""
+    probes = _probes(rows, window)
+    tokens = sum(row["probe_tokens"] for row in probes)
+    return sum(row["logp_gap"] * row["probe_tokens"] for row in probes) / tokens if tokens else math.nan
+
+
+def _head(rows: Rows, window: int) -> float:
+    """Whether the generator's LM head has the precision of the trainer's; only in a low precision.
+
+    Per token |trainer - recorded| less the same with the trainer's head in the other precision; the sum over
+    the root of the sum of squares. It is negative as long as the heads agree, and grows with the root of the
+    number of tokens where they do not.
+    """
+    probes = _probes(rows, window, "head_gap_rms")
+    squares = sum(row["probe_tokens"] * row["head_gap_rms"] ** 2 for row in probes)
+    excess = sum(row["probe_tokens"] * row["head_gap"] for row in probes)
+    return max(excess, 0.0) / math.sqrt(squares) if probes else math.nan
+
+
+def _sampling(rows: Rows, window: int) -> float:
+    """How far the sampled tokens are from a sample of the trainer's distribution.
+
+    The rank of a token is the probability of all likelier ones and half of its own. Where the token was
+    sampled from that distribution its mean is 1/2 and its variance (1 - sum p^3) / 12, whatever the
+    distribution: the mid-p form of the probability integral transform. The mean is below 1/2 where sampling
+    is sharper than the trainer believes (temperature, top-p, top-k), and above where it is flatter; recorded
+    log-probabilities do not show that.
+    """
+    probes = _probes(rows, window)
+    variance = sum(row["probe_tokens"] * row["rank_variance"] for row in probes)
+    if variance < 2.5:  # ten tokens that could have been others: too few for a normal distribution
+        return math.nan
+    return abs(sum(row["probe_tokens"] * (row["rank"] - 0.5) for row in probes)) / math.sqrt(variance)
+
+
+def _length_drift(rows: Rows, window: int) -> float:
+    """Mean length of a window over that of the window before, or its inverse; under a token is one."""
+    lengths = _known(rows, "mean_length", 2 * window)
+    before, now = _mean(lengths[:-window], window), _mean(lengths, window)
+    ratio = max(now, 1.0) / max(before, 1.0)
+    return max(ratio, 1 / ratio) if math.isfinite(before) else math.nan
+
+
+def _grad_norm(rows: Rows, window: int) -> float:
+    """Gradient norm before clipping: median of the latest 5 steps over that of the `window` before them.
+
+    One spike is clipped, and does no harm; a norm that stays high does.
+    """
+    norms = _known(rows, "grad_norm", 5 + window)
+    before = norms[-5 - window : -5]
+    if len(before) < min(window, 10):
+        return math.nan
+    usual = statistics.median(before)
+    return statistics.median(norms[-5:]) / usual if usual > 0 else math.nan
+
+
+def _reward_drop(rows: Rows, window: int) -> float:
+    """How far the share correct in training is below the best window that is remembered."""
+    total = np.cumsum([0.0, *_known(rows, "correct")])
+    means = (total[window:] - total[:-window]) / window
+    return float(means.max() - means[-1]) if len(means) else math.nan
+
+
+def _pass_rate_drop(rows: Rows, window: int) -> float:
+    """How far the held-out pass rate is below its best so far, beyond three standard errors of the
+    difference; mean of the latest `window` evaluations, which the rows are."""
+    if len(rows) <= window:
+        return math.nan
+    now = statistics.fmean(row["pass_rate"] for row in rows[-window:])
+    best = max(rows, key=lambda row: row["pass_rate"])
+    noise = math.hypot(best["noise_sd"], rows[-1]["noise_sd"] / math.sqrt(window))
+    return max(best["pass_rate"] - now - 3 * noise, 0.0)
+
+
+def _failed(rows: Rows, window: int) -> float:
+    """Share of the completions whose verification failed, mean over steps."""
+    shares = [sum(row["failed"].values()) / row["completions"] for row in rows if row.get("completions")]
+    return _mean(shares, window)
+
+
+_FINITE = ("loss", "entropy", "ratio_mean", "ess", "grad_norm")
+
+
+def _non_finite(rows: Rows, window: int) -> float:
+    """How many figures of the latest step are not finite, where its gradient was."""
+    row = rows[-1]
+    values = [] if row["skipped"] else [row[key] for key in _FINITE if key in row]
+    return float(sum(value is None or not math.isfinite(value) for value in values))
+
+
+FIGURES = {
+    # Runs in which 10-15 % were truncated broke, and ScaleRL stayed below 5 % for 90 % of the time
+    # (arXiv 2510.13786).
+    "truncated": Figure(
+        "share of truncated completions", ("truncated",), _mean_of("truncated"), Limits(0.05, 0.10, 10)
+    ),
+    # The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`. In float32 kernels agree
+    # to 1e-6, so 2e-5 and 2e-4 are our own judgement. In bfloat16 .03 is the upper end of what was seen in
+    # dense models (a k3 divergence of 1e-3, so a difference of .045 root mean square: SGLang RL team, 2025),
+    # and .1 is our own judgement.
+    "logp_gap": Figure(
+        "gap between the log-probabilities of trainer and generator (nats)",
+        ("logp_gap", "probe_tokens"),
+        _logp_gap,
+        Limits(0.0, 0.0, 3),
+        follows_precision=True,
+    ),
+    # Our own judgement.
+    "head": Figure(
+        "sign that the LM head of the generator has another precision (standard errors)",
+        ("head_gap", "head_gap_rms", "probe_tokens"),
+        _head,
+        Limits(4.0, 6.0, 50),
+    ),
+    # Our own judgement: with the normal distribution once in 16,000 and 500 million windows.
+    "sampling": Figure(
+        "distance of the sampled tokens from the trainer's distribution (standard errors)",
+        ("rank", "rank_variance", "probe_tokens"),
+        _sampling,
+        Limits(4.0, 6.0, 50),
+    ),
+    # (sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left once
+    # the importance ratios have weighed it (Kong, 1992). The lower end of good, and the warning, of verl's
+    # guide to rollout correction (2025).
+    "ess": Figure("effective sample size", ("ess",), _mean_of("ess"), Limits(0.5, 0.3, 5), sign=-1),
+    # Of the trained tokens those on which a bound of the loss acts. GSPO clips 15 % of its tokens when it is
+    # well (arXiv 2507.18071); .3 and .6 are our own judgement.
+    "ratio_clipped": Figure(
+        "share of importance ratios clipped",
+        ("ratio_clipped",),
+        _mean_of("ratio_clipped"),
+        Limits(0.3, 0.6, 10),
+    ),
+    # Lengths grow as reasoning does, slowly; our own judgement.
+    "length_drift": Figure(
+        "factor by which the mean length changed", ("mean_length",), _length_drift, Limits(2.0, 3.0, 20)
+    ),
+    # What is left is the effective batch. It rises as prompts are solved; our own judgement.
+    "zero_variance": Figure(
+        "share of groups without signal", ("zero_variance",), _mean_of("zero_variance"), Limits(0.8, 0.95, 10)
+    ),
+    # Our own judgement.
+    "grad_norm": Figure(
+        "gradient norm over its usual size", ("grad_norm",), _grad_norm, Limits(5.0, 20.0, 50)
+    ),
+    # The curriculum takes solved prompts away, which lowers it by .1 and more in a run that is well; our own
+    # judgement.
+    "reward_drop": Figure(
+        "drop of the share correct in training", ("correct",), _reward_drop, Limits(0.25, 0.4, 20)
+    ),
+    # The curve assumes that the pass rate does not fall (arXiv 2510.13786, equation 1); our own judgement.
+    "pass_rate_drop": Figure(
+        "drop of the held-out pass rate", ("pass_rate", "noise_sd"), _pass_rate_drop, Limits(0.02, 0.05, 1)
+    ),
+    # A verifier that is down teaches nothing; our own judgement.
+    "failed": Figure(
+        "share of completions whose verification failed",
+        ("failed", "completions"),
+        _failed,
+        Limits(0.02, 0.1, 5),
+    ),
+    # One is an alarm. It cannot be set.
+    "non_finite": Figure(
+        "number of figures that are not finite", ("skipped", *_FINITE), _non_finite, Limits(1.0, 1.0, 1)
+    ),
+}
+_SETTINGS = [name for name in FIGURES if name != "non_finite"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """What is watched (docs/health.md), and what an alarm does.
+
+    `warn` puts alarms on record and on standard error. `pause` also ends the run after the step that is on
+    record, with exit status 4; it can be resumed. A gradient that is not finite always ends it.
+    """
+
+    on_alarm: Literal["warn", "pause"] = "warn"
+    probe: int = 4
+    """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
+    truncated: Limits = FIGURES["truncated"].limits
+    logp_gap: Limits = FIGURES["logp_gap"].limits
+    head: Limits = FIGURES["head"].limits
+    sampling: Limits = FIGURES["sampling"].limits
+    ess: Limits = FIGURES["ess"].limits
+    ratio_clipped: Limits = FIGURES["ratio_clipped"].limits
+    length_drift: Limits = FIGURES["length_drift"].limits
+    zero_variance: Limits = FIGURES["zero_variance"].limits
+    grad_norm: Limits = FIGURES["grad_norm"].limits
+    reward_drop: Limits = FIGURES["reward_drop"].limits
+    pass_rate_drop: Limits = FIGURES["pass_rate_drop"].limits
+    failed: Limits = FIGURES["failed"].limits
+
+    @field_validator(*_SETTINGS, mode="before")
+    @classmethod
+    def _completed(cls, value: Any, info: ValidationInfo) -> Any:
+        """The keys of a table that a recipe does not name have their defaults."""
+        default = FIGURES[str(info.field_name)].limits
+        return {**asdict(default), **value} if isinstance(value, Mapping) else value
+
+    @field_validator(*_SETTINGS)
+    @classmethod
+    def _checked(cls, value: Limits, info: ValidationInfo) -> Limits:
+        """Checked here and not in `figures` alone, so that the error names the table."""
+        replace(FIGURES[str(info.field_name)], limits=value)
+        return value
+
+    def __post_init__(self) -> None:
+        if self.probe < 0:
+            raise ValueError("probe must not be negative")
+
+    def figures(self, precision: str) -> dict[str, Figure]:
+        """The figures by name, with the thresholds for weights of this precision.
+
+        Raises:
+            ValueError: a threshold or a window is out of range.
+        """
+        return {
+            name: replace(figure, limits=getattr(self, name, figure.limits)).of(precision)
+            for name, figure in FIGURES.items()
+        }

@@ -53,9 +53,9 @@ class Probe:
     def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
 
-        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance` (see
-        `scalerl.rl.config.health.SamplingDrift`), and with a low precision `head_gap` and `head_gap_rms` in
-        nats (`scalerl.rl.config.health.Head`), all over `probe_tokens` tokens.
+        `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance`, and with a low precision
+        `head_gap` and `head_gap_rms` in nats, all over `probe_tokens` tokens. `sampling` and `head` of
+        `scalerl.rl.config.health.FIGURES` say what they are for.
         """
         if not self._completions:
             return {}

@@ -15,7 +15,7 @@ from typing import Any
 from scalerl.errors import InputError, PausedError, brief_error
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedLine, forecast_seconds, work
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, forecast_seconds, work
 from scalerl.rl.tracking.tracker import Status, Tracker
 from scalerl.rl.workers.process import masked_signals
 
@@ -45,8 +45,8 @@ class TrackingSender:
     def __init__(self, setup: Setup) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._seconds = forecast_seconds(setup.close_seconds) + setup.close_seconds + _GRACE
-        self._lost = self._unsent = 0
-        self._ending = self._dead = False
+        self._dropped = self._unsent = 0  # one is counted by each thread
+        self._ending = False
         self._process: Any = None
         if not setup.trackers:
             return
@@ -89,14 +89,13 @@ class TrackingSender:
                 _LOG.warning("tracking: its process was ended; not all may be logged")
         for thread in self._threads:
             thread.join(_GRACE)
-        self._drop()
         self._ours.close()
-        if lost := self._lost + self._unsent:
+        if lost := self._dropped + self._unsent:
             _LOG.warning("tracking: %d rows were not logged", lost)
 
     def step(self, row: Mapping[str, Any]) -> None:
         """A line of steps.jsonl."""
-        self._put(TrackedLine(dict(row), metrics.of_step))
+        self._put(TrackedRow(row["step"], row["time"], metrics.of_step(row)))
 
     def evaluation(self, point: EvalPoint) -> None:
         """An evaluation that is on record."""
@@ -104,13 +103,13 @@ class TrackingSender:
 
     def finding(self, row: Mapping[str, Any]) -> None:
         """A line of alarms.jsonl."""
-        self._put(TrackedLine(dict(row), metrics.of_finding))
+        self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))
 
-    def _put(self, item: TrackedLine | EvalPoint) -> None:
+    def _put(self, item: TrackedRow | EvalPoint) -> None:
         if self._process is None:
             return
-        if self._dead or self._queue.qsize() >= MOST_ROWS:
-            self._lost += 1
+        if self._queue.qsize() >= MOST_ROWS:
+            self._dropped += 1
         else:
             self._queue.put(item)
 
@@ -121,18 +120,7 @@ class TrackingSender:
             try:
                 self._ours.send(item)
             except OSError:  # the process has died, which the other thread says
-                self._dead = True
-                self._unsent += isinstance(item, TrackedLine | EvalPoint)
-                self._drop()
-                return
-            except Exception:  # it holds what cannot go to another process
-                self._unsent += 1
-
-    def _drop(self) -> None:
-        """Count the rows that nobody will send."""
-        with suppress(queue.Empty):
-            while True:
-                self._unsent += isinstance(self._queue.get_nowait(), TrackedLine | EvalPoint)
+                self._unsent += isinstance(item, TrackedRow | EvalPoint)
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):

@@ -2,6 +2,10 @@
 
 Every tracker has a thread and a queue, and the forecasts have, so that one that hangs holds up no other.
 At the end the process waits so long and no longer; what hangs then ends with it.
+
+Threads of the trainer would not do. Where W&B's server does not answer, its hook at the exit of Python holds
+that up: by 83 s with wandb 0.31.0. MLflow and trackio print to standard output, which is the command's. And
+the fits of the forecasts would compete with the training for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -46,8 +50,6 @@ class Setup:
     axis: str
     end: float
     """Of the budget, on that axis."""
-    evals: tuple[EvalPoint, ...]
-    """That a run which goes on has already."""
     close_seconds: float
 
 
@@ -58,15 +60,6 @@ class TrackedRow:
     step: int
     time: float
     metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class TrackedLine:
-    """Of a file of the run, as it is: what is made of it is this process's work, and not the trainer's."""
-
-    row: Mapping[str, Any]
-    named: Callable[[Mapping[str, Any]], dict[str, float]]
-    """Its metrics, by the names under which they are logged."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +85,15 @@ def work(parent: Connection) -> None:
         return
     kept = _Kept(setup.run, say)
     lanes = [_Lane(tracker, kept, say) for tracker in setup.trackers]
-    putting = threading.Lock()
+    logging = threading.Lock()  # rows come from this thread and from that of the forecasts
 
-    def put(row: TrackedRow) -> None:
-        with putting:
+    def log(row: TrackedRow) -> None:
+        with logging:
             for lane in lanes:
                 lane.put(row)
 
-    forecasts = _Forecasts(setup, say, put)
-    status = _receive(parent, put, forecasts, say)
+    forecasts = _Forecasts(setup, say, log)
+    status = _receive(parent, log, forecasts)
     forecasts.end(forecast_seconds(setup.close_seconds))
     _close(lanes, status, setup.close_seconds, say)
     os._exit(0)  # threads that hang, and what libraries do at an exit, are not waited for
@@ -111,26 +104,19 @@ def forecast_seconds(close_seconds: float) -> float:
     return min(close_seconds, FORECAST_SECONDS)
 
 
-def _receive(
-    parent: Connection, put: Callable[[TrackedRow], None], forecasts: _Forecasts, say: _Speaker
-) -> Status:
-    """Pass on what comes, whatever it holds, until the end of the run, whose status it returns."""
-    said = False
+def _receive(parent: Connection, log: Callable[[TrackedRow], None], forecasts: _Forecasts) -> Status:
+    """Pass on what comes until the end of the run, whose status it returns."""
     while True:
         try:
             item = parent.recv()
-            if isinstance(item, End):
-                return item.status
-            if isinstance(item, EvalPoint):
-                forecasts.put(item)
-            else:
-                put(TrackedRow(item.row["step"], item.row["time"], item.named(item.row)))
         except (EOFError, OSError):  # the trainer has died
             return "failed"
-        except Exception as error:
-            if not said:
-                say(f"a row is no metrics, and is not logged ({brief_error(error)}); training goes on")
-            said = True
+        if isinstance(item, End):
+            return item.status
+        if isinstance(item, EvalPoint):
+            forecasts.put(item)
+        else:
+            log(item)
 
 
 def _close(lanes: Sequence[_Lane], status: Status, seconds: float, say: _Speaker) -> None:
@@ -221,19 +207,17 @@ class _Forecasts(threading.Thread):
 
     def __init__(self, setup: Setup, say: _Speaker, log: Callable[[TrackedRow], None]) -> None:
         super().__init__(daemon=True)
-        self._forecaster, self._axis, self._end = setup.forecaster, setup.axis, setup.end
-        self._run = RunRecord(setup.run.folder, dict(setup.run.config), setup.evals)
-        self._say, self._log = say, log
-        self._waiting: deque[tuple[EvalPoint, TrackedRow]] = deque()
+        self._setup, self._say, self._log = setup, say, log
+        self._forecaster = setup.forecaster
+        self._waiting: deque[EvalPoint] = deque()
         self._changed = threading.Condition()
         self._over = False
         self.start()
 
     def put(self, point: EvalPoint) -> None:
         """Log an evaluation, with the forecast from all up to it where there is one."""
-        row = TrackedRow(point.step, point.time, metrics.of_evaluation(point))
         with self._changed:
-            self._waiting.append((point, row))
+            self._waiting.append(point)
             self._changed.notify_all()
 
     def run(self) -> None:
@@ -241,14 +225,13 @@ class _Forecasts(threading.Thread):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                point, row = self._waiting[0]
-            self._run = replace(self._run, evals=(*self._run.evals, point))
-            more = self._forecast()
+                point = self._waiting[0]
+            forecast = self._forecast(point)
             with self._changed:
                 if self._over:
                     return
                 self._waiting.popleft()
-                self._log(replace(row, metrics=row.metrics | more))
+                self._log_with(point, forecast)
                 self._changed.notify_all()
 
     def end(self, seconds: float) -> None:
@@ -256,16 +239,21 @@ class _Forecasts(threading.Thread):
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, seconds)
             self._over = True
-            for _, row in self._waiting:
-                self._log(row)
+            for point in self._waiting:
+                self._log_with(point, {})
             if n := len(self._waiting):
                 self._say(f"{n} of the last forecasts were not made in time, and are not logged")
 
-    def _forecast(self) -> dict[str, float]:
+    def _log_with(self, point: EvalPoint, forecast: dict[str, float]) -> None:
+        self._log(TrackedRow(point.step, point.time, metrics.of_evaluation(point) | forecast))
+
+    def _forecast(self, point: EvalPoint) -> dict[str, float]:
         if self._forecaster is None:
             return {}
         try:
-            return metrics.of_forecast(self._forecaster(self._run, self._axis, self._end))
+            record = RunRecord.read(self._setup.run.folder)
+            so_far = replace(record, evals=tuple(one for one in record.evals if one.step <= point.step))
+            return metrics.of_forecast(self._forecaster(so_far, self._setup.axis, self._setup.end))
         except ScalerlError:  # too early to say anything
             return {}
         except BaseException as error:
