@@ -9,7 +9,8 @@ import re
 import secrets
 import select
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from time import monotonic
@@ -51,6 +52,15 @@ def open_input(path: Path) -> BinaryIO:
     except BaseException:
         os.close(handle)
         raise
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Raise an InputError that names `path` for what the system refuses within: an unreadable folder, say."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def check_input(path: Path, pipes: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Results as pandas data frames, where pandas is there; the package works without it."""
+"""Results as pandas data frames; the package works without pandas, and these raise an InputError."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from scalerl.errors import InputError
 
 
 def data_frame(columns: Mapping[str, Any]) -> Any:
-    """A `pandas.DataFrame` of these columns, all of one length.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
+    """A `pandas.DataFrame` of these columns, all of one length."""
     return _pandas().DataFrame(dict(columns))
 
 
 def whole_numbers(values: Sequence[int | None]) -> Any:
-    """A column of whole numbers of any data frame; None is NA.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
+    """A column of whole numbers of any data frame; None is NA."""
     return _pandas().array(list(values), dtype="Int64")
 
 
@@ -35,9 +27,5 @@ def _pandas() -> Any:
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """A data frame with these columns, of rows that may lack some.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
+    """A data frame with these columns, of rows that may lack some."""
     return data_frame({name: [row.get(name) for row in rows] for name in names})

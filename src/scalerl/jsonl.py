@@ -1,4 +1,7 @@
-"""JSON Lines: one object per line, appended whole; and the bytes of any text that a user names."""
+"""JSON Lines: one object per line, appended whole; and the bytes of any text that a user names.
+
+A file that cannot be read, or a line that is no JSON object, is an InputError that names it.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +70,7 @@ def parse_json(data: bytes, where: str) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file.
-
-    Raises:
-        InputError: the file cannot be read, or is no JSON object in UTF-8.
-    """
+    """The object of a JSON file."""
     data = read_bytes(path)
     check_not_utf16(data, str(path))
     try:
@@ -84,20 +83,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """`parse_jsonl` of a file.
-
-    Raises:
-        InputError: the file cannot be read, or a line that is not the last is no JSON object.
-    """
+    """`parse_jsonl` of a file."""
     return parse_jsonl(read_bytes(path), str(path), warnings)
 
 
 def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, as `read_jsonl`; none where there is no such file.
-
-    Raises:
-        InputError: what `read_jsonl` raises.
-    """
+    """The objects of a JSONL file, as `read_jsonl`; none where there is no such file."""
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
 
 
@@ -105,9 +96,6 @@ def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
     """The last whole object of a JSONL file that may be written to; empty where there is none.
 
     No more than its last `most` bytes are read, as the file of a long run is large.
-
-    Raises:
-        InputError: there is such a file, and it cannot be read.
     """
     try:
         if path.exists() and not path.is_file():  # to open a pipe alone may take for ever
@@ -137,11 +125,7 @@ def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int
 
 
 def iter_jsonl(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`parse_jsonl`, one object at a time.
-
-    Raises:
-        InputError: as `parse_jsonl`.
-    """
+    """`parse_jsonl`, one object at a time."""
     check_not_utf16(data, source)
     lines = enumerate(io.BytesIO(data.removeprefix(codecs.BOM_UTF8)), start=1)
     return parse_lines(((number, line, line.endswith(b"\n")) for number, line in lines), source, warnings)
@@ -153,9 +137,6 @@ def parse_lines(
     """The objects of lines with the numbers of these; a line is its number, text, and whether it has an end.
 
     An unfinished last line goes to `warnings`.
-
-    Raises:
-        InputError: a line that has an end is no JSON object.
     """
     for number, line, ended in lines:
         if not line.strip():

@@ -1,5 +1,6 @@
 """The compute behind a foreign log, against totals that are worked by hand."""
 
+import json
 import math
 
 import numpy as np
@@ -187,6 +188,11 @@ CONFIGS = {
     "LlamaConfig": {"num_key_value_heads": 2},
     "Qwen3Config": {"num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
     "GPTNeoXConfig": {},
+    # Without a gate the feed-forward part has two matrices.
+    "ArceeConfig": {},
+    "NemotronConfig": {"num_key_value_heads": 2},
+    "PhiConfig": {},
+    "Starcoder2Config": {"num_key_value_heads": 2},
     "MixtralConfig": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeConfig": {
         **{"num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 48, "num_experts": 8},
@@ -216,6 +222,32 @@ def test_the_cost_of_a_model_is_that_of_its_matrices(name, tmp_path):
         counted.matrix_weights,
         counted.attention_per_position,
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            {"layer_types": ["linear_attention", "full_attention"]},
+            "layers of linear_attention are not",
+        ),
+        ({"layer_types": ["conv"] * 2}, "layers of conv are not counted"),
+        ({"mamba_d_state": 16}, "layers with a state .* are not counted"),
+        ({"moe_num_experts": 8, "moe_k": 2}, "experts by the name moe_num_experts are not counted"),
+        (
+            {"interleave_moe_layer_step": 1, "num_local_experts": 4},
+            "experts in some layers .* are not",
+        ),
+        ({"kv_lora_rank": 8}, "latent attention is not counted"),
+    ],
+)
+def test_a_model_with_parts_that_are_not_counted_is_refused(part, message, tmp_path):
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+    (tmp_path / "config.json").write_text(json.dumps({**shape, "layer_types": ["full_attention"] * 2}))
+    assert model_cost(tmp_path).matrix_weights == 2 * (4 * 64 * 64 + 3 * 64 * 256) + 64 * 99
+    (tmp_path / "config.json").write_text(json.dumps({**shape, **part}))
+    with pytest.raises(InputError, match=message):
+        model_cost(tmp_path)
 
 
 def test_a_config_that_says_nothing_of_a_model_is_refused(tmp_path):

@@ -161,7 +161,7 @@ def test_evals_jsonl_alone_builds_its_axes(tmp_path):
         ("gpu_hours,step,pass_rate,step\n1,1,.5,2\n", "2 columns are named 'step'"),
         ("1,.5\n2,.6\n", "no column 'pass_rate'; the first line holds the names.*here it holds numbers"),
         ('"a\nb",pass_rate\n1,.5\n', r"no column 'gpu_hours'; columns: a\\nb, pass_rate"),
-        (",".join(f"c{i}" for i in range(500)) + "\n", "columns: c0, c1, .*, c19, and 480 more$"),
+        (",".join(f"c{i}" for i in range(500)) + "\n", "columns: c0, c1, .*, c19 and 480 more$"),
         ('gpu_hours,pass_rate\n"1,.5\n', "line 2: unexpected end of data"),
         (
             "gpu_hours,pass_rate\n1," + "5" * 200_000 + "\n",

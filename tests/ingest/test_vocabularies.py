@@ -378,6 +378,17 @@ def test_completions_of_a_held_out_prompt_are_not_those_of_a_step():
     assert (point.n_prompts, point.n_samples, point.mean_p_1mp) == (100, 16, 0.04)
 
 
+def test_a_share_that_a_trainer_calls_percent_is_not_divided_by_100():
+    builder = LogBuilder("log", "test", "run", lambda name: True)
+    for step in range(1, 9):
+        solved = {"batch/percent_solved_mean": 0.3 + step / 20, "val/stop_rate": 0.9}
+        builder.add(step, math.nan, solved)
+    vocabulary = next(one for one in VOCABULARIES if one.trainer == "open-instruct")
+    run = as_run(builder.build(), vocabulary, ReadOptions())
+    assert [one.pass_rate for one in run.record.evals] == pytest.approx([0.3 + n / 20 for n in range(1, 9)])
+    assert not any("divided" in warning for warning in run.warnings)
+
+
 def test_versions_of_before():
     cases = {
         "trl": (

@@ -66,14 +66,12 @@ def counters(
     """
     with np.errstate(over="ignore", invalid="ignore"):
         made = _counters(log, vocabulary, devices, model)
-    found = {name: getattr(made, name) for name in ("device_seconds", "tokens", "samples", "flops")}
     absurd = {
-        name: counter
-        for name, counter in found.items()
-        if counter is not None and not (np.abs(counter.total_N) < MOST).all()
+        name: f"left out, as no run has so much: {counter.how}"
+        for name in ("device_seconds", "tokens", "samples", "flops")
+        if (counter := getattr(made, name)) is not None and not (np.abs(counter.total_N) < MOST).all()
     }
-    texts = [f"left out, as no run has so much: {counter.how}" for counter in absurd.values()]
-    return replace(made, **dict.fromkeys(absurd), warnings=(*made.warnings, *texts))
+    return replace(made, **dict.fromkeys(absurd), warnings=(*made.warnings, *absurd.values()))
 
 
 def _counters(
@@ -95,7 +93,8 @@ def _counters(
     samples = _counted(log, vocabulary, "samples", "samples_so_far", warnings) or _by_config(log, vocabulary)
     flops = _so_far(log, vocabulary, "flops_so_far", 1.0, warnings) if model is None else None
     if model is not None and tokens is not None:
-        length = _usual(log, vocabulary, "mean_length")
+        lengths = vocabulary.matches("mean_length", log.metrics)[:1]
+        length = float(np.mean(log.metrics[lengths[0]].value_N)) if lengths else math.nan
         each = model.forward(1.0, length if math.isfinite(length) else 0.0)
         how = f"4 forward passes of {model.model} ({model.matrix_weights:,} weights) a token of {tokens.how}"
         flops = Counter(tokens.step_N, 4 * each * tokens.total_N, how)
@@ -141,8 +140,7 @@ def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
 
 def _by_the_clock(times: Series) -> Counter:
     """Seconds between rows, those in which the run stood still or was begun again left out."""
-    step_N, time_N = times.step_N, times.value_N
-    gap_N, passed_N = np.diff(step_N), np.diff(time_N)
+    gap_N, passed_N = np.diff(times.step_N), np.diff(times.value_N)
     pace = float(np.median(passed_N / gap_N))
     usual_N = pace * gap_N
     stood_N = (passed_N < 0) | ((passed_N > GAP_TIMES * usual_N) & (passed_N > usual_N + GAP_SECONDS))
@@ -150,21 +148,19 @@ def _by_the_clock(times: Series) -> Counter:
     if stood_N.any():
         lost = float(np.sum((passed_N - usual_N)[stood_N])) / 3600
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
-    spent_N = np.where(stood_N, usual_N, passed_N)
-    return _added_up(step_N, np.insert(spent_N, 0, pace * _window(step_N)[0]), how)
+    spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, pace * _window(times.step_N)[0])
+    return _added_up(times.step_N, spent_N, how)
 
 
 def _on_devices(
     seconds: Counter, log: Log, vocabulary: Vocabulary, devices: float | None, warnings: list[str]
 ) -> Counter:
-    number, why = float(devices or 0), "as given"
-    if not number:
-        number, why = _devices(log, vocabulary)
+    number, why = (float(devices), "as given") if devices else _devices(log, vocabulary)
     if not number:
         warnings.append(DEVICES_NOT_LOGGED)
         return seconds
-    text = f"{seconds.how}, x {number:g} devices ({why})"
-    return Counter(seconds.step_N, seconds.total_N * number, text)
+    how = f"{seconds.how}, x {number:g} devices ({why})"
+    return replace(seconds, total_N=seconds.total_N * number, how=how)
 
 
 def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
@@ -247,9 +243,3 @@ def _by_config(log: Log, vocabulary: Vocabulary) -> Counter | None:
         return None
     step_N = np.array([0.0, last])
     return Counter(step_N, number * step_N, f"{how} in every step")
-
-
-def _usual(log: Log, vocabulary: Vocabulary, role: str) -> float:
-    for name in vocabulary.matches(role, log.metrics):
-        return float(np.mean(log.metrics[name].value_N))
-    return math.nan

@@ -15,6 +15,21 @@ from typing import Any
 from scalerl.errors import InputError
 from scalerl.model_config import read_model_config
 
+_UNGATED = frozenset(
+    (
+        *("apertus", "arcee", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj"),
+        *("nanochat", "nemotron", "opt", "persimmon", "phi", "starcoder2"),
+    )
+)
+"""Types of models whose feed-forward part has two matrices; that of all others has a third, for its gate."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_UNCOUNTED = {
+    "kv_lora_rank": "latent attention is",
+    "multi_query": "multi-query attention is",
+    "interleave_moe_layer_step": "experts in some layers alone, as of Llama 4, are",
+}
+_ATTENTION = frozenset(("full_attention", "sliding_attention", "chunked_attention", "attention"))
+
 
 @dataclass(frozen=True)
 class ModelCost:
@@ -54,12 +69,12 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
         raise InputError(f"{file}: {heads} heads cannot share a hidden size of {hidden}")
     head_dim = whole("head_dim", default=hidden // heads)
     kv_heads = whole("num_key_value_heads", default=heads)
-    if config.get("kv_lora_rank"):
-        raise InputError(f"{file}: latent attention is not counted yet; tokens and GPU-hours are")
+    if what := _uncounted(config):
+        raise InputError(f"{file}: {what} not counted yet; tokens and GPU-hours are")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     dense = whole("intermediate_size", "n_inner", default=4 * hidden)
-    gated = 2 if config.get("n_inner") or str(config.get("model_type")) in ("gpt2", "gpt_neox", "opt") else 3
-    experts = whole("num_experts", "num_local_experts", "n_routed_experts", default=0)
+    gated = 2 if config.get("n_inner") or config.get("model_type") in _UNGATED else 3
+    experts = whole(*_EXPERTS, default=0)
     mlp_per_layer = gated * hidden * dense
     dense_layers = layers
     sparse_per_layer = 0
@@ -80,6 +95,23 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
     named = (config.get(key) for key in ("_name_or_path", "model_type"))
     name = next((one for one in named if isinstance(one, str) and one), file.parent.name)
     return ModelCost(weights, 4 * layers * heads * head_dim, name)
+
+
+def _uncounted(config: Mapping[str, Any]) -> str:
+    """What a model has that the count above knows nothing of; empty where it knows all."""
+    for key, what in _UNCOUNTED.items():
+        if config.get(key):
+            return what
+    kinds = config.get("layer_types")
+    others = {str(kind) for kind in kinds}.difference(_ATTENTION) if isinstance(kinds, list) else ()
+    if others:
+        return f"layers of {', '.join(sorted(others))} are"
+    if any(key.startswith("mamba_") for key in config):
+        return "layers with a state (mamba) are"
+    named = [key for key in config if "num_experts" in key and config[key]]
+    if named and not any(config.get(name) for name in _EXPERTS):
+        return f"experts by the name {named[0]} are"
+    return ""
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:

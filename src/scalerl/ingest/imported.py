@@ -19,10 +19,10 @@ from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import ComputeCounters, Counter, counters
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
-from scalerl.ingest.logs.order import code_of, reason_of
+from scalerl.ingest.logs.log import Log, Series, finite, listed
+from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
-from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted
+from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
 from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunRecord, Tokens
 
 OF_STEP = {
@@ -53,27 +53,12 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class LoggedColumn:
-    """A metric as a field of steps.jsonl."""
-
-    field: str
-    series: Series
-
-    def cells(self, place: int) -> Iterator[tuple[float, int, float, float]]:
-        """Step, `place`, value and Unix seconds, of some thousand rows at a time."""
-        columns = (self.series.step_N, self.series.value_N, self.series.time_N)
-        for start in range(0, len(self.series), _AT_ONCE):
-            parts = (column_N[start : start + _AT_ONCE].tolist() for column_N in columns)
-            yield from ((step, place, value, time) for step, value, time in zip(*parts, strict=True))
-
-
-@dataclass(frozen=True)
 class Imported:
     """A run that was read from a foreign log."""
 
     record: RunRecord
-    columns: tuple[LoggedColumn, ...]
-    """What becomes of steps.jsonl."""
+    columns: Mapping[str, Series]
+    """By the fields of steps.jsonl that they become."""
     taken: tuple[tuple[str, str], ...]
     """What was taken for what, as (what, text)."""
     warnings: tuple[str, ...]
@@ -87,14 +72,18 @@ class Imported:
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Lines of steps.jsonl as they are asked for, one for every step at which anything was logged."""
-        cells = heapq.merge(*(column.cells(place) for place, column in enumerate(self.columns)))
+        cells = heapq.merge(*(_cells(*column) for column in self.columns.items()), key=itemgetter(0))
         for step, row in itertools.groupby(cells, key=itemgetter(0)):
             named = list(row)
-            yield {
-                "step": int(step),
-                "time": named[0][3],
-                **{self.columns[place].field: value for _, place, value, _ in named},
-            }
+            yield {"step": int(step), "time": named[0][1], **{name: value for _, _, name, value in named}}
+
+
+def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float]]:
+    """Step, Unix seconds, `name` and value, of some thousand rows at a time."""
+    for start in range(0, len(series), _AT_ONCE):
+        rows = slice(start, start + _AT_ONCE)
+        columns = (column_N[rows].tolist() for column_N in (series.step_N, series.time_N, series.value_N))
+        yield from ((step, time, name, value) for step, time, value in zip(*columns, strict=True))
 
 
 def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
@@ -103,7 +92,6 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     Raises:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
     """
-    log = presentable(log)
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]
@@ -113,7 +101,8 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     # The ending comes first: a view with room for one warning shows the first.
     warnings = [*told, *warnings] if left_out.ending else [*warnings, *told]
     value_N = _unscaled(series.value_N, name, log, vocabulary, warnings)
-    rate_N, how = as_pass_rate(value_N, name, log.source, asked.option)
+    is_share = any(is_like(name, pattern) for pattern in vocabulary.shares)
+    rate_N, how = as_pass_rate(value_N, name, log.source, asked.option, is_share)
     if how:
         warnings.append(how)
     made = counters(log, vocabulary, asked.devices, asked.model)
@@ -126,8 +115,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
     noise = {role: _first(log, vocabulary, role) for role in ("n_prompts", "n_samples", "mean_p_1mp")}
+    named: dict[str, Any] = {"n_samples": n_samples(name)}
     points = tuple(
-        replace(_point(step, rate, time, n_samples(name), made, columns), **_known_noise(noise, step))
+        replace(_point(step, rate, time, made, columns), **(named | _known_noise(noise, step)))
         for step, rate, time in zip(
             series.step_N.tolist(), rate_N.tolist(), series.time_N.tolist(), strict=True
         )
@@ -141,10 +131,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     }
     if len(left_out):
         config["left_out"] = left_out.to_json()
-    if budget := _budget(log.config):
-        config["budget"] = budget
+    config |= _budget(log.config)
     record = RunRecord(Path(log.source), config, points, warnings=tuple(warnings))
-    return Imported(record, tuple(columns), tuple(taken), tuple(warnings), left_out)
+    return Imported(record, columns, tuple(taken), tuple(warnings), left_out)
 
 
 def left_out_of(log: Log, name: str) -> LeftOut:
@@ -154,22 +143,17 @@ def left_out_of(log: Log, name: str) -> LeftOut:
         return NONE
     step_V = np.where(omitted.reason_V == code_of(NO_STEP), math.nan, omitted.step_V)
     places = zip(omitted.step_V.tolist(), omitted.line_V.tolist(), omitted.reason_V.tolist(), strict=True)
-    found = [Omitted(reason_of(code), _whole(step), line or None) for step, line, code in places]
+    found = [Omitted(REASONS[code], shown_step(step), line or None) for step, line, code in places]
     series = log.metrics.get(name)
     return LeftOut.of_log(found, step_V, series.step_N if series is not None else np.zeros(0), name)
 
 
-def _whole(step: float) -> int | None:
-    """A step that can be shown; one beyond 2^53 is none."""
-    return int(step) if step.is_integer() and abs(step) <= 2**53 else None
-
-
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The budget of a run of ours, as its tracker kept it (MLflow all as text); empty of other trainers'."""
+    """The "budget" of a run of ours, as its tracker kept it (MLflow as text); empty of other trainers'."""
     kind, amount = config.get("budget.kind"), config.get("budget.amount")
     with suppress(TypeError, ValueError):
         if kind in AXES and 0 < float(str(amount)) < math.inf:
-            return {"kind": kind, "amount": float(str(amount))}
+            return {"budget": {"kind": kind, "amount": float(str(amount))}}
     return {}
 
 
@@ -184,12 +168,12 @@ def _pass_rate_metric(
             f"{log.source}: no metric '{asked.pass_rate}' with numbers; "
             f"{_all_left_out(log, [name])}there are {listed(_likely(log.names))}"
         )
-    held_out = vocabulary.matches("held_out", log.metrics)
-    if held_out:
+    if held_out := vocabulary.matches("held_out", log.metrics):
         made = {name: len(log.metrics[name]) + _without_number(log, name) for name in held_out}
         first = max(held_out, key=lambda name: made[name])  # the first of several with the most
         return first, [name for name in held_out if name != first]
-    for name in vocabulary.matches("held_out", log.omitted):
+    without = vocabulary.matches("held_out", log.omitted)
+    for name in without:
         warnings += left_out_of(log, name).sentences()
     for name in vocabulary.matches("train_reward", log.metrics):
         warnings.append(
@@ -197,9 +181,8 @@ def _pass_rate_metric(
             "sampled by weights of several versions; its curve may differ from that of a held-out pass rate"
         )
         return name, []
-    left_out = _all_left_out(log, vocabulary.matches("held_out", log.omitted))
     raise InputError(
-        f"{log.source}: nothing here is known as a pass rate or a reward; {left_out}"
+        f"{log.source}: nothing here is known as a pass rate or a reward; {_all_left_out(log, without)}"
         f"name one with {asked.option}: {listed(_likely(log.names)) or 'there are no metrics with numbers'}"
     )
 
@@ -238,45 +221,48 @@ def _likely(names: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: (not sound.search(name), name))
 
 
-def as_pass_rate(value_N: np.ndarray, name: str, source: str, option: str = "--y") -> tuple[np.ndarray, str]:
+def as_pass_rate(
+    value_N: np.ndarray, name: str, source: str, option: str = "--y", is_share: bool = False
+) -> tuple[np.ndarray, str]:
     """Values as shares in [0, 1], and in words what was done to them; empty where nothing was.
+
+    A name that says percent is believed, also of a run that begins below 1, unless it is known for a share.
 
     Raises:
         InputError: they are neither shares, nor percentages, nor rewards of -1 and 1; or they may be rewards
             with a bonus or a penalty as well. It says that `option` names another.
     """
     low, high = float(value_N.min()), float(value_N.max())
-    if (
-        low >= -_SLACK and high <= 100 + _SLACK and _OF_PERCENT.search(name)
-    ):  # also of a run that begins below 1
+    is_positive, is_low = low >= -_SLACK, high <= 1 + _SLACK
+    if _OF_PERCENT.search(name) and not is_share and is_positive and high <= 100 + _SLACK:
         return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100"
-    if low >= -_SLACK and high <= 1 + _SLACK:
+    if is_positive and is_low:
         return np.clip(value_N, 0.0, 1.0), ""
-    if -1 - _SLACK <= low <= _WELL_BELOW and high <= 1 + _SLACK:
+    if -1 - _SLACK <= low <= _WELL_BELOW and is_low:
         return np.clip((value_N + 1) / 2, 0.0, 1.0), (
             f"'{name}' goes below 0: it is taken for a mean of rewards of -1 and 1, and made a pass rate by "
             "(1 + reward) / 2"
         )
-    if _WELL_BELOW < low < 0 and high <= 1 + _SLACK:
-        raise InputError(
-            f"{source}: '{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of "
-            "-1 and 1 (as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
+    if is_positive and _FEW_PERCENT < high <= 100 + _SLACK:
+        how = f"'{name}' goes up to {high:.3g}: it is taken for percentages"
+        return np.clip(value_N / 100, 0.0, 1.0), how
+    if _WELL_BELOW < low < 0 and is_low:
+        what = (
+            f"goes down to {low:.3g}: no share, and too little below 0 to tell rewards of -1 and 1 (as a "
+            "pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
             f"name the metric of right answers with {option}"
         )
-    if low >= -_SLACK and high <= _FEW_PERCENT:
-        raise InputError(
-            f"{source}: '{name}' goes up to {high:.3g}: no share, and too little for percentages; "
-            "a reward with a bonus, for the format say, is no pass rate: name the metric of right answers "
-            f"with {option}"
+    elif is_positive and high <= _FEW_PERCENT:
+        what = (
+            f"goes up to {high:.3g}: no share, and too little for percentages; a reward with a bonus, for "
+            f"the format say, is no pass rate: name the metric of right answers with {option}"
         )
-    if low >= -_SLACK and high <= 100 + _SLACK:
-        return np.clip(
-            value_N / 100, 0.0, 1.0
-        ), f"'{name}' goes up to {high:.3g}: it is taken for percentages"
-    raise InputError(
-        f"{source}: '{name}' lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage and "
-        f"no mean of rewards of -1 and 1; name another metric with {option}"
-    )
+    else:
+        what = (
+            f"lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage and no mean of "
+            f"rewards of -1 and 1; name another metric with {option}"
+        )
+    raise InputError(f"{source}: '{name}' {what}")
 
 
 def n_samples(name: str) -> int:
@@ -287,23 +273,20 @@ def n_samples(name: str) -> int:
 
 def _columns(
     log: Log, vocabulary: Vocabulary, taken: list[tuple[str, str]], warnings: list[str]
-) -> list[LoggedColumn]:
-    columns = []
+) -> dict[str, Series]:
+    found: dict[str, Series] = {}
     for role, field in OF_STEP.items():
         for name in vocabulary.matches(role, log.metrics)[:1]:
-            columns.append(LoggedColumn(field, log.metrics[name]))
+            found[field] = log.metrics[name]
             taken.append((field.replace("_", " "), name))
-    if not any(column.field == "truncated" for column in columns):
+    if "truncated" not in found:
         for name in vocabulary.matches("finished", log.metrics)[:1]:
             series = log.metrics[name]
-            columns.append(
-                LoggedColumn("truncated", Series(series.step_N, 1 - series.value_N, series.time_N))
-            )
+            found["truncated"] = replace(series, value_N=1 - series.value_N)
             taken.append(("truncated", f"1 - {name}"))
-    for column in columns:
-        if column.field == "truncated":
-            _check_truncated(column.series, warnings)
-    return columns
+    if "truncated" in found:
+        _check_truncated(found["truncated"], warnings)
+    return found
 
 
 def _check_truncated(series: Series, warnings: list[str]) -> None:
@@ -317,17 +300,14 @@ def _check_truncated(series: Series, warnings: list[str]) -> None:
 
 
 def _point(
-    step: float,
-    rate: float,
-    time: float,
-    samples: int,
-    made: ComputeCounters,
-    columns: Sequence[LoggedColumn],
+    step: float, rate: float, time: float, made: ComputeCounters, columns: Mapping[str, Series]
 ) -> EvalPoint:
     def total(counter: Counter | None) -> float:
         return counter.at(step) if counter is not None else math.nan
 
-    health = {column.field: column.series.at(step) for column in columns}
+    health: dict[str, Any] = {
+        name: columns[name].at(step) for name in ("truncated", "mean_length", "entropy") if name in columns
+    }
     tokens, flops = total(made.tokens), total(made.flops)
     return EvalPoint(
         step=int(step),
@@ -339,10 +319,7 @@ def _point(
         tokens=Tokens(tokens, tokens),
         flops=Flops(flops / 4, 3 * flops / 4),
         samples=total(made.samples),
-        n_samples=samples,
-        truncated=health.get("truncated", math.nan),
-        mean_length=health.get("mean_length", math.nan),
-        entropy=health.get("entropy", math.nan),
+        **health,
     )
 
 
@@ -361,12 +338,8 @@ def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, 
 
 
 def _taken_counters(made: ComputeCounters, vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    named = {
-        "GPU-hours": made.device_seconds,
-        "FLOPs": made.flops,
-        "tokens": made.tokens,
-        "samples": made.samples,
-    }
+    named = {"GPU-hours": made.device_seconds, "FLOPs": made.flops}
+    named |= {"tokens": made.tokens, "samples": made.samples}
     rows = [(what, counter.how) for what, counter in named.items() if counter is not None]
     # A log of ours has both of them added up.
     twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError, number_of
+from scalerl.files import reading
 
 if TYPE_CHECKING:
     from scalerl.curve import Points
@@ -76,11 +76,12 @@ def load_run(
     """
     source = Source(pass_rate, format, trainer, run, devices, None if model is None else Path(model))
     records, foreign, unread = _records(path, source)
-    if records is not None:
-        source.check_used([path], foreign, "{}=")
-        return _with(_only(records, path), unread) if unread else _only(records, path)
-    what = "a plain table, not a run; scalerl.read_table reads its points"
-    raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
+    if records is None:
+        what = "a plain table, not a run; scalerl.read_table reads its points"
+        raise InputError(f"{path}: {what if Path(path).is_file() else 'no such file or folder'}")
+    source.check_used([path], foreign, "{}=")
+    _check_one(records, path)
+    return _with(records[0], unread)
 
 
 def read_runs(path: str | Path, source: Source, format: Format | None = None) -> FoundRuns:
@@ -97,8 +98,9 @@ def read_runs(path: str | Path, source: Source, format: Format | None = None) ->
 
     model = model_cost(source.model) if source.model is not None else None
     asked = ReadOptions(source.pass_rate, source.devices, model)
-    how = {"trainer": source.trainer, "run": source.run, "guessed": source.format is None}
-    return read_source(path, asked, format=format or source.format, **how)
+    return read_source(
+        path, asked, format or source.format, source.trainer, source.run, guessed=source.format is None
+    )
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,10 @@ def read_data(path: str | Path, x: str | None, source: Source, price: float | No
         InputError: what is there cannot be read, or has no such axis, or the price is not for it.
     """
     found = read_all(path, x, source, price)
-    if records := [data.record for data in found if data.record is not None]:
-        _only(records, path)
-    lines = tuple(map(str, found[0].unread))
-    if not lines:
-        return found[0]
-    points = replace(found[0].points, warnings=(*found[0].points.warnings, *lines))
-    record = found[0].record
-    return replace(found[0], points=points, record=record and _with(record, found[0].unread))
+    _check_one([data.record for data in found if data.record is not None], path)
+    first = found[0]
+    points = replace(first.points, warnings=(*first.points.warnings, *map(str, first.unread)))
+    return replace(first, points=points, record=first.record and _with(first.record, first.unread))
 
 
 def read_all(path: str | Path, x: str | None, source: Source, price: float | None) -> list[Data]:
@@ -210,7 +208,7 @@ def is_run_folder(path: str | Path) -> bool:
     """
     from scalerl.record.reader import holds_run
 
-    with _entered(path):
+    with reading(path):
         return holds_run(Path(path))
 
 
@@ -219,7 +217,7 @@ def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, 
     if (format := _foreign_format(path, source)) is not None:
         found = read_runs(path, source, format)
         return [one.record for one in found.runs], True, found.unread
-    with _entered(path):
+    with reading(path):
         if not Path(path).is_dir():
             return None, False, ()
     if source.pass_rate is not None:
@@ -238,7 +236,7 @@ def _foreign_format(path: str | Path, source: Source) -> Format | None:
     """That of the log of another trainer; None of a run folder, a table or a pipe."""
     from scalerl.record.reader import holds_run, runs_below
 
-    with _entered(path):
+    with reading(path):
         place = Path(path)
         is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
     if source.format is None and is_own:  # a pipe, too, which can be read only once
@@ -248,23 +246,10 @@ def _foreign_format(path: str | Path, source: Source) -> Format | None:
     return recognise(Path(path), source.format)
 
 
-def _only(records: Sequence[RunRecord], path: str | Path) -> RunRecord:
-    """The one run that there is to be."""
-    if len(records) > 1:
-        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {_names(records)}")
-    return records[0]
-
-
-def _names(records: Sequence[RunRecord]) -> str:
+def _check_one(records: Sequence[RunRecord], path: str | Path) -> None:
+    """Raise an InputError if there are several runs, which names them."""
     from scalerl.ingest.logs.log import listed
 
-    return listed([str(record.config["name"]) for record in records])
-
-
-@contextmanager
-def _entered(path: str | Path) -> Iterator[None]:
-    """A folder on the way that may not be entered, or a name too long, is said in a line."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    if len(records) > 1:
+        names = listed([str(record.config["name"]) for record in records])
+        raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}")

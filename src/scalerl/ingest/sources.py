@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalerl import limits
 from scalerl.errors import InputError
-from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise
+from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
 from scalerl.ingest.imported import Imported, ReadOptions, as_run
 from scalerl.ingest.logs.log import Log, listed
-from scalerl.ingest.vocabularies.vocabulary import Vocabulary, known_names, tell
+from scalerl.ingest.vocabularies import ANY, VOCABULARIES
+from scalerl.ingest.vocabularies.vocabulary import known_names, tell
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class FoundRuns:
 def read_source(
     path: str | Path,
     asked: ReadOptions | None = None,
-    *,
     format: str | Format | None = None,
     trainer: str | None = None,
     run: str | None = None,
+    *,
     guessed: bool = False,
 ) -> FoundRuns:
     """All runs in a file or folder that can be read, or the one of a name.
@@ -65,7 +65,7 @@ def read_source(
         logs = found.read(path, wanted(asked))
         notes = _others(path, found) if guessed or format is None else []
     except OSError as error:
-        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
+        raise InputError(unopened(error, path)) from error
     if not logs:
         raise InputError(f"{path}: there are no runs in it ({found.what})")
     if run is not None:
@@ -74,26 +74,27 @@ def read_source(
             raise InputError(f"{path}: no run {run!r}; there are {names}")
     limits.RUNS.check(len(logs), path)
     made: list[Imported | Unread] = []
-    errors: list[str] = []
-    evaluations = 0
+    evaluations, first_error = 0, ""
     for log in logs:
         if isinstance(log, Unread):
             made.append(log)
-            errors.append(log.reason)
+            first_error = first_error or log.reason
             continue
         try:
             run_read = run_of(replace(log, notes=(*notes, *log.notes)), asked, trainer)
             limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
         except InputError as error:
-            errors.append(f"{error} (in the run {log.name!r})" if len(logs) > 1 else str(error))
+            which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
+            first_error = first_error or f"{error}{which}"
             made.append(Unread(str(path), log.name, str(error)))
         else:
             evaluations += len(run_read.record.evals)
             made.append(run_read)
-    if len(errors) == len(logs):
+    found_runs = FoundRuns(tuple(made))
+    if not found_runs.runs:
         more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
-        raise InputError(f"{errors[0]}{more}")
-    return FoundRuns(tuple(made))
+        raise InputError(f"{first_error}{more}")
+    return found_runs
 
 
 def _name(log: Log | Unread) -> str:
@@ -115,8 +116,6 @@ def _others(path: Path, taken: Format) -> list[str]:
 
 def wanted(asked: ReadOptions) -> Wanted:
     """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
-    from scalerl.ingest.vocabularies import VOCABULARIES
-
     extra = [asked.pass_rate] if asked.pass_rate else []
     known = known_names(VOCABULARIES, *extra).fullmatch
     return lambda name: known(name) is not None
@@ -128,15 +127,9 @@ def run_of(log: Log, asked: ReadOptions, trainer: str | None = None) -> Imported
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
     """
-    from scalerl.ingest.vocabularies import VOCABULARIES
-
-    return as_run(log, _vocabulary(log, VOCABULARIES, trainer), asked)
-
-
-def _vocabulary(log: Log, known: Sequence[Vocabulary], named: str | None) -> Vocabulary:
-    if named is not None:
-        for one in known:
-            if one.trainer == named:
-                return one
-        raise InputError(f"no trainer {named!r}; there are {', '.join(one.trainer for one in known)}")
-    return tell(known, log.names) or known[-1]
+    if trainer is None:
+        return as_run(log, tell(VOCABULARIES, log.names) or ANY, asked)
+    for one in VOCABULARIES:
+        if one.trainer == trainer:
+            return as_run(log, one, asked)
+    raise InputError(f"no trainer {trainer!r}; there are {', '.join(one.trainer for one in VOCABULARIES)}")

@@ -12,7 +12,6 @@ where `.cut.part` is, that cut is done first.
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.files import sync, write_atomically
-from scalerl.jsonl import dumps
+from scalerl.jsonl import dumps, number
 from scalerl.record.folder import CUT, RECORDS
 
 LOST = "lost.jsonl"
@@ -155,14 +154,10 @@ def _object(line: str) -> dict[str, Any]:
 def _is_step(row: Mapping[str, Any]) -> bool:
     """Whether it is a line of steps.jsonl with its counters."""
     counters = [row.get(name) for name in ("device_seconds", "flops", "tokens")]
-    values = [row.get("step")]
-    for one in counters:
-        if not isinstance(one, dict):
-            return False
-        values += one.values()
-    with suppress(OverflowError):  # of an integer beyond all floats
-        return all(
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-            for value in values
-        )
+    if not all(isinstance(one, dict) for one in counters):
+        return False
+    with suppress(InputError):
+        for value in (row.get("step"), *(value for one in counters for value in one.values())):
+            number(value, "a counter")
+        return True
     return False

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scalerl.errors import InputError, WriteError
-from scalerl.files import is_aside, lock, sync
+from scalerl.files import is_aside, lock, reading, sync
 
 RECORDS = (
     *("evals.jsonl", "eval_prompts.jsonl", "steps.jsonl", "groups.jsonl"),
@@ -185,11 +185,10 @@ def check_unused(folder: Path) -> None:
 
 
 def _check_empty(folder: Path) -> None:
-    try:
-        used = [] if folder.is_dir() else [folder] if folder.exists() else []
-        used += [path for path in folder.iterdir() if not _is_of_a_start(path)] if folder.is_dir() else []
-    except OSError as error:  # a name too long, a folder on the way that may not be entered
-        raise InputError(f"{folder}: {error.strerror or error}") from error
+    with reading(folder):  # a name may be too long, a folder on the way not be entered
+        is_folder = folder.is_dir()
+        used = [path for path in folder.iterdir() if not _is_of_a_start(path)] if is_folder else []
+        used += [folder] if folder.exists() and not is_folder else []
     if used:
         # What `rm -r RUN/*` leaves is named, as the folder seems to be empty.
         what = used[0] if all(path.name.startswith(".") for path in used) else folder

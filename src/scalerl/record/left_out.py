@@ -66,8 +66,7 @@ class LeftOut:
         """From all of them, in the order of their steps."""
         found = list(omitted)
         counts = Counter(one.reason for one in found)
-        items = _shared(found)
-        return cls(metric, tuple(counts.items()), tuple(items), ending)
+        return cls(metric, tuple(counts.items()), tuple(_shared(found)), ending)
 
     @classmethod
     def of_log(
@@ -99,10 +98,10 @@ class LeftOut:
         counts = [
             (reason, number)
             for reason, n in (reasons.items() if isinstance(reasons, Mapping) else ())
-            if reason in _WHY and (number := _whole(n) or 0) > 0
+            if reason in _WHY and (number := shown_step(n) or 0) > 0
         ]
         listed = [
-            Omitted(why, _whole(one.get("step")), _whole(one.get("line")))
+            Omitted(why, shown_step(one.get("step")), shown_step(one.get("line")))
             for one in (items if isinstance(items, Sequence) else ())[:MOST]
             if isinstance(one, Mapping) and isinstance(why := one.get("reason"), str) and why in _WHY
         ]
@@ -134,8 +133,7 @@ class LeftOut:
             return (
                 f"{counted(n, 'row')} left out, without an evaluation{of}: NaN in most rows stands for none"
             )
-        items = [one for one in self.items if one.reason == reason]
-        places = _places(items, n)
+        places = _places([one for one in self.items if one.reason == reason], n)
         return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}{': ' * bool(places)}{places}"
 
     def to_json(self) -> dict[str, Any]:
@@ -168,18 +166,13 @@ def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
     n, of = len(newest), f" of '{metric}'" if metric else ""
     last = "the last evaluation" if n == 1 else f"the last {n} of {total} evaluations"
     share = f" ({n / total:.0%})" if n > 1 else ""
-    span = _span([one.step for one in newest])
+    steps = [one.step for one in newest if one.step is not None]
+    more = f" (steps {steps[0]} to {steps[-1]})" if len(steps) > 1 else ""
+    span = f" (step {steps[0]})" if len(steps) == 1 else more
     return (
         f"{last}{of}{share} {'is' if n == 1 else 'are'} {what}{span}: the run may have diverged "
         "there, so that no ceiling is called identified and no verdict is given"
     )
-
-
-def _span(steps: Sequence[int | None]) -> str:
-    known = [step for step in steps if step is not None]
-    if not known:
-        return ""
-    return f" (step {known[0]})" if len(known) == 1 else f" (steps {known[0]} to {known[-1]})"
 
 
 def _places(items: Sequence[Omitted], total: int) -> str:
@@ -212,9 +205,11 @@ def _shared(found: Sequence[Omitted]) -> list[Omitted]:
     return [one for reason in by_reason for one in kept[reason]]
 
 
-def _whole(value: Any) -> int | None:
-    is_whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
-    return value if is_whole else None
+def shown_step(value: Any) -> int | None:
+    """A step, a line or a count as a whole number; None of what is none, or beyond those of a float64."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if abs(value) <= 2**53 and value == int(value) else None
 
 
 NONE = LeftOut()

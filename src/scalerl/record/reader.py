@@ -1,16 +1,4 @@
-"""The seam between training and curve science: a run is a folder of JSON files.
-
-    NAME/
-      config.json         schema version, resolved recipe, seed, versions, devices; written once
-      evals.jsonl         one line per evaluation (`EvalPoint`)
-      eval_prompts.jsonl  the successes of every held-out prompt at every evaluation
-      steps.jsonl         one line per trainer step
-      groups.jsonl        what became of every group of every step
-      forecasts.jsonl     every forecast made during the run, frozen when written
-      alarms.jsonl        what was wrong with the run's health, from when and until when
-      lost.jsonl          what a run that was cut had cost in vain, once it has been resumed
-      checkpoints/        what a resume needs, or the final weights
-      report.html         made from the files above, never read back
+"""The seam between training and curve science: a run is a folder of JSON files (docs/run-folder.md).
 
 A trainer writes it through `RunWriter`; everything that fits, compares or reports reads it through
 `RunRecord`. Raw counters are stored, and the compute axis is chosen when reading (`RunRecord.compute`).
@@ -28,6 +16,7 @@ import numpy as np
 
 from scalerl._views import view
 from scalerl.errors import InputError, brief, counted, number_of, printable
+from scalerl.files import reading
 from scalerl.frames import data_frame, whole_numbers
 from scalerl.jsonl import number, parse_jsonl, read_bytes, read_object, read_rows, whole
 from scalerl.record.alarms import Alarm, read_alarms
@@ -124,12 +113,12 @@ class EvalPoint:
         Raises:
             InputError: a field has another type, is not finite, or `step` or `pass_rate` is missing.
         """
+        for name in ("step", "pass_rate"):
+            if row.get(name) is None:
+                raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
         values: dict[str, Any] = {}
         for name in (f.name for f in fields(cls)):
-            value = row.get(name)
-            if name in ("step", "pass_rate") and value is None:
-                raise InputError(f"an evaluation needs a whole 'step' and a numeric 'pass_rate': no '{name}'")
-            if value is None:
+            if (value := row.get(name)) is None:
                 continue
             if name in _COUNTERS:
                 values[name] = _counters(_COUNTERS[name], value, name)
@@ -185,11 +174,9 @@ class RunRecord:
             InputError: there is no such folder, it holds no evaluations, or a line cannot be read.
         """
         path = Path(path)
-        try:
+        with reading(path):  # a folder may not be entered, a name be too long
             if not (path / "evals.jsonl").is_file():
                 raise InputError(f"{path}: {_why_no_run(path)}")
-        except OSError as error:  # a folder that may not be entered, a name too long
-            raise InputError(f"{path}: {error.strerror or error}") from error
         record = cls.parse_evals(read_bytes(path / "evals.jsonl"), str(path / "evals.jsonl"))
         warnings = list(record.warnings)
         forecasts = tuple(read_rows(path / "forecasts.jsonl", warnings))
@@ -234,8 +221,7 @@ class RunRecord:
     @property
     def default_axis(self) -> str:
         """The axis of the run's budget, if config.json names one that was logged; else the first logged."""
-        budget = self.config.get("budget")
-        named = budget.get("kind") if isinstance(budget, Mapping) else None
+        named = _table(self.config, "budget").get("kind")
         logged = self.logged_axes()
         return named if named in logged else logged[0]
 
@@ -245,8 +231,7 @@ class RunRecord:
 
         Of other runs, those that were read from logs above all, nobody knows whether there was one.
         """
-        recipe = self.config.get("recipe")
-        has_thresholds = isinstance(recipe, Mapping) and isinstance(recipe.get("health"), Mapping)
+        has_thresholds = isinstance(_table(self.config, "recipe").get("health"), Mapping)
         return has_thresholds or bool(self.alarms)
 
     def logged_axes(self) -> tuple[str, ...]:
@@ -368,20 +353,12 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a run of ours is there; it may have no evaluation yet.
-
-    Raises:
-        OSError: what is there may not be entered.
-    """
+    """Whether a run of ours is there, evaluated or not; OSError where that may not be entered."""
     return (path / "evals.jsonl").is_file() or _has_begun(path)
 
 
 def runs_below(path: Path) -> list[str]:
-    """The names of the run folders in a folder.
-
-    Raises:
-        OSError: what is there may not be entered.
-    """
+    """The names of the run folders in a folder; OSError where that may not be entered."""
     return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
 
 
@@ -424,11 +401,10 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    if not file.is_file():
-        return {}
-    config = read_object(file)
-    if not isinstance(config.get("schema", SCHEMA), int):
-        raise InputError(f"{file}: 'schema' is a whole number, found {config['schema']!r}")
-    if config.get("schema", SCHEMA) > SCHEMA:
-        raise InputError(f"{file}: schema {config['schema']} is newer than this scalerl reads ({SCHEMA})")
+    config = read_object(file) if file.is_file() else {}
+    schema = config.get("schema", SCHEMA)
+    if not isinstance(schema, int):
+        raise InputError(f"{file}: 'schema' is a whole number, found {schema!r}")
+    if schema > SCHEMA:
+        raise InputError(f"{file}: schema {schema} is newer than this scalerl reads ({SCHEMA})")
     return config

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ _CHECKPOINTED = "checkpointed"
 class RunWriter:
     """Writes a run folder, one whole line at a time; no other code writes there, and no other process.
 
-    Lines go to the folder that was opened, wherever that is moved; `folder` says where it is.
+    Lines go to the folder that was opened, wherever that is moved; `folder` says where it is. Whatever
+    writes raises WriteError where the disk does not take it, or another program has written to a file.
     """
 
     def __init__(self, path: str | Path | RunFolder, config: Mapping[str, Any]) -> None:
@@ -38,7 +40,6 @@ class RunWriter:
 
         Raises:
             InputError: the folder exists already and is not empty, or another process writes there.
-            WriteError: the disk does not take it.
         """
         self._open(path, new=True)
         self.config = json.loads(dumps({"schema": SCHEMA, **config}))
@@ -52,15 +53,12 @@ class RunWriter:
 
         Raises:
             InputError: another process writes there, or config.json cannot be read.
-            WriteError: the disk does not take it.
         """
         writer = cls.__new__(cls)
         writer._open(path)
         here = writer.folder.here()
-        try:
+        with _writing(writer.path):
             cut_record(here, lengths)
-        except OSError as error:
-            raise _write_error(writer.path, error) from error
         writer._ends |= lengths
         writer.config = read_object(here / "config.json")
         return writer
@@ -78,11 +76,7 @@ class RunWriter:
             self.folder.close()
 
     def change(self, **changes: Any) -> None:
-        """Put parts of its tables (the recipe, say) into config.json, or values, where others are there.
-
-        Raises:
-            WriteError: the disk does not take it.
-        """
+        """Put parts of its tables (the recipe, say) into config.json, or values, where others are there."""
         now = json.loads(dumps({**self.config, **changes}))
         for name, before in self.config.items():
             if isinstance(before, dict) and isinstance(now[name], dict):
@@ -92,41 +86,28 @@ class RunWriter:
             self._write_config()
 
     def checkpointed(self) -> None:
-        """Put on record that the run has had a checkpoint.
-
-        Raises:
-            WriteError: the disk does not take it.
-        """
+        """Put on record that the run has had a checkpoint."""
         self.change(**{_CHECKPOINTED: True})
 
     def _write_config(self) -> None:
-        try:
+        with _writing(self.path):
             write_atomically(self.folder.here() / "config.json", dumps(self.config, indent=2) + "\n")
-        except OSError as error:
-            raise _write_error(self.path, error) from error
 
     def lengths(self) -> dict[str, int]:
-        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk.
-
-        Raises:
-            WriteError: the disk does not take it, or somebody else has written to a file.
-        """
+        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk."""
         lengths = {}
         for name in RECORDS:
-            try:
-                handle = self.folder.open(name, os.O_RDONLY)
-            except FileNotFoundError:
-                self._check_end(name, 0)
-                continue
-            except OSError as error:
-                raise _write_error(self.path / name, error) from error
-            try:
-                os.fsync(handle)
-                lengths[name] = os.fstat(handle).st_size
-            except OSError as error:
-                raise _write_error(self.path / name, error) from error
-            finally:
-                os.close(handle)
+            with _writing(self.path / name):
+                try:
+                    handle = self.folder.open(name, os.O_RDONLY)
+                except FileNotFoundError:
+                    self._check_end(name, 0)
+                    continue
+                try:
+                    os.fsync(handle)
+                    lengths[name] = os.fstat(handle).st_size
+                finally:
+                    os.close(handle)
             self._check_end(name, lengths[name])
         return lengths
 
@@ -146,18 +127,12 @@ class RunWriter:
         self._append("evals.jsonl", asdict(point), sync=True)
 
     def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
-        """Write all evaluations and steps of a run that has them already, at once.
-
-        Raises:
-            WriteError: the disk does not take it.
-        """
+        """Write all evaluations and steps of a run that has them already, at once."""
         # What makes it a run comes last.
         lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
         for name, rows in lines.items():
-            try:
+            with _writing(self.path / name):
                 write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))
-            except OSError as error:
-                raise _write_error(self.path / name, error) from error
 
     def step(self, row: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
         """Append one trainer step, and what became of each of its groups."""
@@ -181,20 +156,19 @@ class RunWriter:
     def _append(self, name: str, row: Mapping[str, Any], sync: bool = False) -> None:
         self.folder.here()  # raises where the folder was removed
         data = (dumps(row) + "\n").encode()
-        try:
-            handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
+        with _writing(self.path / name):
+            try:
+                handle = self.folder.open(name, _APPENDING if self._ends[name] else _APPENDING | os.O_CREAT)
+            except FileNotFoundError:
+                self._check_end(name, 0)
+                return
             try:
                 before = os.lseek(handle, 0, os.SEEK_END)
                 self._check_end(name, before)
                 _append(handle, data, sync)
             finally:
                 os.close(handle)
-        except FileNotFoundError:
-            self._check_end(name, 0)
-        except OSError as error:
-            raise _write_error(self.path / name, error) from error
-        else:
-            self._ends[name] = before + len(data)
+        self._ends[name] = before + len(data)
 
     def _check_end(self, name: str, end: int) -> None:
         """A record that others write to, too, would be spoilt from here on, and a checkpoint with it."""
@@ -210,16 +184,9 @@ _APPENDING = os.O_WRONLY | os.O_APPEND
 
 
 def append_row(path: Path, row: Mapping[str, Any], sync: bool = True) -> None:
-    """Append one line of JSON, whole or not at all.
-
-    Raises:
-        WriteError: the disk does not take it.
-    """
-    try:
-        with path.open("ab", buffering=0) as file:
-            _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
-    except OSError as error:
-        raise _write_error(path, error) from error
+    """Append one line of JSON, whole or not at all; WriteError where the disk does not take it."""
+    with _writing(path), path.open("ab", buffering=0) as file:
+        _append(file.fileno(), (dumps(row) + "\n").encode(), sync)
 
 
 def _append(handle: int, data: bytes, synced: bool) -> None:
@@ -234,5 +201,10 @@ def _append(handle: int, data: bytes, synced: bool) -> None:
         raise
 
 
-def _write_error(path: Path, error: OSError) -> WriteError:
-    return WriteError(f"{path}: {error.strerror or error}; what was written before is kept")
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise a WriteError that names the path where the system refuses what is done within."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror or error}; what was written before is kept") from error

@@ -58,14 +58,15 @@ def each_run(
             with room.held() if room is not None else nullcontext():
                 found += read(place, name)
         except (InputError, OSError) as error:
-            errors.append(str(error) if isinstance(error, InputError) else _unopened(error, place))
+            errors.append(str(error) if isinstance(error, InputError) else unopened(error, place))
             found.append(Unread(str(path), name, errors[-1]))
     if errors and len(errors) == len(found):
         raise InputError(errors[0])
     return found
 
 
-def _unopened(error: OSError, place: Path) -> str:
+def unopened(error: OSError, place: Path) -> str:
+    """What the system says of a file or folder that cannot be read."""
     return f"{error.filename or place}: {error.strerror or error}"
 
 
@@ -117,4 +118,4 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
     try:
         return next((one for one in formats() if one.recognises(path)), None)
     except OSError as error:
-        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
+        raise InputError(unopened(error, path)) from error

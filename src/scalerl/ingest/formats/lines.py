@@ -1,4 +1,7 @@
-"""Files line by line, and folders file by file, in bounded memory: what readers of formats share."""
+"""Files line by line, and folders file by file, in bounded memory: what readers of formats share.
+
+All raise OSError where a file or folder cannot be read, or entered.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,24 @@ _DEEPEST = 8
 _MOST_FILES = 200_000
 
 
-def head(path: Path, size: int = HEAD) -> bytes:
-    """The first bytes of a file, without the mark of UTF-8; none of what is no file or no text in UTF-8.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+def first_bytes(path: Path, size: int) -> bytes:
+    """The first bytes of a file; none of what is no file."""
     if not path.is_file():  # a pipe, above all: what is read of it once is gone
         return b""
     with path.open("rb") as file:
-        data = file.read(size)
+        return file.read(size)
+
+
+def head(path: Path, size: int = HEAD) -> bytes:
+    """As `first_bytes`, without the mark of UTF-8; none of what is no text in UTF-8."""
+    data = first_bytes(path, size)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data:
         return b""
     return data.removeprefix(codecs.BOM_UTF8)
 
 
 def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
-    """The first JSON objects of a JSONL file; none where its first lines are something else.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """The first JSON objects of a JSONL file; none where its first lines are something else."""
     data = head(path)
     if not data.lstrip().startswith(b"{"):
         return []
@@ -64,7 +64,6 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
     Raises:
         InputError: the file is in UTF-16, or binary.
-        OSError: it cannot be read.
     """
     with path.open("rb") as file:
         number, inside = 1, False
@@ -119,17 +118,12 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any
 
     Raises:
         InputError: a line that is not the last is no JSON object, or one is longer than `ROW` allows.
-        OSError: the file cannot be read.
     """
     return parse_lines(lines(path), str(path), notes)
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, by name, without those that are hidden or symbolic links.
-
-    Raises:
-        OSError: the folder cannot be read, or entered.
-    """
+    """The folders in a folder, by name, without those that are hidden or symbolic links."""
     # By way of the folder itself, as one may be allowed to list it and not to enter it.
     with os.scandir(f"{folder}/.") as entries:
         names = [
@@ -141,11 +135,7 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files in a folder, by name, without symbolic links and pipes.
-
-    Raises:
-        OSError: the folder cannot be read, or entered.
-    """
+    """The files in a folder, by name, without symbolic links and pipes."""
     with os.scandir(f"{folder}/.") as entries:
         names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     return [folder / name for name in sorted(names)]
@@ -164,9 +154,6 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
 
     Symbolic links are not followed, so that it neither leaves the folder nor goes round in a circle; hidden
     folders and those that may not be read are passed over, and the search ends where it has become too large.
-
-    Raises:
-        OSError: the folder itself cannot be read.
     """
     waiting = [folder]
     seen = 0
@@ -187,7 +174,12 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
         waiting = deeper
 
 
-def name_of(path: Path) -> str:
-    """What a run in a file or folder is called: the name of that, without the ends that tell its format."""
+def name_of(path: Path, below: Path | None = None) -> str:
+    """What a run in a file or folder is called: its name, without the ending of a file.
+
+    A run in a folder `below` that holds several has the names of the folders between, too.
+    """
+    if below not in (None, path):
+        return path.relative_to(below).as_posix()
     name = path.absolute().name
     return (path.absolute().stem if path.is_file() else name) or name or str(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     runs = {run: files for run in _runs(path) if (files := _files(run))}
     if not runs:
         raise InputError(f"{path}: no {_FILE} in it (symbolic links are left out)")
-    names = ((run, name_of(run) if run == path else run.relative_to(path).as_posix()) for run in runs)
+    names = ((run, name_of(run, path)) for run in runs)
     return each_run(path, names, lambda run, name: _read_run(runs[run], run, name, wanted))
 
 
@@ -53,9 +53,7 @@ def _recognises_file(path: Path) -> bool:
         rows = [flat(row, separator="/") for row in head_rows(path)]
     except InputError:  # rows beyond a limit, which who reads them says
         rows = head_rows(path)
-    if any(map(_is_own, rows)) or any(
-        {"step", "data"} == set(_tops(row)) for row in rows
-    ):  # the latter: verl's
+    if any(_is_own(row) or _tops(row) == {"step", "data"} for row in rows):  # the latter: verl's
         return False
     return any(not math.isnan(finite(row.get(name))) for row in rows for name in STEPS)
 
@@ -67,8 +65,8 @@ def _is_own(row: Mapping[str, Any]) -> bool:
     return not _COMPUTE.isdisjoint(_tops(row)) or not any(name in row for name in TIMES)
 
 
-def _tops(row: Mapping[str, Any]) -> Iterator[str]:
-    return (name.partition("/")[0] for name in row)
+def _tops(row: Mapping[str, Any]) -> set[str]:
+    return {name.partition("/")[0] for name in row}
 
 
 def _runs(path: Path) -> list[Path]:
@@ -115,13 +113,13 @@ def _renamed(name: str) -> str:
 def _joined(log: Log, prefix: str) -> Log:
     """The log with the orchestrator's metrics under their own names, but for those that both have."""
     logged = dict.fromkeys((*log.names, *log.omitted))  # a metric of NaN alone is not among the names
-    both = [name for name in logged if name.startswith(prefix) and name.removeprefix(prefix) in logged]
+    renamed = {name: name.removeprefix(prefix) for name in logged}
+    both = {name: own for name, own in renamed.items() if name != own and own in logged}
+    renamed |= {name: name for name in both}
     notes = log.notes
     if both:
-        shared = listed([name.removeprefix(prefix) for name in both])
+        shared = listed([*both.values()])
         notes += (f"trainer and orchestrator both log {shared}: the orchestrator's are {prefix}*",)
-    kept = set(both)
-    renamed = {name: name if name in kept else name.removeprefix(prefix) for name in logged}
     return replace(
         log,
         metrics={renamed[name]: series for name, series in log.metrics.items()},

@@ -93,18 +93,15 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
     for number, line, ended in lines(file):
         if not line.strip():
             continue
+        if not ended:  # a step that is cut off is a step too
+            builder.notes.append(f"{file}: the last line is unfinished (a crash while writing); left out")
+            return
         row = _row(line)
         if row is None:
-            if not ended:
-                builder.notes.append(f"{file}: the last line is unfinished (a crash while writing); left out")
-                return
-            text = line.decode(errors="replace")
+            text = brief(line.decode(errors="replace"))
             raise InputError(
-                f"{file}, line {number}: {brief(text)}; expected a time in milliseconds, a value and a step"
+                f"{file}, line {number}: {text}; expected a time in milliseconds, a value and a step"
             )
-        if not ended:  # a step that is cut off is a step too
-            builder.notes.append(f"{file}: the last line has no end (a crash while writing); left out")
-            return
         time, value, step = row
         builder.add(step, time, {metric: value}, line=number)
         if not is_wanted and math.isfinite(value):

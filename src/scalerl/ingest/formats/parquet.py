@@ -10,7 +10,7 @@ from typing import Any
 from scalerl import limits
 from scalerl.errors import InputError, first_line
 from scalerl.ingest.formats.format import Format, Wanted
-from scalerl.ingest.formats.lines import name_of
+from scalerl.ingest.formats.lines import first_bytes, name_of
 from scalerl.ingest.formats.rows import RUNS, STEPS, TIMES, RowReader
 from scalerl.ingest.logs.log import Log, listed
 
@@ -25,10 +25,7 @@ _ROWS = 4096
 
 def recognises(path: Path) -> bool:
     """Whether this is a Parquet file; its columns are not looked at."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    return first_bytes(path, len(_MAGIC)) == _MAGIC
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:

@@ -49,16 +49,26 @@ def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryvie
         at += length
 
 
-def varints(data: memoryview) -> Iterator[int]:
-    """The numbers of a packed array of varints.
+def parts(data: bytes | memoryview, number: int) -> Iterator[memoryview]:
+    """All values of one field that have a length or a fixed width; errors as of `fields`."""
+    return (value for at, _, value in fields(data) if at == number and not isinstance(value, int))
 
-    Raises:
-        ValueError: the last one is cut off, or one has more than 64 bits.
-    """
-    at = 0
-    while at < len(data):
-        value, at = _varint(data, at)
-        yield value
+
+def part(data: bytes | memoryview, number: int) -> memoryview:
+    """The last of these, which counts where a field comes once; empty where it is missing."""
+    found = memoryview(b"")
+    for value in parts(data, number):  # no list of them: a message may have millions
+        found = value
+    return found
+
+
+def integer(data: bytes | memoryview, number: int) -> int:
+    """The last value of a field that is a varint; 0 where it is missing, as then in protocol buffers."""
+    found = 0
+    for at, _, value in fields(data):
+        if at == number and isinstance(value, int):
+            found = value
+    return found
 
 
 def signed(value: int) -> int:

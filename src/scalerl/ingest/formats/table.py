@@ -10,7 +10,6 @@ import math
 import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
 from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells
-from scalerl.ingest.logs.log import as_number
+from scalerl.ingest.logs.log import as_number, listed
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
-from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted
+from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
 from scalerl.record.reader import AXES, RunRecord, in_dollars
 
 _COUNTERS = ("device_seconds", "flops", "tokens")
@@ -34,21 +33,39 @@ _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
 
-@dataclass(frozen=True)
-class LogTable:
-    """The rows with a pass rate: the cells of the columns that are wanted, by name, and their lines."""
+class _Table:
+    """The rows with a pass rate `y`: the cells of the columns that are wanted, by name, and their lines."""
 
-    source: str
-    columns: tuple[str, ...]
-    """All names, of the columns that are not wanted too, in the order of the file."""
-    cells: Mapping[str, Sequence[Any]]
-    lines: Sequence[int]
-    step_R: np.ndarray
-    """Of all rows of the file, NaN where there is none; of those without a pass rate, as most steps of a
-    trainer are, nothing else is held."""
-    line_R: np.ndarray
-    """Of all rows."""
-    warnings: tuple[str, ...] = ()
+    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
+        self.source, self._y = source, y
+        self.columns: tuple[str, ...] = ()
+        """All names, of the columns that are not wanted too, in the order of the file."""
+        self.cells: dict[str, list[Any]] = {name: [] for name in wanted}
+        self.lines: list[int] = []
+        self.warnings: list[str] = []
+        self._all_steps, self._all_lines = array("d"), array("q")
+
+    def add(self, line: int, row: Mapping[str, Any]) -> None:
+        """One row; only its step and its line if it has no pass rate."""
+        self._all_steps.append(_finite(row.get(_STEP)))
+        self._all_lines.append(line)
+        if _is_empty(row.get(self._y)):
+            return
+        self.lines.append(line)
+        limits.EVALUATIONS.check(len(self.lines), self.source)
+        for name, cells in self.cells.items():
+            cells.append(row.get(name))
+
+    @property
+    def step_R(self) -> np.ndarray:
+        """Of all rows of the file, NaN where there is none."""
+        step_R = np.frombuffer(self._all_steps)
+        return step_R if self.columns.count(_STEP) == 1 else np.full(len(step_R), math.nan)
+
+    @property
+    def line_R(self) -> np.ndarray:
+        """Of all rows."""
+        return np.frombuffer(self._all_lines, dtype=np.int64)
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
         """The numbers of a column in the rows given.
@@ -57,15 +74,15 @@ class LogTable:
             InputError: there is no such column, or two; or a cell is no number, and it names the line.
         """
         self.require(column)
-        cells = [self.cells[column][row] for row in rows]
-        if bool not in set(map(type, cells)):  # which float() takes for 0 or 1
-            try:
-                numbers = np.array(list(map(_float, cells)), dtype=float)
-            except (TypeError, ValueError, OverflowError):
-                numbers = np.array([math.nan])
-            if np.isfinite(numbers).all():
-                return numbers
-        return np.array([self._number(column, row) for row in rows], dtype=float)
+        cells = self.cells[column]
+        number_N = np.array([_finite(cells[row]) for row in rows], dtype=float)
+        for row in (rows[n] for n in np.flatnonzero(np.isnan(number_N)).tolist()):
+            where = f"{self.source}, line {self.lines[row]}, column '{column}'"
+            if _is_empty(cells[row]):
+                raise InputError(f"{where}: empty, expected a number")
+            what = f"expected a finite number{_instead(cells[row])}, found {brief(cells[row])}"
+            raise InputError(f"{where}: {what}")
+        return number_N
 
     def require(self, column: str) -> None:
         """Raise an InputError that names the columns there are, unless `column` is exactly one of them."""
@@ -76,31 +93,18 @@ class LogTable:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
         near = difflib.get_close_matches(column, self.columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        if self.columns and all(map(_is_number, self.columns)):
+        if self.columns and not any(math.isnan(_finite(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
-        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {_listed(self.columns)}")
+        names = listed([name[:60] for name in self.columns], most=20)
+        raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}")
 
     def has_counters(self, column: str) -> bool:
         """Whether the cells of a column are objects of counters, as in evals.jsonl."""
-        return any(isinstance(cell, dict) for cell in self.cells.get(column, ()))
+        return any(isinstance(cell, dict) for cell in self.cells[column])
 
     def has_numbers(self, column: str) -> bool:
         """Whether there is such a column, of plain cells."""
         return column in self.columns and not self.has_counters(column)
-
-    def _number(self, column: str, row: int) -> float:
-        """One number, or the error that says what would be right."""
-        cell = self.cells[column][row]
-        where = f"{self.source}, line {self.lines[row]}, column '{column}'"
-        if _is_empty(cell):
-            raise InputError(f"{where}: empty, expected a number")
-        try:
-            number = math.nan if isinstance(cell, bool) else _float(cell)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise InputError(f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}")
-        return number
 
 
 def read_table(
@@ -158,7 +162,7 @@ def parse_table(
     return warn_of_repeats(points)
 
 
-def _counting(table: LogTable, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
+def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
     """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
     filled = range(len(table.lines))
     numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
@@ -174,13 +178,13 @@ def _counting(table: LogTable, x: str, y: str, price: float | None) -> tuple[lis
     if not reasons or not kept:
         return list(filled), NONE  # of which the first is refused, with its line
     rows = sorted(reasons)
-    found = [Omitted(reasons[row], _step_of(steps, row), table.lines[row]) for row in rows]
+    found = [Omitted(reasons[row], shown_step(steps[row]), table.lines[row]) for row in rows]
     at_W, at_N = _places(table, x, price, rows, kept)
     return kept, LeftOut.of_log(found, at_W, at_N, y)
 
 
 def _places(
-    table: LogTable, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
+    table: _Table, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where rows are along the run: by their compute, or by their lines where some have none."""
     try:
@@ -191,11 +195,7 @@ def _places(
         return line_N[list(rows)], line_N[list(kept)]
 
 
-def _step_of(step_N: np.ndarray, row: int) -> int | None:
-    return int(step_N[row]) if math.isfinite(step_N[row]) else None
-
-
-def _compute(table: LogTable, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
+def _compute(table: _Table, x: str, price: float | None, rows: Sequence[int]) -> np.ndarray:
     if x == "dollars" and x not in table.columns and "gpu_hours" in table.columns:
         return in_dollars(table.numbers("gpu_hours", rows), price)
     if x == "steps" and x not in table.columns and _STEP in table.columns:
@@ -203,83 +203,51 @@ def _compute(table: LogTable, x: str, price: float | None, rows: Sequence[int]) 
     return table.numbers(x, rows)
 
 
-def _optional(table: LogTable, column: str, rows: Sequence[int]) -> np.ndarray | None:
+def _optional(table: _Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
     """A helpful column, if it is there and complete."""
     if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
         return None
     return table.numbers(column, rows)
 
 
-def _noise(table: LogTable, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _noise(table: _Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
     spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
     single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
     return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
-def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
+def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> _Table:
     """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
     check_not_utf16(data, source)
     start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
     if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
+    table = _Table(source, y, wanted)
     try:
         if b"\0" in data:
             data.decode()  # of what is both, it is said that it is no text
             raise InputError(f"{source}: a binary file; {_EXPECTED}")
         if re.match(rb"\s*\[\s*[{\[\]]", start):
             raise InputError(f"{source}: one JSON array; expected JSONL, one object per line (jq -c '.[]')")
-        if start.lstrip().startswith(b"{"):
-            return _read_json(data, source, y, wanted)
-        return _read_csv(data, source, y, wanted)
+        read = _read_json if start.lstrip().startswith(b"{") else _read_csv
+        read(data, table)
     except UnicodeDecodeError as error:
         raise InputError(f"{source}: not a text file in UTF-8; {_EXPECTED}") from error
+    return table
 
 
-class _Rows:
-    """Gathers the rows of a table."""
-
-    def __init__(self, source: str, y: str, wanted: Iterable[str]) -> None:
-        self._source, self._y = source, y
-        self._cells: dict[str, list[Any]] = {name: [] for name in wanted}
-        self._lines: list[int] = []
-        self._all_steps, self._all_lines = array("d"), array("q")
-
-    def add(self, line: int, row: Mapping[str, Any]) -> None:
-        """One row; only its step and its line if it has no pass rate."""
-        step = row.get(_STEP)
-        has_step = not _is_empty(step) and _is_number(str(step))
-        self._all_steps.append(_float(step) if has_step else math.nan)
-        self._all_lines.append(line)
-        if _is_empty(row.get(self._y)):
-            return
-        self._lines.append(line)
-        limits.EVALUATIONS.check(len(self._lines), self._source)
-        for name, cells in self._cells.items():
-            cells.append(row.get(name))
-
-    def build(self, columns: Iterable[str], warnings: Iterable[str] = ()) -> LogTable:
-        """The table of all rows."""
-        columns = tuple(columns)
-        cells = {name: found for name, found in self._cells.items() if name in columns}
-        step_R = np.frombuffer(self._all_steps)
-        if columns.count(_STEP) != 1:
-            step_R = np.full(len(step_R), math.nan)
-        line_R = np.frombuffer(self._all_lines, dtype=np.int64)
-        return LogTable(self._source, columns, cells, self._lines, step_R, line_R, tuple(warnings))
-
-
-def _read_json(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
-    rows, warnings = _Rows(source, y, wanted), []
+def _read_json(data: bytes, table: _Table) -> None:
     columns: dict[str, None] = {}
-    for line, row in iter_jsonl(data, source, warnings):
+    for line, row in iter_jsonl(data, table.source, table.warnings):
         columns |= dict.fromkeys(row)
-        limits.TABLE_COLUMNS.check(len(columns), f"{source}, line {line}")
-        rows.add(line, row)
-    return rows.build(columns, warnings)
+        limits.TABLE_COLUMNS.check(len(columns), f"{table.source}, line {line}")
+        table.add(line, row)
+    table.columns = tuple(columns)
 
 
-def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTable:
+def _read_csv(data: bytes, table: _Table) -> None:
+    source = table.source
     lines = BoundedLines(io.BytesIO(data), source)
     header = next(lines.filled([line] for line in lines), [""])[0]
     if not header:  # but for what is white in Unicode alone
@@ -287,44 +255,35 @@ def _read_csv(data: bytes, source: str, y: str, wanted: Iterable[str]) -> LogTab
     lines = BoundedLines(io.BytesIO(data), source)
     reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
     allow_long_cells()
-    rows = _Rows(source, y, wanted)
     try:
         filled = lines.filled(reader)
-        columns = tuple(name.strip() for name in next(filled, []))
+        columns = table.columns = tuple(name.strip() for name in next(filled, []))
         limits.TABLE_COLUMNS.check(len(columns), source)
-        places = {name: columns.index(name) for name in (*wanted, y) if name in columns}
+        places = {name: columns.index(name) for name in table.cells if name in columns}
         for cells in filled:
             if len(cells) > len(columns):
-                raise InputError(_too_many(source, reader.line_num, cells, columns))
+                where = f"{source}, line {reader.line_num}"
+                raise InputError(f"{where}: {len(cells)} cells for {len(columns)} columns")
             # A line may be shorter than the first.
             row = {name: cells[place] if place < len(cells) else "" for name, place in places.items()}
-            rows.add(reader.line_num, row)
+            table.add(reader.line_num, row)
     except csv.Error as error:
         raise InputError(f"{source}, line {reader.line_num}: {error}") from error
-    return rows.build(columns)
-
-
-def _too_many(source: str, line: int, cells: Sequence[str], columns: Sequence[str]) -> str:
-    return f"{source}, line {line}: {len(cells)} cells for {len(columns)} columns"
 
 
 def _is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
-def _float(cell: Any) -> float:
-    """A number as files have it: Python's own 1_000 is none."""
-    if isinstance(cell, str) and "_" in cell:
-        raise ValueError("an underscore")
-    return float(cell)
-
-
-def _is_number(text: str) -> bool:
+def _finite(cell: Any) -> float:
+    """The finite number of a cell; NaN of anything else, as truth values and Python's own 1_000."""
+    if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+        return math.nan
     try:
-        _float(text)
-    except ValueError:
-        return False
-    return True
+        number = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def _instead(cell: Any) -> str:
@@ -336,13 +295,8 @@ def _instead(cell: Any) -> str:
         return f" without separators, {text.replace('_', '')}"
     if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text):
         return f" without separators, {text.replace(',', '')}"
-    if text.endswith("%") and _is_number(text[:-1]):
+    if text.endswith("%") and not math.isnan(_finite(text[:-1])):
         return f", a share and not percent, {float(text[:-1]) / 100:g}"
     if re.fullmatch(r"[-+]?\d*,\d+", text):
         return f" with a decimal point, {text.replace(',', '.')}"
     return ""
-
-
-def _listed(names: Sequence[str], most: int = 20) -> str:
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(name[:60] for name in names[:most]) + more

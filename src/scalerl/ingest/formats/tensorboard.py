@@ -8,15 +8,13 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from scalerl import limits
 from scalerl.errors import InputError, counted
 from scalerl.ingest.formats import protobuf
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
-from scalerl.ingest.formats.lines import folders_below, name_of
+from scalerl.ingest.formats.lines import first_bytes, folders_below, name_of
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import flat, parse_json
 
@@ -24,11 +22,11 @@ _MAGIC = b"brain.Event:"
 """What the first record of every file says, with a version."""
 _CONFIGS = {"args/text_summary": "", "model_config/text_summary": "model_config."}
 """Texts that the Hugging Face trainers log, both JSON, and what goes before their keys."""
-_STRING, _BFLOAT16 = 7, 14
-_NUMBERS = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 19: "<e", 22: "<I", 23: "<Q"}
-"""How one number of a TensorProto is laid out, by its dtype; of bfloat16 below."""
-_VALUES = {5: "<f", 6: "<d", 7: "", 10: "", 16: "", 17: ""}
-"""The fields of a TensorProto that hold numbers: of fixed width, or varints."""
+_FLOATS = {1: "<f", 2: "<d"}
+"""How a number of a TensorProto is laid out, by its dtype: TensorFlow makes float32 of every scalar, torch
+float32 or float64."""
+_FLOAT_FIELDS = (4, 5, 6)
+"""Its tensor_content, float_val and double_val."""
 _LENGTH = struct.Struct("<Q")
 _CHECK = struct.Struct("<I")
 
@@ -37,11 +35,9 @@ def recognises(path: Path) -> bool:
     """Whether this is an event file, or a folder with some."""
     if path.is_dir():
         return any(_is_event_file(file) for _, files in folders_below(path) for file in files)
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        start = file.read(64)
-    return _is_event_file(path) or (_MAGIC in start and _masked_crc(start[:8]) == _check(start[8:12]))
+    start = first_bytes(path, 64)
+    is_named = path.is_file() and _is_event_file(path)
+    return is_named or (_MAGIC in start and _masked_crc(start[:8]) == _check(start[8:12]))
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
@@ -64,8 +60,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         is_run = bool(log.metrics) or found.keys().isdisjoint(folder.parents)
         return [log] if is_run else []
 
-    names = ((one, one.relative_to(path).as_posix() if one != path else name_of(path)) for one in found)
-    return each_run(path, names, read_one, room)
+    return each_run(path, ((one, name_of(one, path)) for one in found), read_one, room)
 
 
 FORMAT = Format("tensorboard", "TensorBoard event files, or a folder of them", recognises, read)
@@ -135,20 +130,22 @@ class _Reader:
 
     def _value(self, data: memoryview) -> tuple[str, float | None]:
         """The tag of a Summary.Value and its number, None where it has none; a text may be the config."""
-        tag, number, tensor = "", None, None
-        plugin = None
+        tag, number, tensor, plugin = "", None, None, ""
         for field, kind, value in protobuf.fields(data):
-            if field == 1 and isinstance(value, memoryview):
+            if isinstance(value, int):
+                continue
+            if field == 1:
                 tag = bytes(value).decode()
-            elif field == 2 and kind == protobuf.FIXED32 and isinstance(value, memoryview):
+            elif field == 2 and kind == protobuf.FIXED32:
                 (number,) = struct.unpack("<f", value)
-            elif field == 8 and isinstance(value, memoryview):
+            elif field == 8:
                 tensor = value
-            elif field == 9 and isinstance(value, memoryview):
-                plugin = _plugin(value)
+            elif field == 9:
+                # SummaryMetadata.plugin_data.plugin_name
+                plugin = bytes(protobuf.part(protobuf.part(value, 1), 1)).decode()
         if tensor is None:
             return tag, number
-        if plugin is not None:
+        if plugin:
             limits.COLUMNS.check(len(self._plugins), self._source)
             self._plugins[tag] = plugin
         if tag in _CONFIGS:
@@ -158,10 +155,9 @@ class _Reader:
         return tag, None
 
     def _add_config(self, tag: str, tensor: memoryview) -> None:
-        text = next((value for field, _, value in protobuf.fields(tensor) if field == 8), None)
+        text = bytes(next(protobuf.parts(tensor, 8), b"null"))
         try:
-            found = parse_json(bytes(text), self._source) if isinstance(text, memoryview) else None
-            if isinstance(found, dict):
+            if isinstance(found := parse_json(text, self._source), dict):
                 self._builder.config.update(flat(found, _CONFIGS[tag], where=self._source))
         except ValueError:  # somebody else's text of that name
             return
@@ -174,36 +170,29 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
 
     A record is its length as a uint64, the checksum of that, the data, and the checksum of those.
     """
-    with path.open("rb") as file, _passed_over(path, notes) as large:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        at = 0
+        at = large = 0
         while at < size:
             start = file.read(12)
             if len(start) == 12 and _masked_crc(start[:8]) != _check(start[8:]):
                 notes.append(f"{path}: damaged from byte {at} on, of {size}; the rest is left out")
-                return
+                break
             length = _LENGTH.unpack(start[:8])[0] if len(start) == 12 else size
             if at + 16 + length > size:
                 notes.append(f"{path}: the last record is unfinished (a crash while writing); left out")
-                return
+                break
             at += 16 + length
             if length > limits.ROW.most:  # larger ones hold images or graphs
                 file.seek(at)
-                large.append(length)
+                large += 1
                 continue
             data, end = file.read(length), file.read(4)
             if len(data) < length or len(end) < 4:  # somebody has cut the file meanwhile
-                return
+                break
             yield data, _check(end)
-
-
-@contextmanager
-def _passed_over(path: Path, notes: list[str]) -> Iterator[list[int]]:
-    """Note the records that are found too large within; a scalar may be in one, beside an image."""
-    large: list[int] = []
-    yield large
-    if large:
-        what = f"{counted(len(large), 'record')} of more than {limits.ROW.most:,} bytes"
+    if large:  # a scalar may be in one, beside an image
+        what = f"{counted(large, 'record')} of more than {limits.ROW.most:,} bytes"
         notes.append(f"{path}: {what} passed over, with whatever metrics are in them")
 
 
@@ -217,65 +206,29 @@ def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
         elif field == 2 and isinstance(value, int):
             step = protobuf.signed(value)
         elif field == 5 and isinstance(value, memoryview):
-            values += itertools.islice(
-                (one for at, _, one in protobuf.fields(value) if at == 1 and isinstance(one, memoryview)),
-                limits.KEYS.most + 1 - len(values),  # one more is refused, and ten million take 2 GB
-            )
+            # One more is refused, and ten million take 2 GB.
+            values += itertools.islice(protobuf.parts(value, 1), limits.KEYS.most + 1 - len(values))
     return float(step), time if math.isfinite(time) else math.nan, values
 
 
-def _plugin(metadata: memoryview) -> str | None:
-    """The name in SummaryMetadata.plugin_data; None without one."""
-    for field, _, value in protobuf.fields(metadata):
-        if field == 1 and isinstance(value, memoryview):
-            for inner, _, name in protobuf.fields(value):
-                if inner == 1 and isinstance(name, memoryview):
-                    return bytes(name).decode()
-    return None
-
-
 def _number(tensor: memoryview) -> float | None:
-    """The only number of a TensorProto; None where it has none or several, or is a text."""
-    dtype = 0
-    content = None
-    found: list[Any] = []
+    """The only number of a TensorProto of floats; None where it has none or several, or another type."""
+    dtype, found = 0, b""
     for field, _, value in protobuf.fields(tensor):
-        if field == 1 and isinstance(value, int):
-            dtype = value
-        elif field == 2 and isinstance(value, memoryview):
-            if not _is_one(value):
-                return None
-        elif field == 4 and isinstance(value, memoryview):
-            content = value
-        elif field in _VALUES and len(found) < 2:  # the second one tells that there are several
-            found += _values(value, _VALUES[field])
-    if content is not None and len(content):
-        if dtype == _BFLOAT16 and len(content) == 2:  # the upper half of a float32
-            return struct.unpack("<f", b"\0\0" + content)[0]
-        layout = _NUMBERS.get(dtype)
-        if layout is None or struct.calcsize(layout) != len(content):
+        if isinstance(value, int):
+            dtype = value if field == 1 else dtype
+        elif field == 2 and not _is_one(value):
             return None
-        return float(struct.unpack(layout, content)[0])
-    return float(found[0]) if len(found) == 1 and dtype in _NUMBERS else None
-
-
-def _values(value: int | memoryview, layout: str) -> list[Any]:
-    """The first two numbers of a field: varints without a layout, each for itself or all of them packed."""
-    if isinstance(value, int):
-        return [] if layout else [protobuf.signed(value)]
-    if not layout:
-        return [protobuf.signed(number) for number in itertools.islice(protobuf.varints(value), 2)]
-    if len(value) % struct.calcsize(layout):
-        raise ValueError("a packed array ends within a number")
-    return [number for (number,) in struct.iter_unpack(layout, value[: 2 * struct.calcsize(layout)])]
+        elif field in _FLOAT_FIELDS and len(found) <= 8:  # what is longer is no number, however much follows
+            found += value[:16]
+    layout = _FLOATS.get(dtype)
+    is_number = layout is not None and struct.calcsize(layout) == len(found)
+    return float(struct.unpack(layout, found)[0]) if is_number else None
 
 
 def _is_one(shape: memoryview) -> bool:
     """Whether a tensor of this TensorShapeProto has one number."""
-    dims = (
-        value for field, _, value in protobuf.fields(shape) if field == 2 and isinstance(value, memoryview)
-    )
-    return all(next((one for at, _, one in protobuf.fields(dim) if at == 1), None) == 1 for dim in dims)
+    return all(protobuf.integer(dim, 1) == 1 for dim in protobuf.parts(shape, 2))
 
 
 def _check(data: bytes) -> int:

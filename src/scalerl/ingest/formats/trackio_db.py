@@ -12,7 +12,7 @@ from typing import Any
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
-from scalerl.ingest.formats.lines import files_in
+from scalerl.ingest.formats.lines import files_in, first_bytes
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
 from scalerl.jsonl import flat, parse_json
@@ -25,9 +25,7 @@ _STEPS_AT_ONCE, _STEPS_PER_BYTE = 100_000, 20
 
 def recognises(path: Path) -> bool:
     """Whether this is such a file, or a folder with some."""
-    if path.is_dir():
-        return any(map(_is_store, _stores(path)))
-    return _is_store(path)
+    return any(map(_is_store, _stores(path))) if path.is_dir() else _is_store(path)
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
@@ -56,10 +54,7 @@ def _stores(folder: Path) -> Iterator[Path]:
 
 
 def _is_database(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    return first_bytes(path, len(_MAGIC)) == _MAGIC
 
 
 def _is_store(path: Path) -> bool:
@@ -134,11 +129,8 @@ def _read_project(path: Path, prefix: str, wanted: Wanted, room: Room) -> list[L
         if not columns >= _COLUMNS:
             raise InputError(f"{path}: no table of metrics as trackio has it")
         run = "run_id" if "run_id" in columns else "run_name"  # before 0.24 a run was its name
-        rows = database.execute(
-            f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics ORDER BY id"
-            if "id" in columns
-            else f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics"
-        )
+        order = "ORDER BY id" if "id" in columns else ""
+        rows = database.execute(f"SELECT {run}, run_name, step, timestamp, metrics FROM metrics {order}")
         for line, (key, name, step, time, text) in enumerate(rows, start=1):
             # Not the key, which before 0.24 is the name again.
             texts += sum(len(cell) for cell in (name, time, text) if isinstance(cell, str | bytes))
@@ -154,10 +146,8 @@ def _read_project(path: Path, prefix: str, wanted: Wanted, room: Room) -> list[L
         if _columns(database, "configs") >= {run, "config"}:
             for key, text in database.execute(f"SELECT {run}, config FROM configs"):
                 if str(key) in builders:
-                    config = flat(_object(text, path), where=str(path))
-                    builders[str(key)].config.update(
-                        {name: value for name, value in config.items() if not name.startswith("_")}
-                    )
+                    config = flat(_object(text, path), where=str(path)).items()
+                    builders[str(key)].config.update(one for one in config if not one[0].startswith("_"))
     return [builder.build() for builder in builders.values()]
 
 

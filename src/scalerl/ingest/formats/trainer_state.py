@@ -72,7 +72,7 @@ def _states(run: Path) -> list[Path]:
 
 def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
     """The log of the latest state that is whole: the last one is not, where the trainer died saving it."""
-    name = name_of(run) if run == top else run.relative_to(top).as_posix()
+    name = name_of(run, top)
     notes: list[str] = []
     logs: list[Log] = []
     states = _states(run)

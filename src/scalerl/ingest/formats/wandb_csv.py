@@ -9,7 +9,7 @@ import csv
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells, head
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite
+from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import check_not_utf16
 
 _NAME = "wandb-csv"
@@ -73,23 +73,16 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
 FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognises, read)
 
 
-@dataclass(frozen=True)
-class _ChartColumn:
-    """One metric of one run."""
-
-    place: int
-    metric: str
-    ranges: tuple[int, ...]
-    """Where its least and its largest value are, if it has them."""
-
-
 class _ChartRun:
     """The columns of one run, and what they had so far."""
 
     def __init__(self, path: Path, name: str, wanted: Wanted, room: Room) -> None:
         self.name = name
         self.builder = LogBuilder(str(path), _NAME, name, wanted, room)
-        self.columns: dict[str, _ChartColumn] = {}
+        self.columns: dict[str, int] = {}
+        """Where its metrics are."""
+        self.ranged: set[str] = set()
+        """Those that have their least and their largest value in the two columns that follow."""
         self.special: dict[str, int] = {}
         """Where its step and its time are, if it has them, which W&B logs as metrics."""
         self.values: dict[str, float | str] = {}
@@ -100,14 +93,13 @@ class _ChartRun:
         """Whether it has a column of this metric already."""
         return metric in self.special or metric in self.columns
 
-    def take(self, column: _ChartColumn, text: str, cells: Sequence[str]) -> None:
-        """One cell of a row, whose others are `cells`."""
+    def take(self, metric: str, place: int, cells: Sequence[str]) -> None:
+        """One cell of a row, which is not empty."""
+        text = cells[place]
         value = _number(text)
-        self.values[column.metric] = text if math.isnan(value) else value
-        for place in column.ranges:
-            if place < len(cells) and cells[place] and cells[place] != text:
-                self.averaged += 1
-                break
+        self.values[metric] = text if math.isnan(value) else value
+        if metric in self.ranged:
+            self.averaged += any(cell not in ("", text) for cell in cells[place + 1 : place + 3])
 
     def end_row(self, cells: Sequence[str], step: float, line: int) -> None:
         """Add what was taken of a row; the step is NaN where it is not that of the x axis."""
@@ -126,12 +118,13 @@ class _ChartRun:
 
     def build(self, step: str) -> Log:
         """Its log; `step` says which column that was."""
-        notes = {
-            f"the step is {step}": step != "Step",
-            f"{self.averaged} values are means of several that differ, as charts have them": self.averaged,
-            f"{self.rounded} steps are no whole numbers and were rounded": self.rounded,
-        }
-        self.builder.notes += [note for note, applies in notes.items() if applies]
+        notes = self.builder.notes
+        if step != "Step":
+            notes.append(f"the step is {step}")
+        if self.averaged:
+            notes.append(f"{self.averaged} values are means of several that differ, as charts have them")
+        if self.rounded:
+            notes.append(f"{self.rounded} steps are no whole numbers and were rounded")
         return self.builder.build()
 
 
@@ -150,10 +143,8 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
     if not runs:
         what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
         raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
-    columns = sorted(
-        ((column.place, run, column) for run in runs for column in run.columns.values()),
-        key=lambda found: found[0],
-    )
+    columns = [(place, run, metric) for run in runs for metric, place in run.columns.items()]
+    columns.sort(key=itemgetter(0))
     for cells in rows:
         where = f"{path}, line {reader.line_num}"
         if len(cells) > len(names):
@@ -161,15 +152,15 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
         step = _number(cells[0]) if is_step else math.nan
         if is_step and not 0 <= step <= 2**53:
             raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
-        touched: dict[str, _ChartRun] = {}
-        for place, run, column in columns:
+        touched: list[_ChartRun] = []
+        for place, run, metric in columns:
             if place >= len(cells):  # a line may be shorter than the first
                 break
-            if text := cells[place]:
+            if cells[place]:
                 if not run.values:
-                    touched[run.name] = run
-                run.take(column, text, cells)
-        for run in touched.values():
+                    touched.append(run)
+                run.take(metric, place, cells)
+        for run in touched:
             run.end_row(cells, step, reader.line_num)
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 
@@ -190,14 +181,13 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
             number += 1
             key = f"{title} ({number})"
         numbers[title, metric] = number
-        if key not in runs:
-            runs[key] = _ChartRun(path, key, wanted, room)
-        run = runs[key]
+        run = runs.get(key) or runs.setdefault(key, _ChartRun(path, key, wanted, room))
         if metric in _SPECIAL:
             run.special[metric] = place
         else:
-            has_range = tuple(names[place + 1 : place + 3]) == (name + _MIN, name + _MAX)
-            run.columns[metric] = _ChartColumn(place, metric, (place + 1, place + 2) if has_range else ())
+            run.columns[metric] = place
+            if names[place + 1 : place + 3] == [name + _MIN, name + _MAX]:
+                run.ranged.add(metric)
     return [run for run in runs.values() if run.columns]
 
 
@@ -212,6 +202,7 @@ def _split(name: str, wanted: Wanted) -> tuple[str, str]:
 def _number(text: str) -> float:
     """A finite number; NaN for everything else."""
     try:
-        return finite(float(text))
+        number = float(text)
     except ValueError:
         return math.nan
+    return number if math.isfinite(number) else math.nan

@@ -17,9 +17,11 @@ import numpy as np
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
+from scalerl.ingest.formats.lines import first_bytes
 from scalerl.ingest.formats.wandb_file import MAGIC
 from scalerl.ingest.formats.wandb_rows import WandbRows, identify
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.order import is_step
 from scalerl.jsonl import flat
 
 _NAME = "wandb"
@@ -41,12 +43,9 @@ _MOST_LOST = 0.1  # of the values: what would lose more is no count of the train
 
 def recognises(path: Path) -> bool:
     """Whether a path is a `.wandb` file, or a folder that has some where W&B puts them."""
-    if path.is_file():
-        if path.suffix == ".wandb":
-            return True
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    return path.is_dir() and bool(_files(path))
+    if path.is_dir():
+        return bool(_files(path))
+    return (path.is_file() and path.suffix == ".wandb") or first_bytes(path, len(MAGIC)) == MAGIC
 
 
 def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
@@ -124,7 +123,7 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
         )
         rows.read(notes)
         segments.append(_Segment(rows, wanted))
-    name = next((segment.rows.name for segment in reversed(segments) if segment.rows.name), parts[0].name)
+    name = next((segment.name for segment in reversed(segments) if segment.name), parts[0].name)
     source = str(parts[-1].path)
     builder = LogBuilder(source, _NAME, name, wanted, room)
     builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)
@@ -143,43 +142,35 @@ class _Segment:
     """What one file has of a run."""
 
     def __init__(self, rows: WandbRows, wanted: Wanted) -> None:
-        self.rows = rows
-        self.columns = {
-            name: (np.array(key.rows, dtype=np.int64), np.array(key.values))
-            for name, key in rows.columns().items()
-        }
-        self.text_N = {name: np.array(key.texts, dtype=np.int64) for name, key in rows.columns().items()}
-        self.step_N, self.time_N = np.array(rows.step, dtype=float), np.array(rows.time, dtype=float)
+        self.has_own_steps, self.name = rows.has_own_steps, rows.name
+        self.columns = rows.columns()
+        self.step_N, self.time_N = np.array(rows.step), np.array(rows.time)
         self.wanted_names = [name for name in self.columns if wanted(name)]
 
     def give(self, builder: LogBuilder, step_N: np.ndarray) -> None:
         """All that is wanted, its rows at the steps given."""
         first = builder.extend(step_N, self.time_N)
         for name in self.wanted_names:
-            row_M, value_M = self.columns[name]
-            builder.fill(name, first + row_M, value_M, self.text_N[name])
+            builder.fill(name, first, self.columns[name])
 
     def own_step(self, names: Sequence[str]) -> np.ndarray:
         """The trainer's count in every row; NaN where a row does not have it."""
         own_N = np.full(len(self.step_N), np.nan)
-        for name in names:
-            row_M, value_M = self.columns.get(name, (np.zeros(0, dtype=np.int64), np.zeros(0)))
-            good_M = (
-                (value_M >= 0) & (value_M <= 2**53) & (value_M == np.floor(value_M)) & np.isnan(own_N[row_M])
-            )
-            own_N[row_M[good_M]] = value_M[good_M]
+        for one in (self.columns[name] for name in names if name in self.columns):
+            good_V = is_step(one.value_V) & np.isnan(own_N[one.row_V])
+            own_N[one.row_V[good_V]] = one.value_V[good_V]
         return own_N
 
     def lost(self, step_N: np.ndarray, has_own_N: np.ndarray) -> int:
         """Wanted values that would go under: at a step that comes again, or is that of another by guess."""
         lost = 0
         for name in self.wanted_names:
-            row_M = self.columns[name][0]
-            step_M = step_N[row_M]
-            follows_M = np.insert(np.diff(step_M) == 0, 0, values=False)
-            is_first_M = np.zeros(len(step_M), dtype=bool)
-            is_first_M[np.unique(step_M, return_index=True)[1]] = True
-            lost += int((~is_first_M & ~(follows_M & has_own_N[row_M])).sum())
+            row_V = self.columns[name].row_V
+            step_V = step_N[row_V]
+            follows_V = np.insert(np.diff(step_V) == 0, 0, values=False)
+            is_first_V = np.zeros(len(step_V), dtype=bool)
+            is_first_V[np.unique(step_V, return_index=True)[1]] = True
+            lost += int((~is_first_V & ~(follows_V & has_own_N[row_V])).sum())
         return lost
 
 
@@ -196,7 +187,7 @@ def _calls(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray]:
     end = 0.0
     for segment in segments:
         step_N = segment.step_N
-        if len(step_N) and end and step_N[0] == 0 and not segment.rows.has_own_steps:
+        if len(step_N) and end and step_N[0] == 0 and not segment.has_own_steps:
             notes.append(f"the resumed run counts from 0 again: its rows were put after step {end - 1:.0f}")
             step_N = step_N + end
         end = max(end, float(step_N[-1]) + 1) if len(step_N) else end
@@ -207,7 +198,7 @@ def _calls(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray]:
 def _own_steps(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray] | None:
     """The trainer's count of steps in every row, where it has one that goes with the rows; else None."""
     found = {name for segment in segments for name in segment.columns}
-    total = sum(len(segment.columns[name][0]) for segment in segments for name in segment.wanted_names)
+    total = sum(len(segment.columns[name].row_V) for segment in segments for name in segment.wanted_names)
     for pattern in _OWN_STEPS:
         names = sorted(filter(pattern.fullmatch, found), key=lambda name: (len(name), name))
         counts = [segment.own_step(names) for segment in segments]

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from scalerl import limits
-from scalerl.ingest.formats.protobuf import fields
+from scalerl.ingest.formats.protobuf import fields, integer, part
 from scalerl.ingest.formats.wandb_file import Trouble, records
-from scalerl.ingest.logs.log import MOST_NAMES, as_number, long_names
+from scalerl.ingest.logs.log import MOST_NAMES, Column, as_number, long_names
+from scalerl.ingest.logs.order import Cells
 from scalerl.jsonl import flat, parse_json
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
@@ -52,10 +53,7 @@ class Key:
     name: str
     kind: int
     is_kept: bool
-    rows: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
-    texts: array[int] = field(default_factory=lambda: array("q"))
-    """Positions of the values that were no numbers."""
+    column: Column = field(default_factory=Column)
 
 
 _TEXT = float("nan")
@@ -93,12 +91,9 @@ class WandbRows:
     _raw: dict[bytes, Key] = field(default_factory=dict)
     """The same by their bytes."""
 
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def columns(self) -> dict[str, Key]:
+    def columns(self) -> dict[str, Cells]:
         """What was kept, by name."""
-        return {key.name: key for key in self._keys.values() if key.rows}
+        return {key.name: key.column.cells() for key in self._keys.values() if key.column.rows}
 
     def read(self, notes: list[str]) -> None:
         """All records of the file.
@@ -129,13 +124,13 @@ class WandbRows:
             if number in (_HISTORY, _SUMMARY):
                 self._take_values(number == _HISTORY, bytes(value))
             elif number == _RUN:
-                self.name = str(_one(value, _DISPLAY_NAME), "utf-8") or self.name
-                self.start = _seconds(_one(value, _START_TIME)) if math.isnan(self.start) else self.start
-                self._configure(_one(value, _RUN_CONFIG))
+                self.name = str(part(value, _DISPLAY_NAME), "utf-8") or self.name
+                self.start = _seconds(part(value, _START_TIME)) if math.isnan(self.start) else self.start
+                self._configure(part(value, _RUN_CONFIG))
             elif number == _CONFIG:
                 self._configure(value)
             elif number == _TELEMETRY:
-                self.has_own_steps |= _number(_one(value, _FEATURE), _SET_STEP) > 0
+                self.has_own_steps |= integer(part(value, _FEATURE), _SET_STEP) > 0
 
     def _take_values(self, is_history: bool, body: bytes) -> None:
         if is_history:
@@ -158,11 +153,11 @@ class WandbRows:
         row, is_kept = len(self.step), False
         for key, value in found:
             if key.is_kept:
-                is_kept = True
+                is_kept, column = True, key.column
                 if value is _TEXT:
-                    key.texts.append(len(key.rows))
-                key.rows.append(row)
-                key.values.append(value)
+                    column.texts.append(len(column.rows))
+                column.rows.append(row)
+                column.numbers.append(value)
             elif len(self.names) < MOST_NAMES:
                 self.names[key.name] = None
                 key.kind = _SKIPPED  # one number of it is enough to know
@@ -228,7 +223,7 @@ class WandbRows:
             if isinstance(value, int):
                 continue
             if number == _STEP:
-                step = _step(value)
+                step = float(integer(value, 1))
             elif number == _ITEM:
                 n += 1
                 limits.KEYS.check(n, self.path)
@@ -326,10 +321,10 @@ def identify(path: Path) -> tuple[str, str, float]:
     """
     for n, record in enumerate(records(path, Trouble())):
         try:
-            run = _one(record, _RUN)
-            if run_id := str(_one(run, _RUN_ID), "utf-8"):
-                name = str(_one(run, _DISPLAY_NAME), "utf-8") or run_id
-                return run_id, name, _seconds(_one(run, _START_TIME))
+            run = part(record, _RUN)
+            if run_id := str(part(run, _RUN_ID), "utf-8"):
+                name = str(part(run, _DISPLAY_NAME), "utf-8") or run_id
+                return run_id, name, _seconds(part(run, _START_TIME))
         except ValueError:
             continue
         if n == _PEEK:
@@ -351,31 +346,9 @@ def _item(message: memoryview) -> tuple[list[str], bytes]:
     return names, text
 
 
-def _one(message: bytes | memoryview, number: int) -> memoryview:
-    """A field with a length; empty where it is missing."""
-    found = memoryview(b"")
-    for at, _, value in fields(message):  # no list of them: a message may have millions
-        if at == number and not isinstance(value, int):
-            found = value
-    return found
-
-
-def _number(message: memoryview, number: int) -> int:
-    """A field that is a whole number; 0 where it is missing."""
-    found = 0
-    for at, _, value in fields(message):
-        if at == number and isinstance(value, int):
-            found = value
-    return found
-
-
-def _step(message: memoryview) -> float:
-    return float(_number(message, 1))
-
-
 def _seconds(timestamp: memoryview) -> float:
     """Unix seconds; NaN where there are none."""
-    return _number(timestamp, 1) + _number(timestamp, 2) / 1e9 if len(timestamp) else math.nan
+    return integer(timestamp, 1) + integer(timestamp, 2) / 1e9 if len(timestamp) else math.nan
 
 
 def _size(varint: bytes) -> int:

@@ -17,8 +17,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
-from scalerl.ingest.logs.order import Arranged, Cells, LogRows, Series, Uncounted, arrange, code_of, steps_of
-from scalerl.ingest.vocabularies.training import is_of_training
+from scalerl.ingest.logs.order import Arranged, Cells, LogRows, Series, Uncounted, arrange, code_of
 from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
 
@@ -30,7 +29,6 @@ _OF_LINES = frozenset(("jsonl", "verl", "mlflow", "wandb-csv"))
 """Formats whose rows are lines of a text, which a reader can look up."""
 _WORDS = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 """How trackers write what JSON has no number for."""
-_AT_ONCE = 2**16  # times that are sorted at once
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Log:
     metrics: Mapping[str, Series]
     """Those that were wanted."""
     names: tuple[str, ...]
-    """All metrics that have numbers, up to `MOST_NAMES`."""
+    """All metrics that have numbers, up to `MOST_NAMES`; like all names and notes here they can be shown."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
@@ -73,25 +71,14 @@ class Log:
 
 def _times_of(metrics: Iterable[Series]) -> Series:
     """Every step that has a time in any of these: the value is the earliest."""
-    steps, times, waiting = [np.zeros(0)], [np.zeros(0)], 0
-    for series in metrics:
-        has_time_N = ~np.isnan(series.time_N)
-        steps.append(series.step_N[has_time_N])
-        times.append(series.time_N[has_time_N])
-        waiting += len(steps[-1])
-        # Once they are as many again: to sort all steps for every metric took minutes for 50,000 of them.
-        if waiting > max(_AT_ONCE, len(steps[0])):
-            (steps, times), waiting = _earliest(steps, times), 0
-    (step_N,), (time_N,) = _earliest(steps, times)
-    return Series(step_N, time_N, time_N)
-
-
-def _earliest(steps: list[np.ndarray], times: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Every step once with its earliest time, as one array each."""
-    step_N, place_N = np.unique(np.concatenate(steps), return_inverse=True)
+    timed = [series for series in metrics if not np.isnan(series.time_N).all()]
+    step_V = np.concatenate([np.zeros(0), *(series.step_N for series in timed)])
+    time_V = np.concatenate([np.zeros(0), *(series.time_N for series in timed)])
+    has_time_V = ~np.isnan(time_V)
+    step_N, place_V = np.unique(step_V[has_time_V], return_inverse=True)
     time_N = np.full(len(step_N), np.inf)
-    np.minimum.at(time_N, place_N, np.concatenate(times))
-    return [step_N], [time_N]
+    np.minimum.at(time_N, place_V, time_V[has_time_V])
+    return Series(step_N, time_N, time_N)
 
 
 class Room:
@@ -141,7 +128,7 @@ class LogBuilder:
         self._room = room or Room(source)
         self._long_names = 0
         self._names: dict[str, bool] = {}
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, Column] = {}
         self._steps, self._times, self._lines = array("d"), array("d"), array("I")
         self._streams = [0]
         self.config: dict[str, Any] = {}
@@ -172,7 +159,10 @@ class LogBuilder:
             if not is_kept:
                 continue
             if row < 0:
-                row = self._add_row(step, time, line)
+                row = len(self._steps)
+                self._steps.append(step)
+                self._times.append(time)
+                self._lines.append(min(max(line, 0), _LAST_LINE))
             column = self._columns.get(name) or self._new_column(name)
             if number is None:
                 if not _is_answer(value):
@@ -193,46 +183,35 @@ class LogBuilder:
     def extend(self, step_R: np.ndarray, time_R: np.ndarray) -> int:
         """Many rows at once, whose values `fill` adds; returns the number of the first."""
         first = len(self._steps)
-        self._steps.frombytes(np.asarray(step_R, dtype=float).tobytes())
-        self._times.frombytes(np.asarray(time_R, dtype=float).tobytes())
+        self._steps.frombytes(step_R.tobytes())
+        self._times.frombytes(time_R.tobytes())
         self._lines.frombytes(np.arange(1, len(step_R) + 1, dtype=np.uintc).tobytes())
         return first
 
-    def fill(self, name: str, row_V: np.ndarray, value_V: np.ndarray, text_V: np.ndarray) -> None:
-        """Values of one metric in rows that `extend` added; `text_V` are the positions of texts."""
-        if np.isfinite(value_V).any() and not self._is_wanted(name):
+    def fill(self, name: str, first: int, cells: Cells) -> None:
+        """Values of one metric, whose rows count from `first`, that of the rows that `extend` added."""
+        if np.isfinite(cells.value_V).any() and not self._is_wanted(name):
             return
-        self._room.add_values(len(row_V))
+        self._room.add_values(len(cells.row_V))
         column = self._columns.get(name) or self._new_column(name)
-        column.texts.frombytes((text_V + len(column.rows)).astype(np.uintc).tobytes())
-        column.rows.frombytes(np.asarray(row_V, dtype=np.uintc).tobytes())
-        column.numbers.frombytes(np.asarray(value_V, dtype=float).tobytes())
-
-    def _add_row(self, step: float, time: float, line: int) -> int:
-        self._steps.append(step)
-        self._times.append(time)
-        self._lines.append(min(max(line, 0), _LAST_LINE))
-        return len(self._steps) - 1
+        column.texts.frombytes((cells.text_V + len(column.rows)).astype(np.uintc).tobytes())
+        column.rows.frombytes((cells.row_V + first).astype(np.uintc).tobytes())
+        column.numbers.frombytes(cells.value_V.tobytes())
 
     def build(self) -> Log:
         """The log of all rows so far."""
-        rows = LogRows(
-            np.frombuffer(self._steps),
-            np.frombuffer(self._times),
-            np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES),
-            self._streams,
-        )
-        cells = {name: column.cells() for name, column in self._columns.items()}
-        found = arrange(rows, cells, is_of_training, is_of_evaluation)
+        line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
+        rows = LogRows(np.frombuffer(self._steps), np.frombuffer(self._times), line_R, self._streams)
+        found = arrange(rows, {name: column.cells() for name, column in self._columns.items()})
         return Log(
             self._source,
             self._format,
-            self._name,
-            found.values,
-            tuple(self._names),
+            printable(self._name),
+            {printable(name): series for name, series in found.values.items()},
+            tuple(map(printable, self._names)),
             self.config,
-            (*self.notes, *_notes(found), *long_names(self._long_names)),
-            found.omitted,
+            tuple(map(printable, (*self.notes, *_notes(found), *long_names(self._long_names)))),
+            {printable(name): omitted for name, omitted in found.omitted.items()},
         )
 
     def _is_wanted(self, name: str) -> bool:
@@ -248,13 +227,15 @@ class LogBuilder:
         self._long_names += len(name) > limits.NAME.most
         return len(name) <= limits.NAME.most and self._wanted(name)
 
-    def _new_column(self, name: str) -> _Column:
+    def _new_column(self, name: str) -> Column:
         self._room.add_column()
-        return self._columns.setdefault(name, _Column())
+        return self._columns.setdefault(name, Column())
 
 
-class _Column:
+class Column:
     """What was logged for one metric: the row of every value, the value, and which are texts."""
+
+    __slots__ = ("numbers", "rows", "texts")
 
     def __init__(self) -> None:
         self.rows, self.numbers, self.texts = array("I"), array("d"), array("I")
@@ -285,7 +266,7 @@ def _notes(found: Arranged) -> list[str]:
     )
     restarts, notes = found.restarts.found, []
     if restarts:
-        shown = "; ".join(map(steps_of, restarts[:_SHOWN_RESTARTS]))
+        shown = "; ".join(map(str, restarts[:_SHOWN_RESTARTS]))
         more = len(restarts) - _SHOWN_RESTARTS
         shown += f"; and {counted(more, 'time')} more" * (more > 0)
         notes.append(f"the run was restarted {shown} ({counted(superseded, 'value')} of all metrics)")
@@ -301,29 +282,12 @@ def _notes(found: Arranged) -> list[str]:
     return notes
 
 
-def presentable(log: Log) -> Log:
-    """The log as a run folder can hold it: with names that can be shown."""
-    return replace(
-        log,
-        name=printable(log.name),
-        metrics={printable(name): series for name, series in log.metrics.items()},
-        omitted={printable(name): omitted for name, omitted in log.omitted.items()},
-        names=tuple(map(printable, log.names)),
-        notes=tuple(map(printable, log.notes)),
-    )
-
-
 def finite(value: Any) -> float:
     """A number as a float; NaN for everything else, infinities and numbers as text included."""
     if type(value) is float:  # most are
         return value if math.isfinite(value) else math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        return math.nan
-    try:
-        number = float(value)
-    except OverflowError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan
+    number = None if isinstance(value, str) else as_number(value)
+    return number if number is not None and math.isfinite(number) else math.nan
 
 
 _LONGEST_WORD = 100  # characters; of "-Infinity" and the spaces around it

@@ -14,15 +14,18 @@ Shapes: R rows, V values of a metric, N those that count, W values of all metric
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from scalerl.ingest.vocabularies.training import is_of_training
+from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEATED, SUPERSEDED
 
 _KEPT = ""
-_REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
+REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
+"""By their codes."""
 _MOST_RESTARTS = 200
 """Of a log; every one takes a look at all metrics."""
 _WITNESSES = 8
@@ -70,7 +73,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Uncounted:
-    """Values of one metric that do not count, by step; `reason_V` holds codes (`reason_of`)."""
+    """Values of one metric that do not count, by step; `reason_V` holds places in `REASONS`."""
 
     step_V: np.ndarray
     line_V: np.ndarray
@@ -117,6 +120,12 @@ class Restart:
         is_before_V = (place_V >= self.first) & (place_V < self.place)
         return is_before_V & (step_V >= self.again.get(name, self.step))
 
+    def __str__(self) -> str:
+        where = f" (line {self.line})" if self.line else ""
+        is_one = math.isclose(self.step, self.highest)
+        steps = f"step {self.step:.0f}" if is_one else f"steps {self.step:.0f} to {self.highest:.0f}"
+        return f"at step {self.step:.0f}{where}: what was logged before for {steps} is superseded"
+
 
 @dataclass(frozen=True)
 class Restarts:
@@ -153,21 +162,9 @@ class Arranged:
     restarts: Restarts
 
 
-def arrange(
-    rows: LogRows,
-    cells: Mapping[str, Cells],
-    is_of_training: Callable[[str], bool],
-    is_of_evaluation: Callable[[str], bool],
-) -> Arranged:
-    """Put the values of all metrics in order.
-
-    Args:
-        rows: of the log.
-        cells: of every metric, by name.
-        is_of_training: whether only a step of training logs a metric of this name.
-        is_of_evaluation: whether a metric of this name is one of evaluations.
-    """
-    is_step_R = _is_step(rows.step_R)
+def arrange(rows: LogRows, cells: Mapping[str, Cells]) -> Arranged:
+    """Put the values of all metrics, by name, in order."""
+    is_step_R = is_step(rows.step_R)
     place_R, groups = _arrival(rows)
     witnesses = {name: one for name, one in cells.items() if is_of_training(name)}
     restarts = _restarts(rows, place_R, groups, is_step_R, witnesses)
@@ -183,9 +180,9 @@ def arrange(
         step_V, place_V = rows.step_R[one.row_V], place_R[one.row_V]
         is_over_V = restarts.superseded(step_V, place_V, name) if name in apart else is_over_R[one.row_V]
         reason_V = _reasons(one, step_V, place_V, is_step_R[one.row_V], is_over_V)
-        is_kept_V = reason_V == code_of(_KEPT)
         order_V = np.argsort(step_V, kind="stable")
-        kept_V, left_V = order_V[is_kept_V[order_V]], order_V[~is_kept_V[order_V]]
+        is_kept_V = reason_V[order_V] == code_of(_KEPT)
+        kept_V, left_V = order_V[is_kept_V], order_V[~is_kept_V]
         if len(kept_V):
             values[name] = Series(step_V[kept_V], one.value_V[kept_V], rows.time_R[one.row_V[kept_V]])
         if len(left_V):
@@ -199,7 +196,7 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
     place_R, groups = _arrival(rows)
     row_V = np.flatnonzero(is_training_R)
     cells = {"": Cells(row_V, np.zeros(len(row_V)), np.zeros(0, dtype=np.intp))}
-    restarts = _restarts(rows, place_R, groups, _is_step(step_R), cells)
+    restarts = _restarts(rows, place_R, groups, is_step(step_R), cells)
     step_P = step_R[np.argsort(place_R)]
     trained_N = np.unique(step_R[row_V])
     found = [_from_evaluation(restart, step_P, trained_N) for restart in restarts.found]
@@ -215,18 +212,14 @@ def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray
     return replace(restart, again={})
 
 
-def _is_step(step_R: np.ndarray) -> np.ndarray:
+def is_step(step_R: np.ndarray) -> np.ndarray:
+    """Which numbers can be steps: whole ones of 0 or more, up to the last that a float64 tells apart."""
     return (step_R >= 0) & (step_R <= 2**53) & (step_R == np.floor(step_R))
-
-
-def reason_of(code: int) -> str:
-    """The reason that a member of `Uncounted.reason_V` stands for."""
-    return _REASONS[code]
 
 
 def code_of(reason: str) -> int:
     """The member of `Uncounted.reason_V` that stands for a reason."""
-    return _REASONS.index(reason)
+    return REASONS.index(reason)
 
 
 def _reasons(
@@ -268,36 +261,77 @@ def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
     return place_R, groups
 
 
-@dataclass(frozen=True)
 class _Witness:
-    """The values of training in the order of arrival, of some metrics."""
+    """The values of training of some metrics, in the order of arrival; what was before them is not known."""
 
-    names: Sequence[str]
-    metric_W: np.ndarray
-    step_W: np.ndarray
-    place_W: np.ndarray
-    row_W: np.ndarray
-    is_again_W: np.ndarray
-    """Whether the metric had this step before."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        rows: LogRows,
+        metric_W: np.ndarray,
+        row_W: np.ndarray,
+        place_W: np.ndarray,
+        first: int,
+    ) -> None:
+        self.names, self.first = names, first
+        self.metric_W, self.place_W = metric_W, place_W
+        self.step_W, self.time_W, self.line_W = rows.step_R[row_W], rows.time_R[row_W], rows.line_R[row_W]
+        order_W = np.lexsort((self.step_W, metric_W))  # stable: of one metric and step by arrival
+        same_W = (np.diff(metric_W[order_W]) == 0) & (np.diff(self.step_W[order_W]) == 0)
+        self.is_again_W = np.zeros(len(order_W), dtype=bool)
+        """Whether the metric had this step before."""
+        self.is_again_W[order_W[1:][same_W]] = True
+        self.earlier_W = np.sort(self.step_W[~self.is_again_W])
+        self.latest_W = np.fmax.accumulate(self.time_W)
 
-    def within(self, start: int, stop: int) -> _Witness:
-        """Those between two places; what was before the first of them is not known to it."""
-        low, high = np.searchsorted(self.place_W, [start, stop])
-        columns = (self.metric_W, self.step_W, self.place_W, self.row_W)
-        return _witness(self.names, *(column[low:high] for column in columns))
+    def restarts(self, most: int) -> tuple[list[Restart], bool]:
+        """The restarts, and whether there were too many places to look at all.
 
+        A window reaches from a step that comes again, below the highest so far, to where that is passed; the
+        lowest one in it may be a restart. Windows do not overlap: each restart takes linear time.
+        """
+        found: list[Restart] = []
+        base = windows = 0
+        while True:
+            high_W = np.maximum.accumulate(self.step_W[base:])
+            falls_W = base + np.flatnonzero(self.is_again_W[base:] & (self.step_W[base:] < high_W))
+            after, accepted = -1, None
+            while accepted is None:
+                n = int(np.searchsorted(falls_W, after))
+                if n == len(falls_W):
+                    return found, False
+                if windows == _MOST_WINDOWS or len(found) == most:
+                    return found, True
+                windows += 1
+                highest = float(high_W[falls_W[n] - base])
+                after = base + int(np.searchsorted(high_W, highest, side="right"))
+                window_W = falls_W[n : np.searchsorted(falls_W, after)]
+                lowest = int(window_W[np.argmin(self.step_W[window_W])])
+                accepted = self._restart_at(lowest, after, highest)
+            found.append(accepted)
+            base = int(np.searchsorted(self.place_W, accepted.place))
 
-def _witness(
-    names: Sequence[str], metric_W: np.ndarray, step_W: np.ndarray, place_W: np.ndarray, row_W: np.ndarray
-) -> _Witness:
-    """The same in the order of arrival, with what comes again."""
-    by_place_W = np.argsort(place_W, kind="stable")
-    metric_W, step_W = metric_W[by_place_W], step_W[by_place_W]
-    order_W = np.lexsort((step_W, metric_W))  # stable: of one metric and step by arrival
-    is_again_W = np.zeros(len(order_W), dtype=bool)
-    same_W = (np.diff(metric_W[order_W]) == 0) & (np.diff(step_W[order_W]) == 0)
-    is_again_W[order_W[1:][same_W]] = True
-    return _Witness(names, metric_W, step_W, place_W[by_place_W], row_W[by_place_W], is_again_W)
+    def _restart_at(self, at: int, after: int, highest: float) -> Restart | None:
+        """The restart that begins with a value, if it is one: time goes on, and old steps come again."""
+        if at and self.time_W[at] < self.latest_W[at - 1]:
+            return None
+        step, step_W, is_again_W = self.step_W[at], self.step_W[at:after], self.is_again_W[at:after]
+        until = min(highest, step_W.max())
+        is_within_W = (step_W >= step) & (step_W <= until)
+        metric_W = self.metric_W[at:after][is_within_W & is_again_W]
+        again_W = step_W[is_within_W & is_again_W]
+        low, high = np.searchsorted(self.earlier_W, step), np.searchsorted(self.earlier_W, until, "right")
+        before = int(high - low) - int(np.sum(is_within_W & ~is_again_W))
+        pairs = len(np.unique(np.stack([metric_W, again_W]), axis=1).T)
+        again_N, is_open = np.unique(again_W), after == len(self.step_W)
+        if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
+            return None
+        if pairs <= _LEAST_SHARE * before and not _is_regular(again_N, self.step_W[after : after + 1]):
+            return None
+        metrics: list[int] = np.unique(metric_W).tolist()
+        again = {self.names[metric]: float(again_W[metric_W == metric].min()) for metric in metrics}
+        place, line = int(self.place_W[at]), int(self.line_W[at])
+        return Restart(self.first, place, float(step), float(highest), line, again)
 
 
 def _restarts(
@@ -312,91 +346,22 @@ def _restarts(
     rows_of = [cells[name].row_V[is_step_R[cells[name].row_V]] for name in names]
     if not any(len(np.unique(rows.step_R[row_V])) < len(row_V) for row_V in rows_of):
         return Restarts(())  # no step comes again: evaluations in any order, rows sorted in any way
-    row_W = np.concatenate(rows_of)
     metric_W = np.repeat(np.arange(len(names)), [len(row_V) for row_V in rows_of])
-    all_W = _witness(names, metric_W, rows.step_R[row_W], place_R[row_W], row_W)
+    row_W = np.concatenate(rows_of)
+    order_W = np.argsort(place_R[row_W], kind="stable")
+    metric_W, row_W, place_W = metric_W[order_W], row_W[order_W], place_R[row_W[order_W]]
     found: list[Restart] = []
     for start, stop in groups:
-        seen = all_W if len(groups) == 1 else all_W.within(start, stop)
-        more, is_cut = _of_group(seen, rows, start, _MOST_RESTARTS - len(found))
+        within = slice(*np.searchsorted(place_W, [start, stop]))
+        seen = _Witness(names, rows, metric_W[within], row_W[within], place_W[within], start)
+        more, is_cut = seen.restarts(_MOST_RESTARTS - len(found))
         found += more
         if is_cut:
             return Restarts(found, is_cut=True)
     return Restarts(found)
 
 
-def _of_group(seen: _Witness, rows: LogRows, first: int, most: int) -> tuple[list[Restart], bool]:
-    """The restarts in rows whose order is known, and whether there were too many places to look at all.
-
-    A window reaches from a step that comes again, below the highest so far, to where that is passed; the
-    lowest one in it may be a restart. Windows do not overlap: each restart takes linear time.
-    """
-    found: list[Restart] = []
-    earlier_W = np.sort(seen.step_W[~seen.is_again_W])
-    latest_W = np.fmax.accumulate(rows.time_R[seen.row_W]) if len(seen.row_W) else np.zeros(0)
-    base = windows = 0
-    while True:
-        high_W = np.maximum.accumulate(seen.step_W[base:])
-        falls_W = base + np.flatnonzero(seen.is_again_W[base:] & (seen.step_W[base:] < high_W))
-        after, accepted = -1, None
-        while accepted is None:
-            n = int(np.searchsorted(falls_W, after))
-            if n == len(falls_W):
-                return found, False
-            if windows == _MOST_WINDOWS or len(found) == most:
-                return found, True
-            windows += 1
-            highest = float(high_W[falls_W[n] - base])
-            after = base + int(np.searchsorted(high_W, highest, side="right"))
-            window_W = falls_W[n : np.searchsorted(falls_W, after)]
-            lowest = int(window_W[np.argmin(seen.step_W[window_W])])
-            accepted = _restart_at(lowest, after, highest, seen, earlier_W, latest_W, rows, first)
-        found.append(accepted)
-        base = int(np.searchsorted(seen.place_W, accepted.place))
-
-
-def _restart_at(
-    at: int,
-    after: int,
-    highest: float,
-    seen: _Witness,
-    earlier_W: np.ndarray,
-    latest_W: np.ndarray,
-    rows: LogRows,
-    first: int,
-) -> Restart | None:
-    """The restart that begins with a value, if it is one: time goes on, and what was logged comes again."""
-    time = rows.time_R[seen.row_W[at]]
-    if at and time < latest_W[at - 1]:
-        return None
-    step, step_W, is_again_W = seen.step_W[at], seen.step_W[at:after], seen.is_again_W[at:after]
-    until = min(highest, step_W.max())
-    is_within_W = (step_W >= step) & (step_W <= until)
-    metric_W = seen.metric_W[at:after][is_within_W & is_again_W]
-    again_W = step_W[is_within_W & is_again_W]
-    low, high = np.searchsorted(earlier_W, step), np.searchsorted(earlier_W, until, side="right")
-    before = int(high - low) - int(np.sum(is_within_W & ~is_again_W))
-    pairs = len(np.unique(np.stack([metric_W, again_W]), axis=1).T)
-    again_N, is_open = np.unique(again_W), after == len(seen.step_W)
-    if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
-        return None
-    if pairs <= _LEAST_SHARE * before and not _is_regular(again_N, seen.step_W[after : after + 1]):
-        return None
-    metrics: list[int] = np.unique(metric_W).tolist()
-    again = {seen.names[metric]: float(again_W[metric_W == metric].min()) for metric in metrics}
-    line = int(rows.line_R[seen.row_W[at]])
-    return Restart(first, int(seen.place_W[at]), float(step), float(highest), line, again)
-
-
 def _is_regular(again_N: np.ndarray, next_N: np.ndarray) -> bool:
     """Whether steps come again at one interval, and go on at it beyond the highest step before."""
     gap_N = np.diff(np.concatenate([again_N, next_N]))
     return len(next_N) > 0 and len(again_N) >= _LEAST_REGULAR and bool((gap_N == gap_N[0]).all())
-
-
-def steps_of(restart: Restart) -> str:
-    """Where a restart is and what it went over, in words."""
-    where = f" (line {restart.line})" if restart.line else ""
-    is_one = math.isclose(restart.step, restart.highest)
-    steps = f"step {restart.step:.0f}" if is_one else f"steps {restart.step:.0f} to {restart.highest:.0f}"
-    return f"at step {restart.step:.0f}{where}: what was logged before for {steps} is superseded"

@@ -18,16 +18,4 @@ from scalerl.ingest.vocabularies.verl import VERL
 VOCABULARIES = (SCALERL, TRL, VERL, PRIME_RL, PIPELINE_RL, SKYRL, OPENRLHF, NEMO_RL, OPEN_INSTRUCT, ANY)
 """All of them; the last has no signs, and is for logs that show none."""
 
-__all__ = [
-    "ANY",
-    "NEMO_RL",
-    "OPENRLHF",
-    "OPEN_INSTRUCT",
-    "PIPELINE_RL",
-    "PRIME_RL",
-    "SCALERL",
-    "SKYRL",
-    "TRL",
-    "VERL",
-    "VOCABULARIES",
-]
+__all__ = ["ANY", "VOCABULARIES"]

@@ -10,13 +10,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 NEMO_RL = Vocabulary(
     trainer="nemo-rl",
     signs=(
-        "timing/train/total_step_time",
-        "timing/validation/total_validation_time",
-        "token_mult_prob_error",
-        "gen_kl_error",
-        "global_valid_toks",
-        "mean_gen_tokens_per_sample",
-        "avg_trajectory_age",
+        *("timing/train/total_step_time", "timing/validation/total_validation_time", "token_mult_prob_error"),
+        *("gen_kl_error", "global_valid_toks", "mean_gen_tokens_per_sample", "avg_trajectory_age"),
     ),
     # The mean reward of all validation rollouts, be it an accuracy or not. pass_k is no pass rate.
     held_out=("validation/accuracy",),

@@ -9,14 +9,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 OPEN_INSTRUCT = Vocabulary(
     trainer="open-instruct",
     signs=(
-        "eval/scores",
-        "eval/stop_rate",
-        "val/stop_rate",
-        "val/sequence_lengths",
-        "val/num_step_tokens",
-        "policy/clipfrac_avg",
-        "batch/percent_solved_mean",
-        "real_batch_size_ratio",
+        *("eval/scores", "eval/stop_rate", "val/stop_rate", "val/sequence_lengths", "val/num_step_tokens"),
+        *("policy/clipfrac_avg", "batch/percent_solved_mean", "real_batch_size_ratio"),
     ),
     # `pass_at_1` is the mean over prompts of the share of right completions, of [0, 1], unlike pass_at_k for
     # other k. Scores are multiples of `verification_reward`, which is 10 by default: a score of 10 is a pass.
@@ -25,6 +19,7 @@ OPEN_INSTRUCT = Vocabulary(
     # A share, despite its name: the mean score over the highest possible one. Both are of the prompts that
     # are left after those without any variance were dropped, if they are.
     train_reward=("batch/percent_solved_mean", "scores"),
+    shares=("batch/percent_solved_mean",),
     entropy=("policy/entropy_avg",),
     # Share of completions that the sampler ended by themselves.
     finished=("val/stop_rate",),

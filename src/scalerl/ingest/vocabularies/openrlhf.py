@@ -9,14 +9,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 OPENRLHF = Vocabulary(
     trainer="openrlhf",
     signs=(
-        "rollout/reward_mean",
-        "rollout/truncated_rate",
-        "rollout/num_samples",
-        "timing/step_total",
-        "timing/make_experience",
-        "timing/ppo_train",
-        "ppo_clip_ratio",
-        "actor_grad_norm",
+        *("rollout/reward_mean", "rollout/truncated_rate", "rollout/num_samples", "timing/step_total"),
+        *("timing/make_experience", "timing/ppo_train", "ppo_clip_ratio", "actor_grad_norm"),
         "eval/eval_*_pass1",
     ),
     # `pass1` is the mean reward of all completions of all prompts of a set, whatever they are, for every set;

@@ -9,13 +9,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 PIPELINE_RL = Vocabulary(
     trainer="pipeline-rl",
     signs=(
-        "actor/success_mean",
-        "actor/test_success_mean",
-        "actor/reward_mean",
-        "actor/trainer_model_version",
-        "rl/ess",
-        "rl/ratio_new_old",
-        "stats/completed_steps",
+        *("actor/success_mean", "actor/test_success_mean", "actor/reward_mean"),
+        *("actor/trainer_model_version", "rl/ess", "rl/ratio_new_old", "stats/completed_steps"),
         "throughput/sec_per_step",
     ),
     # One completion for every test problem, over all test sets. Those of single sets

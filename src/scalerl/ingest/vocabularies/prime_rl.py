@@ -9,13 +9,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 PRIME_RL = Vocabulary(
     trainer="prime-rl",
     signs=(
-        "train/agg/*",
-        "eval/*/effective/*",
-        "entropy/all/mean",
-        "mismatch_kl/all/mean",
-        "off_policy/in_queue/mean",
-        "progress/total_rollouts",
-        "progress/total_problems",
+        *("train/agg/*", "eval/*/effective/*", "entropy/all/mean", "mismatch_kl/all/mean"),
+        *("off_policy/in_queue/mean", "progress/total_rollouts", "progress/total_problems"),
         "reward/all/mean",
     ),
     # The mean reward of all rollouts; there is one for every environment and agent. `effective` leaves out
@@ -23,9 +18,7 @@ PRIME_RL = Vocabulary(
     held_out=("eval/*/effective/*avg@*", "eval/*/all/*avg@*", "eval/*/avg@*"),
     # `agg` is over all environments; `effective` are the rollouts that were trained on.
     train_reward=(
-        "train/agg/effective/*/reward/mean",
-        "train/agg/all/*/reward/mean",
-        "reward/all/mean",
+        *("train/agg/effective/*/reward/mean", "train/agg/all/*/reward/mean", "reward/all/mean"),
         "reward/mean",
     ),
     entropy=("entropy/all/mean", "entropy/mean"),

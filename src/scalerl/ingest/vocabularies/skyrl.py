@@ -10,14 +10,9 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 SKYRL = Vocabulary(
     trainer="skyrl",
     signs=(
-        "eval/all/avg_score",
-        "reward/avg_raw_reward",
-        "reward/mean_positive_reward",
-        "loss/avg_final_rewards",
-        "policy/policy_entropy",
-        "policy/loss_metrics/clip_ratio",
-        "generate/avg_num_tokens",
-        "async/staleness_mean",
+        *("eval/all/avg_score", "reward/avg_raw_reward", "reward/mean_positive_reward"),
+        *("loss/avg_final_rewards", "policy/policy_entropy", "policy/loss_metrics/clip_ratio"),
+        *("generate/avg_num_tokens", "async/staleness_mean"),
     ),
     # The mean of the rewards as they are: of 1 and -1 in the AIME environment, for which the mean of their
     # positive parts is the pass rate. `all` is over all datasets. pass_at_k is no pass rate.

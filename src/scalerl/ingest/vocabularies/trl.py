@@ -23,9 +23,7 @@ TRL = Vocabulary(
     # the format: TRL's own accuracy reward, of 0 and 1, comes first. Of several evaluation datasets each is
     # logged under the same names.
     held_out=(
-        "eval_rewards/accuracy_reward/mean",
-        "eval/rewards/accuracy_reward/mean",
-        "eval_reward",
+        *("eval_rewards/accuracy_reward/mean", "eval/rewards/accuracy_reward/mean", "eval_reward"),
         "eval/reward",
     ),
     train_reward=("rewards/accuracy_reward/mean", "reward"),

@@ -10,14 +10,8 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 VERL = Vocabulary(
     trainer="verl",
     signs=(
-        "val-core/*",
-        "val-aux/*",
-        "critic/score/mean",
-        "critic/rewards/mean",
-        "response_length/clip_ratio",
-        "timing_s/step",
-        "perf/total_num_tokens",
-        "actor/pg_clipfrac",
+        *("val-core/*", "val-aux/*", "critic/score/mean", "critic/rewards/mean"),
+        *("response_length/clip_ratio", "timing_s/step", "perf/total_num_tokens", "actor/pg_clipfrac"),
     ),
     # Every validation set has its own, and there is no mean over them. `acc` is the share that is right;
     # `reward` may be 1 and -1 (math_dapo), or have a penalty for length. best@N and maj@N are no pass rates.

@@ -74,6 +74,8 @@ class Vocabulary:
     scaled: tuple[tuple[str, str, float], ...] = ()
     """Rewards in units of what a right answer earns: the name, the key of the config that says how much that
     is, and its usual value."""
+    shares: tuple[str, ...] = ()
+    """Names of shares in [0, 1] that say percent."""
 
     def patterns(self) -> Iterator[str]:
         """All names that it knows."""
@@ -93,7 +95,7 @@ class Vocabulary:
 ROLES = tuple(
     f.name
     for f in fields(Vocabulary)
-    if f.name not in ("trainer", "signs", "scaled") and not f.name.endswith("_sums")
+    if f.name not in ("trainer", "signs", "scaled", "shares") and not f.name.endswith("_sums")
 )
 
 
