@@ -32,8 +32,8 @@ import numpy as np
 from scalerl.curve import Points, fit
 from scalerl.curve.identify import ceiling
 from scalerl.curve.least_squares import least_squares
-from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.posterior import posterior
+from scalerl.curve.prior import SD_RANGE
 from scalerl.curve.quantiles import noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import make_sample
 from scalerl.forecast.baselines import fit_last_value, fit_log_linear, fit_power_law

@@ -7,7 +7,7 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, Weibull, fit
 from scalerl.curve.campaign import A_FLOOR, LOG_B_FLOOR, STRANGER, FamilyPrior, check_siblings, learn
-from scalerl.curve.nodes import LOG_B
+from scalerl.curve.prior import LOG_B
 from scalerl.errors import InputError
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter

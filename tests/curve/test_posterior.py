@@ -5,9 +5,9 @@ import pytest
 
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve, Points, fit
 from scalerl.curve.least_squares import least_squares
-from scalerl.curve.nodes import B_RANGE, PRIOR_REACH
-from scalerl.curve.noise import PHI, SD_RANGE, make_noise
+from scalerl.curve.noise import make_noise
 from scalerl.curve.posterior import posterior
+from scalerl.curve.prior import B_RANGE, PHI, PRIOR_REACH, SD_RANGE
 from scalerl.curve.quantiles import noisy_quantiles, weighted_quantiles
 from scalerl.curve.sample import make_sample
 
@@ -84,8 +84,8 @@ def test_ar1_precision_is_the_inverse_of_the_correlation():
     for p, phi in enumerate(PHI):
         distance = np.abs(np.subtract.outer(place, place))
         K = phi**distance if phi else np.eye(6)
-        precision = np.diag(noise.precision.diagonal_PN[p]) + np.diag(noise.precision.below_PN[p, 1:], -1)
-        precision = precision + np.diag(noise.precision.below_PN[p, 1:], 1)
+        precision = np.diag(noise.diagonal_PN[p]) + np.diag(noise.below_PN[p, 1:], -1)
+        precision = precision + np.diag(noise.below_PN[p, 1:], 1)
         np.testing.assert_allclose(precision @ K, np.eye(6), atol=1e-12)
         assert noise.log_prior_P[p] == pytest.approx(-0.5 * np.linalg.slogdet(K)[1], abs=1e-12)
 

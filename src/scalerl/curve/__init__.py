@@ -1,8 +1,12 @@
 """The compute-performance curve: its families, its posterior, and the fit of one run. Numpy only.
 
-    points.py     what is fitted
-    families.py   the curves; `fit.py` fits them, with `solver/`, `noise.py` and `posterior.py`
-    result.py     what a fit answers
+    points.py, sample.py         what is fitted, and what the numerics need of it
+    families.py, prior.py        the curves; what is taken for probable before the run is seen, and why
+    noise.py, posterior.py       autocorrelated noise, integrated out; what the points say of the curve
+    least_squares.py, solver.py  the point estimate of the paper
+    misfit.py, evidence.py       whether any curve describes the run
+    fit.py, result.py            all of it, and what a fit answers: answers.py, identify.py, worth.py
+    seeds.py, campaign.py        the effect of a seed; what runs of the same campaign say beforehand
 
 It may import `scalerl.record`. `forecast`, `ingest`, `view`, `study`, `plan` and `integrations` import it.
 """

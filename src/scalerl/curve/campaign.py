@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from scalerl.curve.families import LABELS
-from scalerl.curve.nodes import LOG_B
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import Posterior, normalised
+from scalerl.curve.posterior import Posterior
+from scalerl.curve.prior import LOG_B
 from scalerl.curve.result import Fit
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
@@ -100,8 +100,7 @@ class CampaignPrior:
             prior = by_name[family.name]
             density = prior.log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
             log_weight[mine] += density[:, :, None]
-        log_weight = normalised(log_weight)
-        return replace(post, log_weight=log_weight, weight=np.exp(log_weight))
+        return post.reweighted(log_weight)
 
     def __str__(self) -> str:
         own = self.families[0]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -21,28 +20,40 @@ _LN2 = math.log(2.0)
 _U_MAX = 500.0  # exp stays finite, and every share is 0 or 1 to the last digit long before
 
 
-class Family(Protocol):
-    """A saturating shape. Its arguments broadcast: `b` is B, `x` is log(C / C_mid), -inf at C = 0."""
+@dataclass(frozen=True)
+class Family:
+    """A saturating shape. Its arguments broadcast: `b` is B, `x` is log(C / C_mid), -inf at C = 0.
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
+    All but Gompertz define it in u = B x alone: `_at`, the share; `_slope`, the share and its derivative by
+    u; `_u`, the u of a share.
+    """
 
-    @property
-    def label(self) -> str:
-        """The name for people."""
-        ...
+    name: str
+    label: str
+    """The name for people."""
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Share of the gain reached, in [0, 1], rising in x."""
-        ...
+        return self._at(_scaled(b, x))
 
     def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(share, d share / d log B, d share / d log C)."""
-        ...
+        u = _scaled(b, x)
+        share, slope = self._slope(u)
+        return share, slope * u, slope * b
 
     def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
         """The x at which `share` is reached, for shares in (0, 1)."""
-        ...
+        return self._u(share) / b
+
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
 
 
 def _scaled(b: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -50,78 +61,66 @@ def _scaled(b: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class LogLogistic:
-    """share = 1 / (1 + e^-u): the paper's curve (arXiv 2510.13786, equation 1); its gap closes as C^-B."""
+class LogLogistic(Family):
+    """share = 1 / (1 + (C_mid / C)^B): the paper's curve (arXiv 2510.13786, equation 1).
+
+    Its gap closes as C^-B.
+    """
 
     name: str = "log_logistic"
     label: str = "log-logistic"
 
-    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """1 / (1 + (C_mid / C)^B)."""
-        return 1.0 / (1.0 + np.exp(-_scaled(b, x)))
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        return 1.0 / (1.0 + np.exp(-u))
 
-    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """With d share / du = s (1 - s)."""
-        u = _scaled(b, x)
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         share = 1.0 / (1.0 + np.exp(-u))
-        slope = share * (1.0 - share)
-        return share, slope * u, slope * b
+        return share, share * (1.0 - share)
 
-    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """log(s / (1 - s)) / B."""
-        return (np.log(share) - np.log1p(-share)) / b
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        return np.log(share) - np.log1p(-share)
 
 
 @dataclass(frozen=True)
-class Weibull:
-    """share = 1 - 2^(-e^u): the gap closes exponentially, sooner than the paper's curve."""
+class Weibull(Family):
+    """share = 1 - 2^(-(C / C_mid)^B): the gap closes exponentially, sooner than the paper's curve."""
 
     name: str = "weibull"
     label: str = "Weibull"
 
-    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """1 - 2^(-(C / C_mid)^B)."""
-        return -np.expm1(-_LN2 * np.exp(_scaled(b, x)))
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        return -np.expm1(-_LN2 * np.exp(u))
 
-    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """With d share / du = ln 2 e^u 2^(-e^u)."""
-        u = _scaled(b, x)
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         e = _LN2 * np.exp(u)
-        slope = e * np.exp(-e)
-        return -np.expm1(-e), slope * u, slope * b
+        return -np.expm1(-e), e * np.exp(-e)
 
-    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """log(-log2(1 - s)) / B."""
-        return np.log(-np.log1p(-share) / _LN2) / b
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        return np.log(-np.log1p(-share) / _LN2)
 
 
 @dataclass(frozen=True)
-class Frechet:
-    """share = 2^(-e^-u): starts abruptly, and its gap closes as C^-B."""
+class Frechet(Family):
+    """share = 2^(-(C_mid / C)^B): starts abruptly, and its gap closes as C^-B."""
 
     name: str = "frechet"
     label: str = "Fréchet"
 
-    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """2^(-(C_mid / C)^B)."""
-        return np.exp(-_LN2 * np.exp(-_scaled(b, x)))
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        return np.exp(-_LN2 * np.exp(-u))
 
-    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """With d share / du = ln 2 e^-u 2^(-e^-u)."""
-        u = _scaled(b, x)
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         e = _LN2 * np.exp(-u)
         share = np.exp(-e)
-        slope = e * share
-        return share, slope * u, slope * b
+        return share, e * share
 
-    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """-log(-log2(s)) / B."""
-        return -np.log(-np.log(share) / _LN2) / b
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        return -np.log(-np.log(share) / _LN2)
 
 
 @dataclass(frozen=True)
-class PowerLaw:
-    """share = max(0, 1 - e^-u / 2): the power law A - D / C^B, from where it exceeds R_0.
+class PowerLaw(Family):
+    """share = max(0, 1 - (C_mid / C)^B / 2): the power law A - D / C^B, from where it exceeds R_0.
 
     D = (A - R_0) C_mid^B / 2. Below the compute at which A - D / C^B = R_0 the curve is R_0, as a pass rate
     cannot start at minus infinity; with R_0 = 0 given it is the bare power law with three parameters.
@@ -130,24 +129,19 @@ class PowerLaw:
     name: str = "power_law"
     label: str = "power law"
 
-    def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """max(0, 1 - (C_mid / C)^B / 2)."""
-        return np.maximum(1.0 - 0.5 * np.exp(-_scaled(b, x)), 0.0)
+    def _at(self, u: np.ndarray) -> np.ndarray:
+        return np.maximum(1.0 - 0.5 * np.exp(-u), 0.0)
 
-    def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """With d share / du = e^-u / 2, and 0 on the flat part."""
-        u = _scaled(b, x)
+    def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         gap = 0.5 * np.exp(-u)
-        slope = np.where(gap < 1.0, gap, 0.0)
-        return np.maximum(1.0 - gap, 0.0), slope * u, slope * b
+        return np.maximum(1.0 - gap, 0.0), np.where(gap < 1.0, gap, 0.0)
 
-    def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """-log(2 (1 - s)) / B."""
-        return -(_LN2 + np.log1p(-share)) / b
+    def _u(self, share: np.ndarray) -> np.ndarray:
+        return -(_LN2 + np.log1p(-share))
 
 
 @dataclass(frozen=True)
-class Gompertz:
+class Gompertz(Family):
     """share = 2^(-e^(-B (C / C_mid - 1))): a sigmoid in C itself, not in log C. For comparison only.
 
     R_0 is its lower asymptote: at C = 0 it has gained a share of 2^(-e^B), .006 at B = 2.

@@ -15,9 +15,9 @@ from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.identify import identify, parameters_of
 from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
-from scalerl.curve.noise import SD_RANGE
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
+from scalerl.curve.prior import SD_RANGE
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR

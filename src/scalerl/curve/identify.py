@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.misfit import MIN_POINTS
-from scalerl.curve.nodes import LOG_B, PRIOR_REACH
 from scalerl.curve.posterior import Posterior
+from scalerl.curve.prior import LOG_B, log_mid_range
 from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 
@@ -89,10 +88,9 @@ def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
 
 def identify(post: Posterior, sample: Sample) -> Identification:
     """Look at the posterior of A, of C_max / C_mid, and at the bounds; always at 95 %."""
-    log_lo, log_hi = sample.log_c_range
     log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
-    least, ratio, most = np.exp(log_hi - log_mid[::-1]).tolist()
-    at_bounds = _at_bounds(post, log_lo, log_hi)
+    least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
+    at_bounds = _at_bounds(post, sample)
     low, high = ceiling(post, tails(0.95)).tolist()
     reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
     span = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]"
@@ -116,14 +114,9 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     return Identification(identified, why, ratio, (least, most), at_bounds, widest)
 
 
-def _at_bounds(post: Posterior, log_lo: float, log_hi: float) -> dict[str, float]:
-    weight = post.weight_cells
-    reach = math.log(PRIOR_REACH)
-    edges = {
-        "B": (post.log_b_cells, *LOG_B),
-        "C_mid": (post.log_mid_cells, log_lo - reach, log_hi + reach),
-    }
+def _at_bounds(post: Posterior, sample: Sample) -> dict[str, float]:
+    edges = {"B": (post.log_b_cells, *LOG_B), "C_mid": (post.log_mid_cells, *log_mid_range(sample))}
     share = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}
     for name, (value, start, stop) in edges.items():
-        share[name] = float(weight[(value < start + 0.05) | (value > stop - 0.05)].sum())
+        share[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())
     return share

@@ -2,24 +2,27 @@
 
     e ~ N(0, sd^2 K_phi)        K_phi[i, j] = phi^(distance from i to j in usual steps between evaluations)
 
-A Markov correlation, so that its inverse is tridiagonal.
-Shapes: P values of phi, J of sd, N points, T entries of a table over the sum of squares.
+A Markov correlation, so that its inverse is tridiagonal, and the sum of squares is a quadratic in what is
+linear, (R_0, A), that takes one pass over the evaluations:
+
+    RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
+
+Shapes: P values of phi, J of sd, N points, T entries of a table over the sum of squares, and `...` any grid
+of (log B, log C_mid).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.curve.quadratic import Precision
+from scalerl.curve.prior import PHI, SD_RANGE
 from scalerl.curve.sample import Sample
 
-PHI = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)
-"""Correlations of neighbours, alike before the data."""
-SD_RANGE = (5e-4, 0.15)
-"""Where log sd has its flat prior; evaluation noise that is known raises the lower end."""
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,13 @@ class Noise:
     """The noise integrated out: log of the integral over sd as a function of the sum of squares.
 
     `log_rss_T`, `log_weight_T` tabulate it; `sd_given_TJ` is the posterior of the nodes `sd_J`.
-    `log_prior_P` is the prior of phi, with the determinant of its correlation.
+    `log_prior_P` is the prior of phi, with the determinant of its correlation. The inverse correlations are
+    tridiagonal: `diagonal_PN`, and `below_PN` with the entry of (i, i - 1) at i, 0 at i = 0.
     """
 
     phi_P: np.ndarray
-    precision: Precision
+    diagonal_PN: np.ndarray
+    below_PN: np.ndarray
     log_prior_P: np.ndarray
     sd_J: np.ndarray
     log_rss_T: np.ndarray
@@ -40,8 +45,8 @@ class Noise:
 
     def only(self, p: int) -> Noise:
         """The same given one correlation, P = 1."""
-        phi_P, log_prior_P = self.phi_P[p : p + 1], self.log_prior_P[p : p + 1]
-        return replace(self, phi_P=phi_P, precision=self.precision.only(p), log_prior_P=log_prior_P)
+        names = ("phi_P", "diagonal_PN", "below_PN", "log_prior_P")
+        return replace(self, **{name: getattr(self, name)[p : p + 1] for name in names})
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
         """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""
@@ -58,11 +63,30 @@ class Noise:
         index = np.clip(index, 0, len(self.log_rss_T) - 1)
         return np.bincount(index, weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
+    def _times(self, a_N: np.ndarray) -> np.ndarray:
+        """K^-1 a, shape (P, N)."""
+        product = self.diagonal_PN * a_N
+        product[:, 1:] += self.below_PN[:, 1:] * a_N[:-1]
+        product[:, :-1] += self.below_PN[:, 1:] * a_N[1:]
+        return product
+
+    def quadratic(self, share: np.ndarray, y_N: np.ndarray) -> Quadratic:
+        """The quadratic of every cell from its shares (..., N); only g^T K^-1 g is no plain product."""
+        g = share.reshape(-1, share.shape[-1])
+        shape = (len(self.diagonal_PN), *share.shape[:-1])
+        one_PN, y_PN = self._times(np.ones_like(y_N)), self._times(y_N)
+        gg = self.diagonal_PN @ (g * g).T
+        gg += 2 * (self.below_PN[:, 1:] @ (g[:, 1:] * g[:, :-1]).T)
+        g1, gy = one_PN @ g.T, y_PN @ g.T
+        one, y1, yy = (v[:, None] for v in (one_PN.sum(axis=1), one_PN @ y_N, y_PN @ y_N))
+        fields = (gg, g1 - gg, one - 2 * g1 + gg, gy, y1 - gy, np.broadcast_to(yy, gg.shape))
+        return Quadratic(*(v.reshape(shape) for v in fields))
+
 
 def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> Noise:
     """Tabulate the noise model of a sample whose sd is at least `floor`, with the correlations `phi`."""
     phi_P = np.array(phi)
-    precision, log_det_P = _ar1(sample, phi_P)
+    diagonal_PN, below_PN, log_det_P = _inverses(sample, phi_P)
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -70,11 +94,13 @@ def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> No
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(phi_P, precision, -0.5 * log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T)
+    return Noise(
+        phi_P, diagonal_PN, below_PN, -0.5 * log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T
+    )
 
 
-def _ar1(sample: Sample, phi_P: np.ndarray) -> tuple[Precision, np.ndarray]:
-    """Inverses and log-determinants of the correlations phi^gap, replicates weighed; one per phi."""
+def _inverses(sample: Sample, phi_P: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inverses of the correlations phi^gap as `Noise` has them, replicates weighed; log-determinants (P,)."""
     rho_PN = phi_P[:, None] ** sample.gap_N
     rho_PN[:, 0] = 0.0
     inverse_PN = 1.0 / (1.0 - rho_PN**2)
@@ -82,7 +108,7 @@ def _ar1(sample: Sample, phi_P: np.ndarray) -> tuple[Precision, np.ndarray]:
     diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
     root_N = np.sqrt(sample.weight_N)
     below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
-    return Precision(diagonal_PN * sample.weight_N, below_PN), -np.log(inverse_PN).sum(axis=1)
+    return diagonal_PN * sample.weight_N, below_PN, -np.log(inverse_PN).sum(axis=1)
 
 
 def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:
@@ -91,3 +117,49 @@ def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:
     for i in range(1, len(rho_N)):
         noise[..., i] = rho_N[i] * noise[..., i - 1] + math.sqrt(1 - rho_N[i] ** 2) * noise[..., i]
     return noise
+
+
+class Quadratic(NamedTuple):
+    """RSS = yy - 2 (R_0 hy + A gy) + R_0^2 hh + 2 R_0 A hg + A^2 gg; all fields shape (P, ...)."""
+
+    gg: np.ndarray
+    hg: np.ndarray
+    hh: np.ndarray
+    gy: np.ndarray
+    hy: np.ndarray
+    yy: np.ndarray
+
+    def take(self, index: Any) -> Quadratic:
+        """The quadratics of some cells."""
+        return Quadratic(*(sums[index] for sums in self))
+
+    def rss(self, R_0: np.ndarray | float, A: np.ndarray | float) -> np.ndarray:
+        """Residual sum of squares at (R_0, A)."""
+        square = self.yy - 2 * (R_0 * self.hy + A * self.gy)
+        square = square + R_0 * R_0 * self.hh + 2 * R_0 * A * self.hg + A * A * self.gg
+        return np.maximum(square, 0.0)
+
+    def best(self, r0: float | None) -> tuple[np.ndarray, np.ndarray]:
+        """(R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
+        if r0 is not None:
+            A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, _TINY), r0, 1.0)
+            return np.full_like(A, r0), A
+        det = self.gg * self.hh - self.hg**2
+        sound = det > 1e-12 * self.gg * self.hh
+        det = np.where(sound, det, 1.0)
+        R_0 = (self.hy * self.gg - self.gy * self.hg) / det
+        A = (self.gy * self.hh - self.hy * self.hg) / det
+        outside = ~(sound & (R_0 >= 0) & (A >= R_0) & (A <= 1))
+        if outside.any():
+            index = np.nonzero(outside)
+            R_0[index], A[index] = self.take(index)._best_on_edge()
+        return R_0, A
+
+    def _best_on_edge(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best of the edges A = R_0, A = 1 and R_0 = 0."""
+        level = np.clip((self.gy + self.hy) / (self.gg + 2 * self.hg + self.hh), 0.0, 1.0)
+        one, zero = np.ones_like(level), np.zeros_like(level)
+        R_0 = np.stack([level, np.clip((self.hy - self.hg) / np.maximum(self.hh, _TINY), 0.0, 1.0), zero])
+        A = np.stack([level, one, np.clip(self.gy / np.maximum(self.gg, _TINY), 0.0, 1.0)])
+        edge = np.argmin(self.rss(R_0, A), axis=0)[None]
+        return np.take_along_axis(R_0, edge, 0)[0], np.take_along_axis(A, edge, 0)[0]

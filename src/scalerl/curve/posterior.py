@@ -2,35 +2,35 @@
 
     y_i = R(C_i; family, A, B, C_mid, R_0) + e_i        e ~ N(0, sd^2 K_phi)       K_phi[i, j] = phi^distance
 
-The prior is flat over what is measured, and over what half as much compute again would measure: equal prior
-mass for curves that differ equally at the evaluations and at those to come (Jeffreys, 1946: the density
-sqrt(det J^T J), J the derivatives of the curve there by R_0, A, log B, log C_mid), within 0 <= R_0 <= A <= 1,
-B in [0.3, 6], and C_mid from a tenth of the smallest positive to ten times the largest compute. Flat in A,
-log B and log C_mid, most of the prior lies where a higher ceiling, later, changes nothing that was measured:
-forecasts are then too high, and families are weighed by how much of that they have. Flat over the evaluations
-alone, it favours curves that end just behind the last one: before the bend, forecasts are too low, and
-intervals too narrow. Beside it: log sd flat from the evaluation noise that is known (else 0.0005) to
-0.15; the correlation phi of neighbours in {0, .2, .4, .6, .8, .9} alike; the families alike.
-For a family and (B, C_mid, phi) the sum of squares is a quadratic in (R_0, A), and the integral over sd
-depends on the sum of squares alone, so nothing is sampled: `nodes` lays nodes where the posterior has mass,
-and they are weighed.
+The prior of all of it is in `scalerl.curve.prior`. For a family and (B, C_mid, phi) the sum of squares is a
+quadratic in (R_0, A), and the integral over sd depends on the sum of squares alone, so nothing is sampled:
+nodes are laid where the posterior has mass, and weighed. For every C_mid of a row of values, and every
+correlation phi, the range of log B that has mass is found, and nodes are laid evenly over it; (R_0, A) follow
+from the quadratic of every such cell. Evenly spaced nodes a standard deviation apart integrate a Gaussian to
+nine digits, so that few of them are enough.
 
-Shapes: cells = (B, C_mid, phi) over all families, a = nodes of A, r = nodes of R_0 for each A.
+Shapes: P correlations, M values of log C_mid, K of log B; cells (B, C_mid, phi) = what is kept of P x M x K,
+over all families; a = nodes of A, r = nodes of R_0 for each A.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scalerl.curve.families import Family, log_compute, log_compute_to, shares
 from scalerl.curve.least_squares import LeastSquares
-from scalerl.curve.nodes import family_nodes
-from scalerl.curve.noise import PHI, make_noise
+from scalerl.curve.noise import Noise, Quadratic, make_noise
+from scalerl.curve.prior import LOG_B, PHI, log_mid_range, log_volume
 from scalerl.curve.sample import Sample
+
+_CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
+_ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
+_REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
+_CELLS = ("log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0")
 
 
 @dataclass(frozen=True)
@@ -87,21 +87,14 @@ class Posterior:
         """The same, given one family, however little weight it has."""
         return self._take(np.flatnonzero(self.family_cells == family))
 
+    def reweighted(self, log_weight: np.ndarray) -> Posterior:
+        """The same nodes with other weights, not normalised; the posterior of the noise's size stays."""
+        log_weight = normalised(log_weight)
+        return replace(self, log_weight=log_weight, weight=np.exp(log_weight))
+
     def _take(self, keep: np.ndarray) -> Posterior:
-        log_weight = normalised(self.log_weight[keep])
-        return Posterior(
-            self.family_cells[keep],
-            self.log_b_cells[keep],
-            self.log_mid_cells[keep],
-            self.phi_cells[keep],
-            self.A[keep],
-            self.R_0[keep],
-            log_weight,
-            np.exp(log_weight),
-            self.sd_J,
-            self.sd_weight_J,
-            self.families,
-        )
+        kept = {name: getattr(self, name)[keep] for name in ("family_cells", *_CELLS)}
+        return replace(self, **kept).reweighted(self.log_weight[keep])
 
     def heaviest(self, mass: float) -> Posterior:
         """The fewest cells that hold `mass` of the posterior, for what is asked at many computes."""
@@ -151,22 +144,19 @@ def posterior(
     """
     noise = make_noise(sample, floor, phi)
     families = tuple(found.curve.family for found in best)
-    parts = [family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
+    parts = [_family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _CELLS}
     rss = np.concatenate([part.rss.ravel() for part in parts])
     log_weight = normalised(np.concatenate([part.log_weight for part in parts]))
     weight = np.exp(log_weight)
     return Posterior(
-        np.concatenate([np.full(len(part.log_b), i) for i, part in enumerate(parts)]),
-        np.concatenate([part.log_b for part in parts]),
-        np.concatenate([part.log_mid for part in parts]),
-        np.concatenate([part.phi for part in parts]),
-        np.concatenate([part.A for part in parts]),
-        np.concatenate([part.R_0 for part in parts]),
-        log_weight,
-        weight,
-        noise.sd_J,
-        noise.sd_weights(rss, weight.ravel()),
-        families,
+        family_cells=np.concatenate([np.full(len(part.A), i) for i, part in enumerate(parts)]),
+        **columns,
+        log_weight=log_weight,
+        weight=weight,
+        sd_J=noise.sd_J,
+        sd_weight_J=noise.sd_weights(rss, weight.ravel()),
+        families=families,
     )
 
 
@@ -174,3 +164,150 @@ def normalised(log_weight: np.ndarray) -> np.ndarray:
     """Logarithms of weights that sum to 1."""
     top = log_weight.max()
     return log_weight - top - np.log(np.exp(log_weight - top).sum())
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Unnormalised: `log_weight`, `rss`, `R_0` are (cells, a, r), `A` is (cells, a), the rest (cells,)."""
+
+    log_b_cells: np.ndarray
+    log_mid_cells: np.ndarray
+    phi_cells: np.ndarray
+    A: np.ndarray
+    R_0: np.ndarray
+    log_weight: np.ndarray
+    rss: np.ndarray
+
+
+def _family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -> _Nodes:
+    """Nodes of one family, found from `log_mid`, the log C_mid of its least-squares curve."""
+    seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *log_mid_range(sample)))
+    plain = noise.only(len(noise.phi_P) // 2)  # the ridge hardly moves with the correlation
+    ridge_M = _ridge(sample, family, plain, seek_M)
+    level_M = _level(sample, family, noise, ridge_M[:, None], seek_M).max(axis=(0, 2))
+    level_M = level_M + log_volume(sample, family, ridge_M, seek_M)
+    low, high = _extent(seek_M, level_M)
+    log_mid_M = np.linspace(low, high, _ROWS)
+    centre_M = _ridge(sample, family, plain, log_mid_M)
+    log_b_MK = np.sort(np.clip(centre_M[:, None] + _offsets(0.006, 10), *LOG_B), axis=1)
+    level_PMK = _level(sample, family, noise, log_b_MK, log_mid_M)
+    low_PM, high_PM = _extent(log_b_MK, level_PMK)
+    log_b_PMK = low_PM[..., None] + (high_PM - low_PM)[..., None] * np.linspace(0, 1, _COLUMNS)
+    area_PM = (log_mid_M[1] - log_mid_M[0]) * (high_PM - low_PM) / (_COLUMNS - 1)
+    area_PMK = area_PM[..., None] * _trapezoid(_ROWS)[:, None] * _trapezoid(_COLUMNS)
+    quadratics = [
+        noise.only(p).quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
+        for p, log_b_MK in enumerate(log_b_PMK)
+    ]
+    q = Quadratic(*(np.concatenate(sums) for sums in zip(*quadratics, strict=True)))
+    return _linear_nodes(sample, family, noise, q, log_b_PMK, log_mid_M, area_PMK)
+
+
+def _linear_nodes(
+    sample: Sample,
+    family: Family,
+    noise: Noise,
+    q: Quadratic,
+    log_b_PMK: np.ndarray,
+    log_mid_M: np.ndarray,
+    area_PMK: np.ndarray,
+) -> _Nodes:
+    """Nodes of (R_0, A) in every cell worth it, placed by the cell's own quadratic."""
+    best = q.rss(*q.best(sample.r0)) + sample.within
+    level = noise.log_weight(best) + np.log(np.maximum(area_PMK, 1e-300))
+    index = np.nonzero(level > level.max() - _CUT)
+    p, m, _ = index
+    cell = q.take(index)
+    _, A_best = cell.best(sample.r0)
+    dof = max(sample.n_points - 2 - sample.n_linear, 1)
+    sd = np.sqrt(np.maximum(best[index] / dof, noise.sd_J[0] ** 2))
+    hh = np.maximum(cell.hh, 1e-12)
+    information = cell.gg if sample.r0 is not None else cell.gg - cell.hg**2 / hh
+    spread_A = sd / np.sqrt(np.maximum(information, 1e-12))
+    A, dA = _midpoints(A_best, spread_A, np.full_like(A_best, sample.r0 or 0.0), 1.0, _A_NODES)
+    if sample.r0 is None:
+        centre = np.clip((cell.hy[:, None] - A * cell.hg[:, None]) / hh[:, None], 0, A)
+        spread = np.broadcast_to((sd / np.sqrt(hh))[:, None], A.shape)
+        R_0, dR_0 = _midpoints(centre, spread, np.zeros_like(A), A, _R_0_NODES)
+    else:
+        R_0, dR_0 = np.full((*A.shape, 1), sample.r0), np.ones((*A.shape, 1))
+    wide = cell.take((slice(None), None, None))
+    rss = wide.rss(R_0, A[:, :, None]) + sample.within
+    volume = area_PMK[index][:, None, None] * dA[:, :, None] * dR_0
+    log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
+    log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
+    log_weight = log_weight + log_volume(sample, family, log_b_PMK[index], log_mid_M[m])[:, None, None]
+    log_weight = log_weight + 2 * np.log(np.maximum(A[:, :, None] - R_0, 1e-12))
+    return _Nodes(log_b_PMK[index], log_mid_M[m], noise.phi_P[p], A, R_0, log_weight, rss)
+
+
+def _midpoints(
+    centre: np.ndarray, spread: np.ndarray, low: np.ndarray, high: np.ndarray | float, n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """n nodes evenly over centre +- `_REACH` spread within [low, high], and what each stands for (..., n)."""
+    start = np.clip(centre - _REACH * spread, low, high)[..., None]
+    each = (np.clip(centre + _REACH * spread, low, high)[..., None] - start) / n
+    return start + each * (np.arange(n) + 0.5), each
+
+
+def _ridge(sample: Sample, family: Family, noise: Noise, log_mid_M: np.ndarray) -> np.ndarray:
+    """The best log B for every C_mid."""
+    nodes = np.broadcast_to(np.linspace(*LOG_B, 13), (len(log_mid_M), 13))
+    step = (LOG_B[1] - LOG_B[0]) / 12
+    best_M = np.zeros(len(log_mid_M))
+    for _ in range(3):  # to 1/27 of the first step
+        level = _level(sample, family, noise, nodes, log_mid_M).max(axis=0)
+        best_M = np.take_along_axis(nodes, level.argmax(axis=1)[:, None], 1)[:, 0]
+        nodes = np.clip(best_M[:, None] + np.linspace(-step, step, 7), *LOG_B)
+        step /= 3
+    return best_M
+
+
+def _level(
+    sample: Sample, family: Family, noise: Noise, log_b_MK: np.ndarray, log_mid_M: np.ndarray
+) -> np.ndarray:
+    """Log-likelihood of every cell at its best (R_0, A), with the prior of phi; (P, M, K)."""
+    q = noise.quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
+    return noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within)
+
+
+def _share(sample: Sample, family: Family, log_b_MK: np.ndarray, log_mid_M: np.ndarray) -> np.ndarray:
+    """Share of the gain at every evaluation for every cell, (M, K, N)."""
+    return family.share(np.exp(log_b_MK)[..., None], (sample.log_c_N - log_mid_M[:, None])[:, None])
+
+
+def _offsets(first: float, n: int) -> np.ndarray:
+    """0 and +- first * 2^k: near and far alike."""
+    far = first * 2.0 ** np.arange(n)
+    return np.concatenate([-far[::-1], [0.0], far])
+
+
+def _extent(nodes: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the level has fallen by `_CUT` to either side of its best, interpolated along the last axis.
+
+    `nodes` broadcasts to `level`; the results have its shape without the last axis.
+    """
+    nodes = np.broadcast_to(nodes, level.shape)
+    drop = level.max(axis=-1, keepdims=True) - level
+    worth = drop < _CUT
+    n = level.shape[-1]
+    ends = []
+    for inner, outer in (
+        (worth.argmax(axis=-1), -1),
+        (n - 1 - worth[..., ::-1].argmax(axis=-1), 1),
+    ):
+        inner = inner[..., None]
+        beyond = np.clip(inner + outer, 0, n - 1)
+        x0, x1 = (np.take_along_axis(nodes, i, -1)[..., 0] for i in (inner, beyond))
+        # Drops grow as a square about the best: their roots are interpolated.
+        d0, d1 = (np.sqrt(np.take_along_axis(drop, i, -1)[..., 0]) for i in (inner, beyond))
+        part = np.where(d1 > d0, (math.sqrt(_CUT) - d0) / np.maximum(d1 - d0, 1e-12), 1.0)
+        ends.append(x0 + (x1 - x0) * np.clip(part, 0.0, 1.0))
+    low, high = ends
+    return low, np.maximum(high, low + 1e-9)
+
+
+def _trapezoid(n: int) -> np.ndarray:
+    weight = np.ones(n)
+    weight[[0, -1]] = 0.5
+    return weight

@@ -21,8 +21,8 @@ import numpy as np
 from scalerl.curve.answers import span
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
 from scalerl.curve.least_squares import LOG_B_RANGE, SEARCH_REACH, least_squares_many
-from scalerl.curve.noise import SD_RANGE, ar1, make_noise
-from scalerl.curve.quadratic import Precision
+from scalerl.curve.noise import Noise, ar1, make_noise
+from scalerl.curve.prior import SD_RANGE
 from scalerl.curve.quantiles import Interval, tails, weighted_quantiles
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
@@ -162,16 +162,16 @@ def profile(fit: Fit) -> Profile:
             f"{fit.points.source}: {sample.n_points} evaluations leave nothing to judge "
             f"{2 + sample.n_linear} parameters by"
         )
-    precision = make_noise(sample, SD_RANGE[0], (fit.noise.phi,)).precision
+    noise = make_noise(sample, SD_RANGE[0], (fit.noise.phi,))
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
-    A_M, rss_M = _refined(sample, precision, np.unique(A_M))
+    A_M, rss_M = _refined(sample, noise, np.unique(A_M))
     best = int(np.argmin(rss_M))
     floor = 0.0 if math.isnan(fit.noise.floor) else fit.noise.floor / math.sqrt(sample.each)
     variance = max((rss_M[best] + sample.within) / degrees, floor**2)
     limit = float(rss_M[best] + variance * _t_squared(level, degrees))
     inside = np.flatnonzero(rss_M <= limit)
-    low = _crossing(sample, precision, A_M, inside[0] - 1, inside[0], limit)
-    high = _crossing(sample, precision, A_M, inside[-1] + 1, inside[-1], limit)
+    low = _crossing(sample, noise, A_M, inside[0] - 1, inside[0], limit)
+    high = _crossing(sample, noise, A_M, inside[-1] + 1, inside[-1], limit)
     return Profile(level, float(A_M[best]), (low, high))
 
 
@@ -190,21 +190,21 @@ def _t_squared(level: float, degrees: int) -> float:
     return degrees * math.expm1(z * z / degrees)
 
 
-def _refined(sample: Sample, precision: Precision, A_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _refined(sample: Sample, noise: Noise, A_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ceilings, with more and more of them about the best, and their RSS; both (M,), by ceiling."""
-    rss_M = _profile_rss(sample, precision, A_M)
+    rss_M = _profile_rss(sample, noise, A_M)
     for _ in range(8):
         best = int(np.argmin(rss_M))
         near = A_M[[max(best - 1, 0), best, min(best + 1, len(A_M) - 1)]]
         new_M = np.unique((near[:-1] + near[1:]) / 2)
         order = np.argsort(np.append(A_M, new_M), kind="stable")
-        rss_M = np.append(rss_M, _profile_rss(sample, precision, new_M))[order]
+        rss_M = np.append(rss_M, _profile_rss(sample, noise, new_M))[order]
         A_M = np.append(A_M, new_M)[order]
     return A_M, rss_M
 
 
 def _crossing(
-    sample: Sample, precision: Precision, A_M: np.ndarray, outside: int, inside: int, limit: float
+    sample: Sample, noise: Noise, A_M: np.ndarray, outside: int, inside: int, limit: float
 ) -> float | None:
     """The ceiling between two nodes at which RSS passes `limit`; None if there is no node outside."""
     if not 0 <= outside < len(A_M):
@@ -212,12 +212,12 @@ def _crossing(
     out, within = float(A_M[outside]), float(A_M[inside])
     for _ in range(14):  # halves of 1/48: to 1e-6
         middle = (out + within) / 2
-        beyond = _profile_rss(sample, precision, np.array([middle]))[0] > limit
+        beyond = _profile_rss(sample, noise, np.array([middle]))[0] > limit
         out, within = (middle, within) if beyond else (out, middle)
     return (out + within) / 2
 
 
-def _profile_rss(sample: Sample, precision: Precision, A_M: np.ndarray) -> np.ndarray:
+def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
     """Least RSS over R_0, B and C_mid for every ceiling (M,): a grid over their whole range, then zooms."""
     log_lo, log_hi = sample.log_c_range
     reach = math.log(SEARCH_REACH)
@@ -225,13 +225,13 @@ def _profile_rss(sample: Sample, precision: Precision, A_M: np.ndarray) -> np.nd
     log_mid = np.linspace(log_lo - reach, log_hi + reach, _GRID[1])
     step = np.array([log_b[1] - log_b[0], log_mid[1] - log_mid[0]])
     grid_K2 = np.stack(np.meshgrid(log_b, log_mid, indexing="ij"), axis=-1).reshape(-1, 2)
-    rss_MK = _given_ceiling(sample, precision, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
+    rss_MK = _given_ceiling(sample, noise, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
     theta_M2, rss_M = grid_K2[np.argmin(rss_MK, axis=1)], rss_MK.min(axis=1)
     side = np.linspace(-1, 1, _ZOOM)
     around_K2 = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
     for _ in range(_ZOOMS):
         cell_MK2 = theta_M2[:, None] + around_K2 * step
-        rss_MK = _given_ceiling(sample, precision, cell_MK2, A_M)
+        rss_MK = _given_ceiling(sample, noise, cell_MK2, A_M)
         best = np.argmin(rss_MK, axis=1)
         theta_M2 = np.take_along_axis(cell_MK2, best[:, None, None], 1)[:, 0]
         rss_M = np.minimum(rss_M, rss_MK.min(axis=1))
@@ -239,10 +239,10 @@ def _profile_rss(sample: Sample, precision: Precision, A_M: np.ndarray) -> np.nd
     return rss_M
 
 
-def _given_ceiling(sample: Sample, precision: Precision, cell_MK2: np.ndarray, A_M: np.ndarray) -> np.ndarray:
+def _given_ceiling(sample: Sample, noise: Noise, cell_MK2: np.ndarray, A_M: np.ndarray) -> np.ndarray:
     """RSS of every cell (log B, log C_mid) at its best R_0 in [0, A], or at the given one; (M, K)."""
     share = LOG_LOGISTIC.share(np.exp(cell_MK2[..., :1]), sample.log_c_N - cell_MK2[..., 1:])
-    q = precision.quadratic(share, sample.y_N).take(0)
+    q = noise.quadratic(share, sample.y_N).take(0)
     A_M1 = A_M[:, None]
     if sample.r0 is not None:
         return q.rss(sample.r0, A_M1)
