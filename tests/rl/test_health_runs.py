@@ -14,7 +14,7 @@ from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record.reader import RunRecord
 from scalerl.rl import train as training
-from scalerl.rl.config.health import Health, Limits
+from scalerl.rl.config.health import Health, Thresholds
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.loop import parts
@@ -117,7 +117,7 @@ def test_budgets_that_are_too_short_are_an_alarm(recipe, model, tmp_path):
     short = replace(
         recipe,
         context=replace(recipe.context, answer=1),  # a digit, and no place for the end token
-        health=Health(on_alarm="pause", truncated=Limits(0.05, 0.1, 3)),
+        health=Health(on_alarm="pause", truncated=Thresholds(0.05, 0.1, 3)),
     )
     record, ended, _ = run(short, model, tmp_path / "run")
     assert isinstance(ended, PausedError)
@@ -142,7 +142,7 @@ def test_rewards_that_collapse_are_an_alarm(recipe, model, tmp_path, monkeypatch
         return verifier
 
     monkeypatch.setattr(parts, "load_verifier", breaking)
-    health = Health(reward_drop=Limits(0.25, 0.4, 4), zero_variance=Limits(0.8, 0.95, 4))
+    health = Health(reward_drop=Thresholds(0.25, 0.4, 4), zero_variance=Thresholds(0.8, 0.95, 4))
     record, _, _ = run(replace(recipe, health=health), model, tmp_path / "run")
     assert alarms_of(record) >= {"reward_drop", "zero_variance"}
     (drop,) = [alarm for alarm in record.alarms if (alarm.metric, alarm.level) == ("reward_drop", "alarm")]
@@ -180,7 +180,7 @@ def test_a_forecast_across_an_alarm_says_so(recipe, model, tmp_path, capsys):
     eager = replace(
         recipe,
         evaluation=replace(recipe.evaluation, count=10),
-        health=Health(truncated=Limits(1e-9, 1e-9, 3)),
+        health=Health(truncated=Thresholds(1e-9, 1e-9, 3)),
     )
     from scalerl.forecast.freeze import freeze
 
@@ -203,8 +203,8 @@ def test_a_resume_goes_on_through_the_alarm_and_says_what_an_uncut_run_says(reci
         recipe,
         health=Health(
             probe=16,
-            truncated=Limits(0.03, 0.06, 3),
-            sampling=Limits(0.1, 0.2, 50),
+            truncated=Thresholds(0.03, 0.06, 3),
+            sampling=Thresholds(0.1, 0.2, 50),
         ),
     )
     whole, ended, _ = run(told, model, tmp_path / "whole")

@@ -41,7 +41,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column: its heading, and the names of the numbers behind each of its cells."""
 
     header: str
@@ -79,7 +79,7 @@ class Table:
 
     name: str
     title: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[Row, ...]
     note: str = ""
 

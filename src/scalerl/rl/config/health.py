@@ -25,7 +25,7 @@ LONGEST_WINDOW = 100
 
 
 @dataclass(frozen=True)
-class Limits:
+class Thresholds:
     """Thresholds of one figure, over `window` steps (those that have the figure).
 
     A figure that no run reaches is off: `alarm = 2.0` for a share.
@@ -46,7 +46,7 @@ class Figure:
     """Fields of a row."""
     value: Callable[[Rows, int], float]
     """The figure over a window of rows; NaN where they do not hold enough of it."""
-    limits: Limits
+    limits: Thresholds
     sign: Literal[1, -1] = 1
     """-1 where low is bad."""
     follows_precision: bool = False
@@ -211,7 +211,7 @@ FIGURES = {
     # Runs in which 10-15 % were truncated broke, and ScaleRL stayed below 5 % for 90 % of the time
     # (arXiv 2510.13786).
     "truncated": Figure(
-        "share of truncated completions", ("truncated",), _mean_of("truncated"), Limits(0.05, 0.10, 10)
+        "share of truncated completions", ("truncated",), _mean_of("truncated"), Thresholds(0.05, 0.10, 10)
     ),
     # The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`. In float32 kernels agree
     # to 1e-6, so 2e-5 and 2e-4 are our own judgement. In bfloat16 .03 is the upper end of what was seen in
@@ -221,7 +221,7 @@ FIGURES = {
         "gap between the log-probabilities of trainer and generator (nats)",
         ("logp_gap", "probe_tokens"),
         _logp_gap,
-        Limits(0.0, 0.0, 3),
+        Thresholds(0.0, 0.0, 3),
         follows_precision=True,
     ),
     # Our own judgement.
@@ -229,58 +229,64 @@ FIGURES = {
         "sign that the LM head of the generator has another precision (standard errors)",
         ("head_gap", "head_gap_rms", "probe_tokens"),
         _head,
-        Limits(4.0, 6.0, 50),
+        Thresholds(4.0, 6.0, 50),
     ),
     # Our own judgement: with the normal distribution once in 16,000 and 500 million windows.
     "sampling": Figure(
         "distance of the sampled tokens from the trainer's distribution (standard errors)",
         ("rank", "rank_variance", "probe_tokens"),
         _sampling,
-        Limits(4.0, 6.0, 50),
+        Thresholds(4.0, 6.0, 50),
     ),
     # (sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left once
     # the importance ratios have weighed it (Kong, 1992). The lower end of good, and the warning, of verl's
     # guide to rollout correction (2025).
-    "ess": Figure("effective sample size", ("ess",), _mean_of("ess"), Limits(0.5, 0.3, 5), sign=-1),
+    "ess": Figure("effective sample size", ("ess",), _mean_of("ess"), Thresholds(0.5, 0.3, 5), sign=-1),
     # Of the trained tokens those on which a bound of the loss acts. GSPO clips 15 % of its tokens when it is
     # well (arXiv 2507.18071); .3 and .6 are our own judgement.
     "ratio_clipped": Figure(
         "share of importance ratios clipped",
         ("ratio_clipped",),
         _mean_of("ratio_clipped"),
-        Limits(0.3, 0.6, 10),
+        Thresholds(0.3, 0.6, 10),
     ),
     # Lengths grow as reasoning does, slowly; our own judgement.
     "length_drift": Figure(
-        "factor by which the mean length changed", ("mean_length",), _length_drift, Limits(2.0, 3.0, 20)
+        "factor by which the mean length changed", ("mean_length",), _length_drift, Thresholds(2.0, 3.0, 20)
     ),
     # What is left is the effective batch. It rises as prompts are solved; our own judgement.
     "zero_variance": Figure(
-        "share of groups without signal", ("zero_variance",), _mean_of("zero_variance"), Limits(0.8, 0.95, 10)
+        "share of groups without signal",
+        ("zero_variance",),
+        _mean_of("zero_variance"),
+        Thresholds(0.8, 0.95, 10),
     ),
     # Our own judgement.
     "grad_norm": Figure(
-        "gradient norm over its usual size", ("grad_norm",), _grad_norm, Limits(5.0, 20.0, 50)
+        "gradient norm over its usual size", ("grad_norm",), _grad_norm, Thresholds(5.0, 20.0, 50)
     ),
     # The curriculum takes solved prompts away, which lowers it by .1 and more in a run that is well; our own
     # judgement.
     "reward_drop": Figure(
-        "drop of the share correct in training", ("correct",), _reward_drop, Limits(0.25, 0.4, 20)
+        "drop of the share correct in training", ("correct",), _reward_drop, Thresholds(0.25, 0.4, 20)
     ),
     # The curve assumes that the pass rate does not fall (arXiv 2510.13786, equation 1); our own judgement.
     "pass_rate_drop": Figure(
-        "drop of the held-out pass rate", ("pass_rate", "noise_sd"), _pass_rate_drop, Limits(0.02, 0.05, 1)
+        "drop of the held-out pass rate",
+        ("pass_rate", "noise_sd"),
+        _pass_rate_drop,
+        Thresholds(0.02, 0.05, 1),
     ),
     # A verifier that is down teaches nothing; our own judgement.
     "failed": Figure(
         "share of completions whose verification failed",
         ("failed", "completions"),
         _failed,
-        Limits(0.02, 0.1, 5),
+        Thresholds(0.02, 0.1, 5),
     ),
     # One is an alarm. It cannot be set.
     "non_finite": Figure(
-        "number of figures that are not finite", ("skipped", *_FINITE), _non_finite, Limits(1.0, 1.0, 1)
+        "number of figures that are not finite", ("skipped", *_FINITE), _non_finite, Thresholds(1.0, 1.0, 1)
     ),
 }
 _SETTINGS = [name for name in FIGURES if name != "non_finite"]
@@ -297,18 +303,18 @@ class Health:
     on_alarm: Literal["warn", "pause"] = "warn"
     probe: int = 4
     """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
-    truncated: Limits = FIGURES["truncated"].limits
-    logp_gap: Limits = FIGURES["logp_gap"].limits
-    head: Limits = FIGURES["head"].limits
-    sampling: Limits = FIGURES["sampling"].limits
-    ess: Limits = FIGURES["ess"].limits
-    ratio_clipped: Limits = FIGURES["ratio_clipped"].limits
-    length_drift: Limits = FIGURES["length_drift"].limits
-    zero_variance: Limits = FIGURES["zero_variance"].limits
-    grad_norm: Limits = FIGURES["grad_norm"].limits
-    reward_drop: Limits = FIGURES["reward_drop"].limits
-    pass_rate_drop: Limits = FIGURES["pass_rate_drop"].limits
-    failed: Limits = FIGURES["failed"].limits
+    truncated: Thresholds = FIGURES["truncated"].limits
+    logp_gap: Thresholds = FIGURES["logp_gap"].limits
+    head: Thresholds = FIGURES["head"].limits
+    sampling: Thresholds = FIGURES["sampling"].limits
+    ess: Thresholds = FIGURES["ess"].limits
+    ratio_clipped: Thresholds = FIGURES["ratio_clipped"].limits
+    length_drift: Thresholds = FIGURES["length_drift"].limits
+    zero_variance: Thresholds = FIGURES["zero_variance"].limits
+    grad_norm: Thresholds = FIGURES["grad_norm"].limits
+    reward_drop: Thresholds = FIGURES["reward_drop"].limits
+    pass_rate_drop: Thresholds = FIGURES["pass_rate_drop"].limits
+    failed: Thresholds = FIGURES["failed"].limits
 
     @field_validator(*_SETTINGS, mode="before")
     @classmethod
@@ -319,7 +325,7 @@ class Health:
 
     @field_validator(*_SETTINGS)
     @classmethod
-    def _checked(cls, value: Limits, info: ValidationInfo) -> Limits:
+    def _checked(cls, value: Thresholds, info: ValidationInfo) -> Thresholds:
         """Checked here and not in `figures` alone, so that the error names the table."""
         replace(FIGURES[str(info.field_name)], limits=value)
         return value

@@ -18,10 +18,10 @@ from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
 from scalerl.view.table import (
     Cell,
-    Column,
     Mark,
     Row,
     Table,
+    TableColumn,
     amount_cell,
     changes_in_words,
     count,
@@ -57,22 +57,22 @@ def verdict_table(verdict: StudyVerdict) -> Table:
     unit = unit_for(verdict.axis, verdict.budget)
     target = verdict.study.plan.get("target")
     columns = [
-        Column("arm", ("arm",), prose=True),
-        Column(
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn(
             "verdict",
             ("verdict", *(f"{q}_{name}" for q in ("ceiling", "efficiency") for name in _CLAIMS)),
             prose=True,
         ),
-        Column("seeds", ("seeds_finished", "seeds_planned")),
-        Column("A, against base", spread_keys("A_difference")),
-        Column("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
-        Column("ceiling A", (*spread_keys("A"), "fitted", "identified")),
-        Column(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
-        Column("exponent B", spread_keys("B")),
-        Column(f"C_mid ({unit.name})", spread_keys("C_mid")),
+        TableColumn("seeds", ("seeds_finished", "seeds_planned")),
+        TableColumn("A, against base", spread_keys("A_difference")),
+        TableColumn("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
+        TableColumn("ceiling A", (*spread_keys("A"), "fitted", "identified")),
+        TableColumn(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
+        TableColumn("exponent B", spread_keys("B")),
+        TableColumn(f"C_mid ({unit.name})", spread_keys("C_mid")),
     ]
     if target is not None:
-        columns.insert(7, Column(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
+        columns.insert(7, TableColumn(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
     rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
@@ -143,12 +143,12 @@ def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, bas
 def stability_table(verdict: StudyVerdict) -> Table:
     """One row per arm: what went wrong, and how often."""
     columns = (
-        Column("arm", ("arm",), prose=True),
-        *(Column(outcome, (outcome.replace(" ", "_"),)) for outcome in _OUTCOMES),
-        Column("retried", ("retried",)),
-        Column("truncated", ("truncated",)),
-        Column("runs with an alarm", ("alarms",), prose=True),
-        Column("why runs failed", ("causes",), prose=True),
+        TableColumn("arm", ("arm",), prose=True),
+        *(TableColumn(outcome, (outcome.replace(" ", "_"),)) for outcome in _OUTCOMES),
+        TableColumn("retried", ("retried",)),
+        TableColumn("truncated", ("truncated",)),
+        TableColumn("runs with an alarm", ("alarms",), prose=True),
+        TableColumn("why runs failed", ("causes",), prose=True),
     )
     rows = []
     for arm in verdict.arms:
@@ -177,15 +177,15 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
     """Forecasts by the share of their target's compute at which they were frozen."""
     rivals = [name for name in RIVALS if any(name in score.rivals_rms for score in scores)]
     columns = (
-        Column("made at", ("share",)),
-        Column("judged", ("forecasts",)),
-        Column("open", ("open",)),
-        Column("coverage", ("coverage",)),
-        Column("mean width", ("width",)),
-        Column("interval score", ("score",)),
-        Column("rms error", ("rms",)),
-        Column("bias", ("bias",)),
-        *(Column(f"rms: {name}", (f"rms_{_word(name)}",)) for name in rivals),
+        TableColumn("made at", ("share",)),
+        TableColumn("judged", ("forecasts",)),
+        TableColumn("open", ("open",)),
+        TableColumn("coverage", ("coverage",)),
+        TableColumn("mean width", ("width",)),
+        TableColumn("interval score", ("score",)),
+        TableColumn("rms error", ("rms",)),
+        TableColumn("bias", ("bias",)),
+        *(TableColumn(f"rms: {name}", (f"rms_{_word(name)}",)) for name in rivals),
     )
     rows = tuple(
         Row(
@@ -215,13 +215,13 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
 def forecasts_table(verdict: StudyVerdict) -> Table:
     """One row per frozen forecast."""
     columns = (
-        Column("arm", ("arm",), prose=True),
-        Column("seed", ("seed",)),
-        Column("made at", ("share",)),
-        Column("made at compute, for compute", ("axis", "compute", "target_compute"), prose=True),
-        Column("forecast", spread_keys("forecast")),
-        Column("measured", ("measured",)),
-        Column("outcome", ("inside",), prose=True),
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn("seed", ("seed",)),
+        TableColumn("made at", ("share",)),
+        TableColumn("made at compute, for compute", ("axis", "compute", "target_compute"), prose=True),
+        TableColumn("forecast", spread_keys("forecast")),
+        TableColumn("measured", ("measured",)),
+        TableColumn("outcome", ("inside",), prose=True),
     )
     rows = []
     for judged in verdict.forecasts:
@@ -249,10 +249,10 @@ def decisions_table(verdict: StudyVerdict) -> Table:
     """What the study decided while it ran."""
     unit = unit_for(verdict.axis, verdict.budget)
     columns = (
-        Column("arm", ("arm",), prose=True),
-        Column("decision", ("decision",), prose=True),
-        Column("why", ("budget", "probability", "value", "tried"), prose=True),
-        Column(f"saved ({unit.name})", ("saved",)),
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn("decision", ("decision",), prose=True),
+        TableColumn("why", ("budget", "probability", "value", "tried"), prose=True),
+        TableColumn(f"saved ({unit.name})", ("saved",)),
     )
     rows = tuple(_decision_row(row, unit) for row in verdict.study.decisions)
     note = "A stopped arm keeps its runs up to that budget, and is judged by them."
@@ -285,14 +285,14 @@ def runs_table(verdict: StudyVerdict) -> Table:
     """One row per run."""
     unit = unit_for(verdict.axis, verdict.budget)
     columns = (
-        Column("arm", ("arm",), prose=True),
-        Column("seed", ("seed",)),
-        Column("outcome", ("outcome",), prose=True),
-        Column("attempts", ("attempts",)),
-        Column("last pass rate", ("last_pass_rate",)),
-        Column(f"compute ({unit.name})", ("axis", "compute")),
-        Column("fit", ("A", "A_low", "A_high", "B", "C_mid", "identified", "why"), prose=True),
-        Column("cause", ("cause",), prose=True),
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn("seed", ("seed",)),
+        TableColumn("outcome", ("outcome",), prose=True),
+        TableColumn("attempts", ("attempts",)),
+        TableColumn("last pass rate", ("last_pass_rate",)),
+        TableColumn(f"compute ({unit.name})", ("axis", "compute")),
+        TableColumn("fit", ("A", "A_low", "A_high", "B", "C_mid", "identified", "why"), prose=True),
+        TableColumn("cause", ("cause",), prose=True),
     )
     rows = tuple(
         Row(_run_cells(verdict, run, unit), "open" if run.run.outcome == "failed" else "")
@@ -345,7 +345,10 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell:
 
 def changes_table(verdict: StudyVerdict) -> Table:
     """What every arm changes of the base recipe."""
-    columns = (Column("arm", ("arm",), prose=True), Column("changes of the base", ("changes",), prose=True))
+    columns = (
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn("changes of the base", ("changes",), prose=True),
+    )
     rows = []
     for arm in verdict.study.arms:
         changes = Cell(changes_in_words(arm.changes) or "none", (json.dumps(dict(arm.changes)),))

@@ -16,11 +16,11 @@ from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.overlay import OverlayRun
 from scalerl.view.table import (
     Cell,
-    Column,
     Estimate,
     Mark,
     Row,
     Table,
+    TableColumn,
     amount_cell,
     count,
     difference_cell,
@@ -52,22 +52,24 @@ def runs_tables(view: RunsView) -> list[Table]:
 def curves_table(view: RunsView) -> Table:
     """One row per run: its curve, what is forecast at the budget, and the verdict on the target."""
     columns = [
-        Column("run", ("run",), prose=True),
-        Column("evaluations", ("evaluations",)),
-        Column("last pass rate", ("last_pass_rate",)),
-        Column("ceiling A", spread_keys("A")),
-        Column("efficiency B", spread_keys("B")),
-        Column(f"C_mid ({view.unit.name})", spread_keys("C_mid")),
-        Column("ceiling identified", ("identified", "why"), prose=True),
+        TableColumn("run", ("run",), prose=True),
+        TableColumn("evaluations", ("evaluations",)),
+        TableColumn("last pass rate", ("last_pass_rate",)),
+        TableColumn("ceiling A", spread_keys("A")),
+        TableColumn("efficiency B", spread_keys("B")),
+        TableColumn(f"C_mid ({view.unit.name})", spread_keys("C_mid")),
+        TableColumn("ceiling identified", ("identified", "why"), prose=True),
     ]
     if view.budget is not None:
         at = view.unit.show(view.budget)
         columns[6:6] = [
-            Column(f"forecast at {at}, one evaluation", spread_keys("forecast")),
-            Column("another seed", ("rerun_low", "rerun_high")),
+            TableColumn(f"forecast at {at}, one evaluation", spread_keys("forecast")),
+            TableColumn("another seed", ("rerun_low", "rerun_high")),
         ]
         if view.target is not None:
-            columns.insert(8, Column(f"reaches {rate(view.target)}?", ("verdict", "probability"), prose=True))
+            columns.insert(
+                8, TableColumn(f"reaches {rate(view.target)}?", ("verdict", "probability"), prose=True)
+            )
     note = (
         f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
         "C_mid are for the log-logistic curve."
@@ -137,23 +139,23 @@ def comparison_table(view: RunsView) -> Table:
     found = view.comparison
     assert found is not None
     columns = [
-        Column(f"against {found.base}", ("recipe", "runs"), prose=True),
-        Column("ceiling", _claim_keys("ceiling"), prose=True),
-        Column("A, difference", spread_keys("A_difference")),
-        Column("efficiency", _claim_keys("efficiency"), prose=True),
-        Column("compute to 3/4 of own gain, ratio", spread_keys("compute_to_own_ratio")),
+        TableColumn(f"against {found.base}", ("recipe", "runs"), prose=True),
+        TableColumn("ceiling", _claim_keys("ceiling"), prose=True),
+        TableColumn("A, difference", spread_keys("A_difference")),
+        TableColumn("efficiency", _claim_keys("efficiency"), prose=True),
+        TableColumn("compute to 3/4 of own gain, ratio", spread_keys("compute_to_own_ratio")),
     ]
     asked = []
     if found.budget is not None:
         at = view.unit.show(found.budget)
-        columns.append(Column(f"pass rate at {at}, difference", spread_keys("pass_rate_difference")))
+        columns.append(TableColumn(f"pass rate at {at}, difference", spread_keys("pass_rate_difference")))
         asked.append("pass_rate")
     if found.target is not None:
         columns.append(
-            Column(f"compute to {rate(found.target)}, ratio", spread_keys("compute_to_target_ratio"))
+            TableColumn(f"compute to {rate(found.target)}, ratio", spread_keys("compute_to_target_ratio"))
         )
         asked.append("compute_to_target")
-    columns.append(Column("curves cross", ("crossing_probability",)))
+    columns.append(TableColumn("curves cross", ("crossing_probability",)))
     rows = tuple(_pair_row(view, pair, asked) for pair in found.pairs)
     return Table(
         "comparison", f"Compared with {found.base}", tuple(columns), rows, _how_to_compare(view, found)
@@ -226,13 +228,13 @@ def _claim_cell(claim: Claim, level: float) -> Cell:
 def forecasts_table(view: RunsView) -> Table:
     """One row per forecast that was frozen while a run went on."""
     columns = (
-        Column("run", ("run",), prose=True),
-        Column("made at step", ("step",)),
-        Column("compute spent", ("share",)),
-        Column("for", ("axis", "target_compute"), prose=True),
-        Column("forecast, one evaluation", spread_keys("forecast")),
-        Column("measured", ("measured",)),
-        Column("outcome", ("outcome",), prose=True),
+        TableColumn("run", ("run",), prose=True),
+        TableColumn("made at step", ("step",)),
+        TableColumn("compute spent", ("share",)),
+        TableColumn("for", ("axis", "target_compute"), prose=True),
+        TableColumn("forecast, one evaluation", spread_keys("forecast")),
+        TableColumn("measured", ("measured",)),
+        TableColumn("outcome", ("outcome",), prose=True),
     )
     rows = tuple(
         _frozen_row(run.name, run.record, forecast)
@@ -266,9 +268,9 @@ def _frozen_row(name: str, record: RunRecord, forecast: FrozenForecast) -> Row:
 def health_table(view: RunsView) -> Table:
     """One row per run: alarms, and the health figures of its last evaluation that has them."""
     columns = (
-        Column("run", ("run",), prose=True),
-        *(Column(label, (name,)) for name, label in _HEALTH),
-        Column("alarms and warnings", ("alarms",), prose=True),
+        TableColumn("run", ("run",), prose=True),
+        *(TableColumn(label, (name,)) for name, label in _HEALTH),
+        TableColumn("alarms and warnings", ("alarms",), prose=True),
     )
     rows, unchecked = [], False
     for run in view.runs:
