@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scalerl.view.table import Cell, Column, Raw, Table
+from scalerl.view.table import Cell, Raw, Table, TableColumn
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -159,7 +159,7 @@ def _latex_head(table: Table, place: int) -> str:
     return _latex_stack([latex_text(line) for line in lines], "l" if table.columns[place].prose else "r", "b")
 
 
-def _latex_cell(column: Column, cell: Cell) -> str:
+def _latex_cell(column: TableColumn, cell: Cell) -> str:
     if column.prose:
         return latex_text(cell.whole)
     first, *others = map(latex_text, _latex_lines(cell))
@@ -219,7 +219,7 @@ def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(one_line(text), _WIDEST) or [""]
 
 
-def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[Column]) -> list[str]:
+def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[TableColumn]) -> list[str]:
     lines = []
     for number in range(max(map(len, cells))):
         parts = [cell[number] if number < len(cell) else "" for cell in cells]

@@ -13,7 +13,7 @@ import numpy as np
 from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.numbers import DASH, rate, signed, unit_for
-from scalerl.view.table import Cell, Column, Row, Table, words
+from scalerl.view.table import Cell, Row, Table, TableColumn, words
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 _NEAR = 0.05  # a run counts at a compute that it has missed by no more than this share
@@ -28,9 +28,9 @@ def measured_table(verdict: StudyVerdict) -> Table:
     unit = unit_for(verdict.axis, verdict.budget)
     rates = {arm.name: _rates(arm, verdict.axis, compute_M) for arm in verdict.arms}
     base = str(verdict.study.plan["base"])
-    columns = [Column("arm", ("arm",), prose=True), Column("common seeds", ("common_seeds",))]
+    columns = [TableColumn("arm", ("arm",), prose=True), TableColumn("common seeds", ("common_seeds",))]
     columns += [
-        Column(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
+        TableColumn(f"at {unit.show(compute)}", (f"at_{share:g}", f"at_{share:g}_se"))
         for share, compute in zip(SHARES, compute_M, strict=True)
     ]
     models = {arm.name: {run.run.plan.seed: run.run.plan.model for run in arm.runs} for arm in verdict.arms}
