@@ -12,7 +12,7 @@ import numpy as np
 from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 
-_DRAWN = 50_000
+_DRAWN = 20_000
 """Completions that are drawn for the mean of what a batch has."""
 
 

@@ -17,10 +17,10 @@ from collections import deque
 class SimulatedGroup:
     """The completions of one prompt, from their admission to the step that trains them."""
 
-    __slots__ = ("generator", "left", "lengths", "tokens")
+    __slots__ = ("left", "lengths", "tokens")
 
-    def __init__(self, lengths: list[int], generator: int) -> None:
-        self.lengths, self.generator = lengths, generator
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths = lengths
         self.left = len(lengths)
         """Completions that are not complete."""
         self.tokens: dict[int, float] = {}

@@ -173,7 +173,7 @@ class Simulation:
             SimulatedGenerator(job.rows, rates.decode.base, row, prompt) for _ in range(generators)
         ]
         self.now, self.totals = 0.0, Totals()
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._planned = 0
         self._lengths = deque[list[int]]()
         self._in_flight = np.zeros(generators, dtype=np.int64)  # groups of each generator
@@ -196,8 +196,8 @@ class Simulation:
         while self._steps < first + steps:
             before = self._steps
             self.now, _, act, args = heapq.heappop(self._events)
-            act(*args)
-            self._go()
+            if act(*args) is not False:
+                self._go()
             if self._steps > before:
                 watch(self._steps - first)
 
@@ -207,10 +207,10 @@ class Simulation:
             self._go_on(i)
         return np.sum([(one.busy, one.row_seconds) for one in self.generators], axis=0)
 
-    def _after(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+    def _after(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
         self._at(self.now + seconds, act, *args)
 
-    def _at(self, time: float, act: Callable[..., None], *args: Any) -> None:
+    def _at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, act, args))
 
@@ -221,18 +221,19 @@ class Simulation:
 
     # -- generators ------------------------------------------------------------------------------------
 
-    def _go_on(self, i: int) -> None:
-        """Bring a generator up to now, and plan its next event."""
+    def _go_on(self, i: int) -> bool:
+        """Bring a generator up to now, and plan its next event; returns whether a group is complete."""
         generator = self.generators[i]
-        for group in generator.go_on(self.now):
-            self._in_flight[group.generator] -= 1
+        done = generator.go_on(self.now)
+        self._in_flight[i] -= len(done)
         generator.stamp += 1
         if generator.ends < math.inf:
             self._at(generator.ends, self._ended, i, generator.stamp)
+        return bool(done)
 
-    def _ended(self, i: int, stamp: int) -> None:
-        if stamp == self.generators[i].stamp:
-            self._go_on(i)
+    def _ended(self, i: int, stamp: int) -> bool:
+        """False where nothing comes of it for the driver."""
+        return stamp == self.generators[i].stamp and self._go_on(i)
 
     def _arrive(self, version: int) -> None:
         for i, generator in enumerate(self.generators):
@@ -273,7 +274,7 @@ class Simulation:
         touched = set[int]()
         for _ in range(n):
             i = int(self._in_flight.argmin())
-            group = SimulatedGroup(self._draw(), i)
+            group = SimulatedGroup(self._draw())
             self._in_flight[i] += 1
             self._order.append(group)
             self.generators[i].submit(group)
