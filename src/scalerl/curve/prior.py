@@ -14,8 +14,9 @@ how much of that they have. Flat over the evaluations alone, it would favour cur
 last one: before the bend, forecasts are too low, and intervals too narrow. `benchmarks/coverage.py` measures
 the coverage of the intervals with it.
 
-Two more priors apply where they are asked for: of the effect of a seed, on reruns and comparisons
-(`scalerl.curve.seeds`), and what sibling runs say of B and A (`scalerl.curve.campaign`).
+More priors stand with what uses them: of the effect of a seed, for reruns and comparisons
+(`scalerl.curve.seeds`); what sibling runs say of B and A, where they are given (`scalerl.curve.campaign`);
+and of changes that no family describes (`scalerl.curve.evidence`).
 
 Shapes: N evaluations, D those and the ones to come, c cells of (B, C_mid).
 """
