@@ -77,7 +77,7 @@ class Fit:
     """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
     prior: str = "flat"
-    """"flat" over what is measured (see `scalerl.curve.posterior`), or "campaign (n siblings)"."""
+    """"flat" over what is measured (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
     campaign: Fit | None = field(default=None, repr=False)
     """The same with the prior of sibling runs, where they were given."""
 
