@@ -13,8 +13,9 @@ from scalerl.curve import Points, fit
 from scalerl.errors import InputError
 from scalerl.view import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
 from scalerl.view.facts.curve_view import axis_for, curve_view
-from scalerl.view.facts.in_flight import in_flight_rows
-from scalerl.view.figures.health_figure import always_zero, apart, in_blocks, running_mean, tokens_per_second
+from scalerl.view.figures.health_figure import always_zero, in_blocks, running_mean, tokens_per_second
+from scalerl.view.labels import apart
+from scalerl.view.run.roles import in_flight_rows
 from scalerl.view.run.strata import Stratum, strata, strata_svg
 from scalerl.view.runs.overlay import OverlayRun, overlay
 from scalerl.view.style import inline_svg, new_figure
@@ -126,10 +127,12 @@ def test_zeros_are_named_and_get_no_panel():
 
 
 def test_labels_that_would_touch_move_apart():
-    assert apart([0.5]) == [0.5]
-    assert apart([0.1, 0.9]) == [0.1, 0.9]
-    np.testing.assert_allclose(apart([0.5, 0.52], gap=0.2), [0.41, 0.61])
-    np.testing.assert_allclose(apart([0.52, 0.5], gap=0.2), [0.61, 0.41])
+    anywhere = 0.2, -math.inf, math.inf
+    assert apart([], *anywhere) == []
+    assert apart([0.5], *anywhere) == [0.5]
+    np.testing.assert_allclose(apart([0.1, 0.9], *anywhere), [0.1, 0.9])
+    np.testing.assert_allclose(apart([0.5, 0.52], *anywhere), [0.41, 0.61])
+    np.testing.assert_allclose(apart([0.52, 0.5], *anywhere), [0.61, 0.41])
 
 
 def test_evidence_of_updates_in_flight():

@@ -13,7 +13,7 @@ from scalerl.curve.answers import NoiseEstimate, check_level
 from scalerl.curve.campaign import learn
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
 from scalerl.curve.identify import identify, parameters_of
-from scalerl.curve.least_squares import TOLERANCE, LeastSquares, least_squares
+from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Posterior, posterior
@@ -21,6 +21,7 @@ from scalerl.curve.prior import SD_RANGE
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 from scalerl.curve.seeds import SEED_PRIOR
+from scalerl.curve.solver import TOLERANCE
 from scalerl.errors import CannotAnswerError, InputError, counted, number_of
 from scalerl.record.reader import RunRecord
 

@@ -1,10 +1,10 @@
 """Least squares for one family and many runs at once, arranged so that it cannot get stuck.
 
 Given (B, C_mid) the curve is linear in (R_0, A), so the search is over two numbers only (variable projection;
-Golub and Pereyra, 1973): a grid over their whole range (`starts`), then Levenberg-Marquardt from its deepest
-valleys (`descent`), with the best (R_0, A) at every place (`linear`).
+Golub and Pereyra, 1973): a grid over their whole range, then Levenberg-Marquardt from its deepest valleys
+(`scalerl.curve.solver`).
 
-Shapes: S runs, N rows (shorter runs are padded with weight 0), M searches under way.
+Shapes: S runs, N rows (shorter runs are padded with weight 0), K cells of the grid, M searches under way.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ import numpy as np
 
 from scalerl.curve.families import Curve, Family
 from scalerl.curve.sample import Sample
-from scalerl.curve.solver import SEARCH_REACH, TOLERANCE, RunRows, descend, on_bound, rows_averaged, starts
-
-__all__ = ["LOG_B_RANGE", "SEARCH_REACH", "TOLERANCE", "LeastSquares", "least_squares", "least_squares_many"]
+from scalerl.curve.solver import TOLERANCE, RunRows, descend, rows_averaged
 
 LOG_B_RANGE = (math.log(0.05), math.log(20.0))
 """Where the point estimate is searched; wider than the prior of the intervals, and flagged when reached."""
+SEARCH_REACH = 100.0
+"""C_mid is searched from the smallest positive compute over this to the largest compute times this."""
+_EVEN = np.linspace(0, 1, 11)
+"""Where the grid of log B lies in its range."""
+_ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
+_BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
+"""Where that of log C_mid lies: the share along the range of the data, and beyond it of the reach."""
+_STARTS = 3
 _CHUNK = 64  # runs at a time
 
 
@@ -78,7 +84,7 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[Le
     box = np.empty((2, 2, len(samples)))  # low and high of theta
     box[:, 0] = np.array(LOG_B_RANGE)[:, None]
     box[0, 1], box[1, 1] = span[:, 0] - reach, span[:, 1] + reach
-    run, theta = starts(rows, family, span, LOG_B_RANGE)
+    run, theta = _starts(rows, family, span)
     if len(run) > 1:
         rows, box = rows.take(run), box[:, :, run]
     theta, R_0, A, kept = descend(rows, run, family, theta, box)
@@ -89,8 +95,9 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[Le
     g = family.share(at[0][:, None], rows.log_c - log_mid[:, None])
     residual = rows.y - R_0[:, None] - (A - R_0)[:, None] * g
     rss = (rows.w * residual * residual).sum(axis=1)
-    near = box + 1e-6 * np.array([1.0, -1.0])[:, None, None]  # a descent may end a last step before its bound
-    bounds = np.array([rows.high <= A, *on_bound(theta, *near), (rows.low >= R_0) & rows.free]).T.tolist()
+    # A descent may end a last step before its bound.
+    on_B, on_C_mid = (theta <= box[0] + 1e-6) | (theta >= box[1] - 1e-6)
+    bounds = np.array([rows.high <= A, on_B, on_C_mid, (rows.low >= R_0) & rows.free]).T.tolist()
     curves = np.array([rows.base + A, *at, rows.base + R_0]).T.tolist()
     found: list[list[int]] = [[] for _ in samples]
     for i in np.lexsort((rss, run)).tolist():
@@ -107,3 +114,68 @@ def _result(basins: list[tuple[Curve, float]], bounds: list[bool]) -> LeastSquar
     curve, rss = basins[0]
     names = tuple(name for name, on in zip(("A", "B", "C_mid", "R_0"), bounds, strict=True) if on)
     return LeastSquares(curve, rss, names, tuple(basins))
+
+
+def _starts(rows: RunRows, family: Family, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For every run the deepest local minima of the grid, and a step; (run (M,), theta (2, M))."""
+    coarse = rows.coarse()
+    log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
+    log_b = LOG_B_RANGE[0] + (LOG_B_RANGE[1] - LOG_B_RANGE[0]) * _EVEN
+    s, nb, nm = len(span), len(log_b), log_mid.shape[1]
+    x = coarse.log_c[:, None] - log_mid[:, :, None]
+    g = family.share(np.exp(log_b)[:, None, None], x[:, None]).reshape(s, nb * nm, -1)
+    rss = np.full((s, nb + 2, nm + 2), np.inf)
+    inner = rss[:, 1:-1, 1:-1]
+    inner[...] = _rough_rss(coarse, g).reshape(s, nb, nm)
+    low = np.minimum(np.minimum(rss[:, :-2], rss[:, 2:]), rss[:, 1:-1])
+    low = np.minimum(np.minimum(low[:, :, :-2], low[:, :, 2:]), low[:, :, 1:-1])
+    depth = np.where(inner <= low, inner, np.inf).reshape(s, -1)
+    each = np.arange(s)[:, None]
+    cells = np.argsort(depth, axis=1, kind="stable")[:, :_STARTS]
+    run, rank = np.nonzero(depth[each, cells] < np.inf)
+    cell = cells[run, rank]
+    theta = np.array([log_b[cell // nm], log_mid[run, cell % nm]])
+    stepped, step_mid = _steps(rows, depth.min(axis=1))
+    if not len(stepped):
+        return run, theta
+    run = np.concatenate([run, stepped])
+    theta = np.concatenate([theta, [np.full(len(stepped), log_b[-1]), step_mid]], axis=1)
+    order = np.argsort(run, kind="stable")
+    return run[order], theta[:, order]
+
+
+def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The runs that a step describes nearly as well as the grid did, with `rss`, and where; (M,) each.
+
+    Steep curves have valleys as narrow as the distance of two evaluations, which a grid passes over.
+    """
+    weight, total = np.cumsum(rows.w, axis=1), np.cumsum(rows.w * rows.y, axis=1)
+    before, after = weight[:, :-1], rows.one[:, None] - weight[:, :-1]
+    y_before, y_after = total[:, :-1], total[:, -1:] - total[:, :-1]
+    sound = (after > 1e-9 * rows.one[:, None]) & (rows.log_c[:, :-1] > -np.inf)
+    mean_before, mean_after = y_before / before, y_after / np.where(sound, after, 1.0)
+    if not rows.free:
+        mean_before = np.zeros_like(before)
+    gain = y_before * mean_before + y_after * mean_after
+    gain = np.where(sound & (mean_after > mean_before), gain, 0.0)
+    best = gain.argmax(axis=1)
+    each = np.arange(len(best))
+    gain = gain[each, best]
+    left = np.maximum(rows.yy - gain, rows.exact) / np.maximum(rows.yy + rss, rows.exact)
+    run = np.flatnonzero((gain > 0) & (rows.n * np.log(left) < 4 * TOLERANCE))
+    log_mid = 0.5 * (rows.log_c[each, best] + rows.log_c[each, best + 1])
+    return run, log_mid[run]
+
+
+def _rough_rss(rows: RunRows, g: np.ndarray) -> np.ndarray:
+    """Sums of squares (S, K), less a constant, of shares (S, K, N); a gain beyond the bounds is cut."""
+    w, one = rows.w[:, :, None], rows.one[:, None]
+    gy = (g @ (w * rows.y[:, :, None]))[:, :, 0]
+    gg = ((g * g) @ w)[:, :, 0]
+    gain_max = rows.high[:, None]
+    if rows.free:
+        mean = (g @ w)[:, :, 0] / one
+        gg -= mean * mean * one
+        gain_max = np.minimum(gain_max / (1.0 - mean + 1e-9), -rows.low[:, None] / (mean + 1e-9))
+    gain = np.minimum(np.maximum(gy / (gg + 1e-12 * one), 0.0), gain_max)
+    return gain * (gain * gg - 2 * gy)

@@ -77,7 +77,7 @@ class Fit:
     """What the numerics saw of `points`: sorted, replicates pooled."""
     posterior: Posterior = field(repr=False)
     prior: str = "flat"
-    """"flat" over what is measured (see `scalerl.curve.posterior`), or "campaign (n siblings)"."""
+    """"flat" over what is measured (see `scalerl.curve.prior`), or "campaign (n siblings)"."""
     campaign: Fit | None = field(default=None, repr=False)
     """The same with the prior of sibling runs, where they were given."""
 
@@ -216,7 +216,8 @@ class Fit:
         "too early" unless the ceiling is identified, which it never is where the newest evaluations have no
         number; "go" from P = .95, "no-go" to .05, else "too close".
         """
-        return self._verdict((self.probability_rerun if rerun else self.probability)(target, budget))
+        chance = self.chance(target, budget)
+        return chance.verdict_rerun if rerun else chance.verdict
 
     def reasons(self, target: float, budget: float) -> str:
         """One sentence: why the verdict is what it is."""
@@ -294,8 +295,41 @@ class Fit:
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """The object that `scalerl fit --json` prints: see `scalerl.curve.fit_json`."""
-        return fit_json(self, at, target, budget)
+        """The object that `scalerl fit --json` prints (docs/json.md has its keys).
+
+        What is not computed, or withheld because no family describes the run, is None. "fit" is the
+        least-squares curve. "median" and "intervals" are of the posterior: A over all families, and
+        A_given_family, B and C_mid given the log-logistic.
+        """
+        level = self.intervals.level
+        intervals = {name: list(ends) for name, ends in asdict(self.intervals).items() if name != "level"}
+        return {
+            "points": self.n_points,
+            "axis": self.axis,
+            "min_compute": self.min_compute,
+            "max_compute": _finite(self.max_compute),
+            "r0": {"value": self.r0_value, "source": self.r0_source},
+            "fit": {**_curve(self.curve), "rmse": self.rmse} | _withheld(self, "A"),
+            "basins": [_curve(curve) | {"rss": rss} | _withheld(self, "A") for curve, rss in self.basins],
+            "intervals": {"level": level, **intervals, **_withheld(self, "A", "A_given_family")},
+            "median": asdict(self.median) | _withheld(self, "A", "A_given_family"),
+            "families": dict(self.families),
+            "prior": self.prior,
+            "noise": asdict(self.noise) | {"floor": _finite(self.noise.floor)},
+            "identified": self.identified,
+            "why": self.why,
+            "c_max_over_c_mid": self.c_max_over_c_mid,
+            "c_max_over_c_mid_interval": list(self.identification.ratio_interval),
+            "at_bounds": dict(self.identification.at_bounds),
+            "compute_to_tell": None if self.misfit else self.compute_to_tell,
+            "lack_of_fit": self.lack_of_fit,
+            "part_that_holds": list(self.misfit.keep) if self.misfit and self.misfit.keep else None,
+            "forecast": [self.forecast(compute).to_json() for compute in at],
+            "target": _target(self, target, budget),
+            "campaign": self.campaign.to_json(at, target, budget) if self.campaign else None,
+            "left_out": self.left_out.to_json(),
+            "warnings": list(self.warnings),
+        }
 
     def plot(self, ax: Any = None, at: float | Sequence[float] = ()) -> Any:
         """Draw the evaluations with their noise, the curve with its band, and the ceiling with its interval.
@@ -328,48 +362,6 @@ class Fit:
             f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
-
-
-def fit_json(fit: Fit, at: Sequence[float], target: float | None, budget: float | None) -> dict[str, Any]:
-    """All of a fit; what is not computed, or withheld because no family describes the run, is None.
-
-    "fit" is the least-squares curve. "median" and "intervals" are of the posterior: A over all families, and
-    A_given_family, B and C_mid given the log-logistic.
-    """
-    level = fit.intervals.level
-    intervals = {name: list(ends) for name, ends in asdict(fit.intervals).items() if name != "level"}
-    return {
-        "points": fit.n_points,
-        "axis": fit.axis,
-        "min_compute": fit.min_compute,
-        "max_compute": _finite(fit.max_compute),
-        "r0": {"value": fit.r0_value, "source": fit.r0_source},
-        "fit": {**_curve(fit.curve), "rmse": fit.rmse} | _withheld(fit, "A"),
-        "basins": [_curve(curve) | {"rss": rss} | _withheld(fit, "A") for curve, rss in fit.basins],
-        "intervals": {"level": level, **intervals, **_withheld(fit, "A", "A_given_family")},
-        "median": asdict(fit.median) | _withheld(fit, "A", "A_given_family"),
-        "families": dict(fit.families),
-        "prior": fit.prior,
-        "noise": {
-            "sd": fit.noise.sd,
-            "phi": fit.noise.phi,
-            "floor": _finite(fit.noise.floor),
-            "seed_sd": fit.noise.seed_sd,
-        },
-        "identified": fit.identified,
-        "why": fit.why,
-        "c_max_over_c_mid": fit.c_max_over_c_mid,
-        "c_max_over_c_mid_interval": list(fit.identification.ratio_interval),
-        "at_bounds": dict(fit.identification.at_bounds),
-        "compute_to_tell": None if fit.misfit else fit.compute_to_tell,
-        "lack_of_fit": fit.lack_of_fit,
-        "part_that_holds": list(fit.misfit.keep) if fit.misfit and fit.misfit.keep else None,
-        "forecast": [fit.forecast(compute).to_json() for compute in at],
-        "target": _target(fit, target, budget),
-        "campaign": fit_json(fit.campaign, at, target, budget) if fit.campaign else None,
-        "left_out": fit.left_out.to_json(),
-        "warnings": list(fit.warnings),
-    }
 
 
 def _curve(curve: Curve) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
     if not (found := [alarm for alarm in alarms if alarm.level == "alarm"]):
         return []
     title = "A health alarm." if len(found) == 1 else f"{len(found)} health alarms."
-    return [Notice(title, f"{_list(found)}. The curve may not be the same before and after.")]
+    return [(title, f"{_list(found)}. The curve may not be the same before and after.")]
 
 
 def alarm_text(alarms: Sequence[Alarm]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import CannotAnswerError
@@ -33,12 +32,8 @@ _ROUNDING = 1e-9
 """The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""
 
 
-@dataclass(frozen=True)
-class Notice:
-    """What a reader must know before any number: in a few words, and in full."""
-
-    title: str
-    text: str
+Notice = tuple[str, str]
+"""What a reader must know before any number: in a few words, and in full."""
 
 
 def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
@@ -49,7 +44,7 @@ def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
     """
     A = as_float(as_mapping(fit_json.get("median")).get("A"))
     lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
-    text = f"withheld: {misfit_in_words(fit_json)}" if fit_json.get("lack_of_fit") else "not fitted"
+    text = f"withheld: {misfit_in_words(kind)}" if (kind := fit_json.get("lack_of_fit")) else "not fitted"
     if math.isfinite(lo + hi):
         text = f"{rate(A)} {rate_interval((lo, hi))}".removeprefix(f"{DASH} ")
         text += "" if fit_json.get("identified", True) else ", not identified"
@@ -60,9 +55,8 @@ def ceiling_text(fit_json: Mapping[str, Any], known: float) -> str:
     return text
 
 
-def misfit_in_words(fit_json: Mapping[str, Any]) -> str:
-    """Why no family describes the run, in a few words; empty where one does, or where nothing is known."""
-    kind = fit_json.get("lack_of_fit")
+def misfit_in_words(kind: str | None) -> str:
+    """Why no family describes the run, by `Fit.lack_of_fit`, in a few words; empty where one does."""
     return _KINDS.get(str(kind), str(kind)) if kind else ""
 
 
@@ -87,18 +81,18 @@ def notices(fit: Fit, part: Fit | None) -> list[Notice]:
     spent = float(fit.points.compute_N[-1])
     unit = unit_for(fit.axis, spent)
     if fit.ending:
-        return [Notice("The newest evaluations have no number.", f"{sentence(fit.ending)}")]
+        return [("The newest evaluations have no number.", sentence(fit.ending))]
     if fit.misfit is not None:
         said = [sentence(fit.misfit.why), "The ceiling of the whole run is withheld."]
         if part is not None and fit.misfit.keep is not None:
             low, high = (plain(end / unit.size) for end in fit.misfit.keep)
             ceiling = ceiling_text(part.to_json(), math.nan)
             said.append(f"The part from {low} to {high} {unit.name} is fitted alone: ceiling A {ceiling}.")
-        return [Notice("No saturating curve describes this run.", " ".join(said))]
+        return [("No saturating curve describes this run.", " ".join(said))]
     if fit.identified:
         return []
     told = f"To tell it: {to_tell_text(fit.to_json(), unit, spent)}."
-    return [Notice("Too early to tell the ceiling.", f"{sentence(fit.why)} {told}")]
+    return [("Too early to tell the ceiling.", f"{sentence(fit.why)} {told}")]
 
 
 def part_that_holds(fit: Fit) -> Fit | None:

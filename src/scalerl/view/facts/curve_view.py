@@ -182,7 +182,7 @@ def _change(fit: Fit | None, part: Fit | None, unit: Unit, said: Unit | None = N
         positive_N = part.points.compute_N[part.points.compute_N > 0]
         band = _band(part, max(low, positive_N.min() / 2), float(fit.points.compute_N[-1]))
     place = "" if fit.misfit.at is None else f" at {(said or unit).show(fit.misfit.at)}"
-    return Change(at, f"{misfit_in_words(fit.to_json())}{place}", keep, _in_unit(band, unit))
+    return Change(at, f"{misfit_in_words(fit.lack_of_fit)}{place}", keep, _in_unit(band, unit))
 
 
 def _in_unit(band: Band | None, unit: Unit) -> Band | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,6 @@ from scalerl.view.numbers import (
 
 Rows = list[tuple[str, str]]
 """Rows of (label, value)."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A small table with a heading: rows of (label, value)."""
-
-    title: str
-    rows: Rows
 
 
 def imported(run: RunRecord) -> bool:
@@ -119,16 +110,16 @@ def _flops_unit(run: RunRecord) -> Unit:
     return unit_for("flops", _flops(run) if _flops(run) > 0 else base)
 
 
-def recipe_sections(recipe: Any) -> Iterator[Section]:
-    """The resolved recipe, one section per table of it; single values come first."""
+def recipe_sections(recipe: Any) -> Iterator[tuple[str, Rows]]:
+    """The resolved recipe, one (title, rows) per table of it; single values come first."""
     if not isinstance(recipe, Mapping):
         return
     single = {key: value for key, value in recipe.items() if not isinstance(value, Mapping)}
     if single:
-        yield Section("recipe", _leaves(single))
+        yield "recipe", _leaves(single)
     for key, value in recipe.items():
         if isinstance(value, Mapping) and value:
-            yield Section(str(key), _leaves(value))
+            yield str(key), _leaves(value)
 
 
 def _leaves(tree: Mapping[str, Any]) -> Rows:

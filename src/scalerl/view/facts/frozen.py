@@ -148,7 +148,7 @@ def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
     text = f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
     if math.isfinite(sum(forecast.rerun)):
         text += f" Another seed: {rate_interval(forecast.rerun)}."
-    if misfit := misfit_in_words(forecast.fit):
+    if misfit := misfit_in_words(forecast.fit.get("lack_of_fit")):
         text += f" No saturating curve described the run then: {misfit}."
     return text
 

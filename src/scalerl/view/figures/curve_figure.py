@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
     from scalerl.curve import Fit
+    from scalerl.curve.quantiles import Interval
 
 _DASHES = (0, (4, 2))  # of the line where a run leaves every curve
 
@@ -103,18 +104,15 @@ def draw_curve(axes: Axes, view: CurveView) -> None:
         axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=FORECAST, alpha=0.18, lw=0)
         axes.plot(band.compute_M, band.median_M, color=FORECAST, lw=1.6)
     if view.frozen and math.isfinite(view.frozen.width):
-        lo, hi = view.frozen.prediction
-        axes.errorbar(
-            [view.target],
-            [(lo + hi) / 2],
-            yerr=[(hi - lo) / 2],
-            fmt="none",
-            ecolor=FORECAST,
-            elinewidth=1.6,
-            capsize=5,
-            capthick=1.6,
-            zorder=4,
-        )
+        draw_intervals(axes, [view.target], [view.frozen.prediction])
+
+
+def draw_intervals(axes: Axes, compute_M: Sequence[float], interval_M2: Sequence[Interval]) -> None:
+    """Upright bars: the intervals of one evaluation at computes to come."""
+    low_M, high_M = np.array(interval_M2).T
+    look: dict[str, Any] = {"ecolor": FORECAST, "elinewidth": 1.6, "capsize": 5, "capthick": 1.6}
+    middle_M = (low_M + high_M) / 2
+    axes.errorbar(compute_M, middle_M, yerr=(high_M - low_M) / 2, fmt="none", zorder=4, **look)
 
 
 def draw_change(axes: Axes, change: Change) -> None:

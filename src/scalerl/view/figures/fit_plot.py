@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from scalerl.view.figures.curve_figure import (
     draw_change,
     draw_curve,
     draw_evaluations,
+    draw_intervals,
     draw_levels,
     finish_linear,
     limits,
@@ -105,11 +106,7 @@ def _forecasts(axes: Axes, asked: Sequence[Forecast]) -> list[tuple[Line2D, str]
     """The interval of one evaluation at every compute that was asked for."""
     if not asked:
         return []
-    low_M, high_M = np.array([forecast.prediction for forecast in asked]).T
-    middle_M = (low_M + high_M) / 2
-    look: dict[str, Any] = {"ecolor": FORECAST, "elinewidth": 1.6, "capsize": 5, "capthick": 1.6}
-    compute_M = [forecast.compute for forecast in asked]
-    axes.errorbar(compute_M, middle_M, yerr=(high_M - low_M) / 2, fmt="none", zorder=4, **look)
+    draw_intervals(axes, [one.compute for one in asked], [one.prediction for one in asked])
     return [(sign(FORECAST, marker="_", ms=8, mew=1.6), "interval, one evaluation")]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record.alarms import Alarm
+from scalerl.view.labels import apart
 from scalerl.view.numbers import as_float, as_mapping, plain
 from scalerl.view.style import FORECAST, INK, LATER, MUTED, inline_svg, new_figure, style
 
@@ -21,18 +22,28 @@ Steps = Sequence[Mapping[str, Any]]
 """The parsed lines of steps.jsonl."""
 
 _COLUMNS = 4
+_APART = 0.16
+"""Between the labels of two lines, in heights of a panel."""
 _LONGEST_LINE = 400
 """Points drawn per line; a longer run is drawn in blocks of steps."""
 
 
+Values = Callable[[Steps], np.ndarray]
+"""A figure of every step, shape (n,); NaN where it is not known."""
+
+
 @dataclass(frozen=True)
 class HealthLine:
-    """One line of a panel: its values per step, and its name where the panel has several lines."""
+    """One line of a panel: a key of the steps or a function of them, and its name among several lines."""
 
-    values: Callable[[Steps], np.ndarray]
+    of: str | Values
     name: str = ""
     largest: bool = False
     """The line shows maxima or a stock: blocks of steps keep the largest, and nothing is smoothed."""
+
+    def values(self, steps: Steps) -> np.ndarray:
+        """Of every step, shape (n,)."""
+        return _field(steps, self.of) if isinstance(self.of, str) else self.of(steps)
 
 
 @dataclass(frozen=True)
@@ -54,19 +65,14 @@ class Panel:
     bounded: bool = False
 
 
-def _field(key: str) -> Callable[[Steps], np.ndarray]:
-    return lambda steps: np.array([as_float(row.get(key)) for row in steps])
-
-
-def _share(title: str, of: str, key: str, watched: bool = False) -> Panel:
-    names = (key,) if watched else ()
-    return Panel(title, f"% of {of}", (HealthLine(_field(key)),), scale=100, watched=names, bounded=watched)
+def _field(steps: Steps, key: str) -> np.ndarray:
+    return np.array([as_float(row.get(key)) for row in steps])
 
 
 def failed_share(steps: Steps) -> np.ndarray:
     """Share of the completions whose verification failed, shape (n,)."""
     failed_N = np.array([sum(map(as_float, as_mapping(row.get("failed")).values())) for row in steps])
-    completions_N = _field("completions")(steps)
+    completions_N = _field(steps, "completions")
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(completions_N > 0, failed_N / completions_N, math.nan)
 
@@ -78,7 +84,7 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
     is taken as cumulative.
     """
     tokens_N = np.array([as_float(as_mapping(row.get("tokens")).get("generated")) for row in steps])
-    seconds_N = np.diff(_field("time")(steps), prepend=math.nan)
+    seconds_N = np.diff(_field(steps, "time"), prepend=math.nan)
     increments_N = np.diff(tokens_N, prepend=math.nan)
     cumulative = not (increments_N < 0).any()
     made_N = increments_N if cumulative else tokens_N
@@ -86,58 +92,45 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
         return np.where(seconds_N > 0, made_N / seconds_N, math.nan)
 
 
+def _one(title: str, unit: str, of: str | Values, largest: bool = False, **options: Any) -> Panel:
+    """A panel of one line."""
+    return Panel(title, unit, (HealthLine(of, largest=largest),), **options)
+
+
+def _share(title: str, of: str, key: str | Values, watched: str = "") -> Panel:
+    """A share in per cent; `watched` is its name among the figures of health, where it is one."""
+    names = (watched,) if watched else ()
+    return _one(title, f"% of {of}", key, scale=100, watched=names, bounded=bool(watched))
+
+
+def _mean_and_max(title: str, unit: str, name: str, **options: Any) -> Panel:
+    lines = HealthLine(f"{name}_mean", "mean"), HealthLine(f"{name}_max", "max", largest=True)
+    return Panel(title, unit, lines, **options)
+
+
+_GAP, _RANK = ("logp_gap", "head"), ("sampling",)
 PANELS = (
-    Panel(
-        "Training reward", "mean of the batch", (HealthLine(_field("reward_mean")),), watched=("reward_drop",)
-    ),
-    _share("Truncated", "completions", "truncated", watched=True),
+    _one("Training reward", "mean of the batch", "reward_mean", watched=("reward_drop",)),
+    _share("Truncated", "completions", "truncated", watched="truncated"),
     _share("Interrupted", "completions", "interrupted"),
-    Panel("Mean length", "tokens", (HealthLine(_field("mean_length")),), watched=("length_drift",)),
-    Panel("Entropy", "nats per token", (HealthLine(_field("entropy")),), watched=("non_finite",)),
-    Panel(
-        "Log-probability gap",
-        "nats, of one version",
-        (HealthLine(_field("logp_gap")),),
-        watched=("logp_gap", "head"),
-        bounded=True,
-    ),
-    Panel(
-        "Rank of the samples",
-        "0.5 where as recorded",
-        (HealthLine(_field("rank")),),
-        from_zero=False,
-        watched=("sampling",),
-    ),
-    Panel("Log-probability shift", "nats, age included", (HealthLine(_field("logp_shift")),)),
-    _share("Effective sample", "tokens", "ess", watched=True),
-    _share("Ratios clipped", "tokens", "ratio_clipped", watched=True),
-    Panel(
-        "Importance ratio",
-        "trainer over generator",
-        (HealthLine(_field("ratio_mean"), "mean"), HealthLine(_field("ratio_max"), "max", largest=True)),
-        from_zero=False,
-    ),
-    Panel("Gradient norm", "before clipping", (HealthLine(_field("grad_norm")),), watched=("grad_norm",)),
-    Panel("Throughput", "thousand tokens per second", (HealthLine(tokens_per_second),), scale=1e-3),
-    Panel(
-        "Token age",
-        "trainer steps",
-        (HealthLine(_field("age_mean"), "mean"), HealthLine(_field("age_max"), "max", largest=True)),
-    ),
-    Panel("Age of the KV cache", "largest, trainer steps", (HealthLine(_field("kv_age_max"), largest=True),)),
+    _one("Mean length", "tokens", "mean_length", watched=("length_drift",)),
+    _one("Entropy", "nats per token", "entropy", watched=("non_finite",)),
+    _one("Log-probability gap", "nats, of one version", "logp_gap", watched=_GAP, bounded=True),
+    _one("Rank of the samples", "0.5 where as recorded", "rank", from_zero=False, watched=_RANK),
+    _one("Log-probability shift", "nats, age included", "logp_shift"),
+    _share("Effective sample", "tokens", "ess", watched="ess"),
+    _share("Ratios clipped", "tokens", "ratio_clipped", watched="ratio_clipped"),
+    _mean_and_max("Importance ratio", "trainer over generator", "ratio", from_zero=False),
+    _one("Gradient norm", "before clipping", "grad_norm", watched=("grad_norm",)),
+    _one("Throughput", "thousand tokens per second", tokens_per_second, scale=1e-3),
+    _mean_and_max("Token age", "trainer steps", "age"),
+    _one("Age of the KV cache", "largest, trainer steps", "kv_age_max", largest=True),
     _share("Older than 4 steps", "trained tokens", "age_share_over_4"),
     _share("Two or more versions", "completions", "multi_version"),
-    _share("Zero variance", "groups", "zero_variance", watched=True),
-    Panel("Effective groups", "per step", (HealthLine(_field("groups_used")),)),
-    Panel(
-        "Verification failed",
-        "% of completions",
-        (HealthLine(failed_share),),
-        scale=100,
-        watched=("failed",),
-        bounded=True,
-    ),
-    Panel("Prompts left", "in the pool", (HealthLine(_field("pool"), largest=True),)),
+    _share("Zero variance", "groups", "zero_variance", watched="zero_variance"),
+    _one("Effective groups", "per step", "groups_used"),
+    _share("Verification failed", "completions", failed_share, watched="failed"),
+    _one("Prompts left", "in the pool", "pool", largest=True),
 )
 
 
@@ -146,7 +139,7 @@ def health_svg(steps: Steps, alarms: Sequence[Alarm] = (), thresholds: Any = Non
 
     `alarms` are marked, and lines drawn at `thresholds`, the recipe's `health` as config.json has it.
     """
-    step_N = _field("step")(steps)
+    step_N = _field(steps, "step")
     shown = [panel for panel in PANELS if _known_values(panel, steps).any()]
     if not shown:
         return None
@@ -203,7 +196,7 @@ def _draw(
         grid = figure.subplots(rows, _COLUMNS, sharex=True, squeeze=False, gridspec_kw=spacing)
         for axes, panel in zip(grid.flat, panels, strict=False):
             _draw_panel(axes, panel, steps, step_N)
-            _mark(axes, panel, step_N, [alarm for alarm in alarms if alarm.metric in panel.watched])
+            _mark(axes, step_N, [alarm for alarm in alarms if alarm.metric in panel.watched])
             if panel.bounded:
                 _bound(axes, as_mapping(thresholds.get(panel.watched[0])), panel.scale)
         for spare in grid.flat[len(panels) :]:
@@ -247,7 +240,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
     low, high = axes.get_ylim()
     if high < 1e-3:  # a power of ten above the axis would stand in the way of the unit
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    heights = apart([(value - low) / (high - low) for value, _ in ends])
+    heights = apart([(value - low) / (high - low) for value, _ in ends], _APART, -math.inf, math.inf)
     for (value, name), height in zip(ends, heights, strict=True):
         axes.annotate(
             f"{name} {plain(value)}".strip(),
@@ -261,7 +254,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
         )
 
 
-def _mark(axes: Axes, panel: Panel, step_N: np.ndarray, alarms: Sequence[Alarm]) -> None:
+def _mark(axes: Axes, step_N: np.ndarray, alarms: Sequence[Alarm]) -> None:
     """Shade the steps of alarms, and more lightly those of warnings."""
     for alarm in alarms:
         last = float(step_N[-1]) if alarm.last is None else alarm.last
@@ -276,11 +269,3 @@ def _bound(axes: Axes, limits: Mapping[str, Any], scale: float) -> None:
         value = as_float(limits.get(name)) * scale
         if value > 0 and low - (high - low) <= value <= high + (high - low):
             axes.axhline(value, color=LATER, lw=0.9, ls=shape, zorder=1)
-
-
-def apart(heights: Sequence[float], gap: float = 0.16) -> list[float]:
-    """Heights of one or two labels, moved apart evenly where they would touch."""
-    if len(heights) < 2 or abs(heights[0] - heights[1]) >= gap:
-        return list(heights)
-    middle, upward = (heights[0] + heights[1]) / 2, 1 if heights[0] > heights[1] else -1
-    return [middle + upward * gap / 2, middle - upward * gap / 2]

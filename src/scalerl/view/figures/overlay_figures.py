@@ -8,7 +8,7 @@ With more of them (arms, here) than colours that stay apart, each has a panel of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -144,22 +144,25 @@ def _drawn(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
 
 
 def _one(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
-    figure = new_figure(10.0, 4.6)
     longest = max(len(plot.name(arm)) for arm in arms)
     left = 0.062 + 0.016 * plot.label.count("\n")
-    figure.subplots_adjust(left=left, right=0.98 - 0.0076 * longest, bottom=0.11, top=0.985)
-    axes = figure.subplots()
-    _compute_axis(axes, _computes(arms, plot), wide=True)
-    ends = []
-    for arm, look in zip(arms, _looks(arms), strict=True):
-        height = plot.draw(axes, arm, look, True)
-        ends.append((height, plot.name(arm), look[0]))
+    figure, axes = _frame(arms, plot, left, 0.98 - 0.0076 * longest)
+    ends = [(plot.draw(axes, arm, look, True), plot.name(arm), look[0]) for arm, look in _looks(arms)]
     plot.axis(axes)
     _mark(axes, plot, unit)
     label_ends(axes, ends)
     axes.set_xlabel(f"training compute ({unit.name}, logarithmic)")
-    axes.set_ylabel(plot.label)
     return figure
+
+
+def _frame(arms: Sequence[ArmCurve], plot: _Plot, left: float, right: float) -> tuple[Figure, Axes]:
+    """A figure of one frame for all arms."""
+    figure = new_figure(10.0, 4.6)
+    figure.subplots_adjust(left=left, right=right, bottom=0.11, top=0.985)
+    axes = figure.subplots()
+    _compute_axis(axes, _computes(arms, plot), wide=True)
+    axes.set_ylabel(plot.label)
+    return figure, axes
 
 
 def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
@@ -195,26 +198,22 @@ def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
 
 
 def _crowd(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
-    figure = new_figure(10.0, 4.6)
-    figure.subplots_adjust(left=0.062, right=0.985, bottom=0.11, top=0.985)
-    axes = figure.subplots()
-    _compute_axis(axes, _computes(arms, plot), wide=True)
+    figure, axes = _frame(arms, plot, 0.062, 0.985)
     for arm in arms:
         band = arm.band and Band(arm.band.compute_M, *[arm.band.median_M] * 3)
         plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o", "-"), False)
     plot.axis(axes)
     _mark(axes, plot, unit)
     axes.set_xlabel(f"training compute ({unit.name}, logarithmic); {len(arms)} runs")
-    axes.set_ylabel(plot.label)
     return figure
 
 
-def _looks(arms: Sequence[ArmCurve]) -> list[Look]:
+def _looks(arms: Sequence[ArmCurve]) -> Iterator[tuple[ArmCurve, Look]]:
     others = iter(LOOKS[1:])
-    looks = [LOOKS[0] if arm.base else next(others, None) for arm in arms]
-    # Without a base among six arms its look is free.
-    free = [(*(LOOKS[0] if look is None else look), "-") for look in looks]
-    return [arm.look or look for arm, look in zip(arms, free, strict=True)]
+    for arm in arms:
+        # Without a base among six arms its look is free.
+        look = LOOKS[0] if arm.base else next(others, LOOKS[0])
+        yield arm, arm.look or (*look, "-")
 
 
 def _computes(arms: Sequence[ArmCurve], plot: _Plot) -> tuple[float, float]:

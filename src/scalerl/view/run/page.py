@@ -21,19 +21,18 @@ from scalerl.view.facts.frozen import (
     main_forecast,
     sentence,
 )
-from scalerl.view.facts.in_flight import in_flight_rows
 from scalerl.view.facts.standing import Standing, StandingQuery, stand
 from scalerl.view.figures.curve_figure import curve_svg
 from scalerl.view.figures.health_figure import always_zero, health_svg
 from scalerl.view.numbers import DASH, as_mapping, many, percent, rate, rate_interval, unit_for
 from scalerl.view.run.parameters import NamedFit, parameter_rows
-from scalerl.view.run.roles import ledger_rows, role_rows, roles_svg
+from scalerl.view.run.roles import in_flight_rows, ledger_rows, role_rows, roles_svg
 from scalerl.view.run.strata import strata, strata_svg
 from scalerl.view.runs.gathered import fit_or_reason
 from scalerl.view.runs.overlay import OverlayRun
 
 if TYPE_CHECKING:
-    from scalerl.curve import Fit
+    from scalerl.curve import Fit, Forecast
 
 
 def write_report(
@@ -149,8 +148,7 @@ def _result(
         return sentence(frozen, outcome)
     if fit is None:
         return f"No curve is fitted: {no_fit}"
-    standing = _standing(run, fit)
-    told = fit.forecast(standing.end)
+    standing, told = _forecast_now(run, fit)
     where = f"{standing.where} ({standing.unit.show(standing.end)})"
     ceiling = ceiling_text(fit.to_json(), float("nan"))
     return (
@@ -159,15 +157,15 @@ def _result(
     )
 
 
-def _standing(run: RunRecord, fit: Fit) -> Standing:
-    """The run as whoever follows it has it: at which compute it is forecast."""
-    return stand(fit.points, run, StandingQuery())
+def _forecast_now(run: RunRecord, fit: Fit) -> tuple[Standing, Forecast]:
+    """The run as `watch` shows it, and its forecast at the compute that is forecast there."""
+    standing = stand(fit.points, run, StandingQuery())
+    return standing, fit.forecast(standing.end)
 
 
 def _now(run: RunRecord, fit: Fit) -> Rows:
     """The forecast of a run that froze none."""
-    standing = _standing(run, fit)
-    told = fit.forecast(standing.end)
+    standing, told = _forecast_now(run, fit)
     return [
         (standing.where, standing.unit.show(standing.end)),
         ("one evaluation", f"{rate(told.mean)} {rate_interval(told.prediction)}"),
@@ -188,7 +186,7 @@ def _forecast_row(forecast: FrozenForecast, outcome: Outcome, leads: bool) -> di
         "interval": rate_interval(forecast.prediction),
         "width": rate(forecast.width),
         "rerun": rate_interval(forecast.rerun),
-        "misfit": misfit_in_words(forecast.fit),
+        "misfit": misfit_in_words(forecast.fit.get("lack_of_fit")),
         "measured": rate(measured.pass_rate) if measured else DASH,
         "noise": f"± {rate(measured.noise_sd)}" if measured and measured.noise_sd > 0 else "",
         "verdict": outcome.word,

@@ -210,7 +210,7 @@ def _fit(fit: Fit, along: dict[str, Clock], places: int, end: float) -> dict[str
         "C_mid": _spread(median.C_mid, intervals.C_mid),
         "identified": fit.identified,
         "why": fit.why,
-        "misfit": misfit_in_words(fit.to_json()),
+        "misfit": misfit_in_words(fit.lack_of_fit),
         "window": _by_axis(along, window),
         "curve": curve,
         "of_part": fit.misfit is not None and part is not None,

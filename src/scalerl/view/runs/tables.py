@@ -126,7 +126,7 @@ def _identified_cell(run: OverlayRun) -> Cell:
     fit = run.fit
     if fit is None:
         return Cell("no fit", ("no fit", run.reason), run.reason)
-    word = misfit_in_words(fit.to_json()) or ("yes" if fit.identified else "no")
+    word = misfit_in_words(fit.lack_of_fit) or ("yes" if fit.identified else "no")
     return Cell(word, (word, fit.why), fit.why)
 
 

@@ -84,7 +84,6 @@ def serve(
         lifespan="on",
     )
     shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    bound.listen(128)  # from here on a request waits for its answer
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     opening = Opening(address, secret=token is not None)
 
@@ -108,7 +107,7 @@ def _bind(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        bound.listen(128)
+        bound.listen(128)  # from here on a request waits for its answer
     except OSError as error:
         bound.close()
         raise InputError(
