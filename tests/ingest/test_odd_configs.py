@@ -18,6 +18,7 @@ CONFIG = {
     **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "mlp_only_layers": [0]},
     **{"decoder_sparse_step": 1, "first_k_dense_replace": 1, "n_shared_experts": 1, "kv_lora_rank": None},
     **{"shared_expert_intermediate_size": 96, "n_inner": None, "_name_or_path": "mine"},
+    "layer_types": ["full_attention"] * 3,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import InputError
+from scalerl.errors import InputError, brief
 from scalerl.model_config import read_model_config
 
 _UNGATED = frozenset(
@@ -73,7 +73,7 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
         raise InputError(f"{file}: {what} not counted yet; tokens and GPU-hours are")
     attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
     dense = whole("intermediate_size", "n_inner", default=4 * hidden)
-    gated = 2 if config.get("n_inner") or config.get("model_type") in _UNGATED else 3
+    gated = 2 if config.get("n_inner") or str(config.get("model_type")) in _UNGATED else 3
     experts = whole(*_EXPERTS, default=0)
     mlp_per_layer = gated * hidden * dense
     dense_layers = layers
@@ -103,14 +103,14 @@ def _uncounted(config: Mapping[str, Any]) -> str:
         if config.get(key):
             return what
     kinds = config.get("layer_types")
-    others = {str(kind) for kind in kinds}.difference(_ATTENTION) if isinstance(kinds, list) else ()
-    if others:
-        return f"layers of {', '.join(sorted(others))} are"
+    for kind in kinds if isinstance(kinds, list) else ():
+        if str(kind) not in _ATTENTION:
+            return f"layers of {brief(kind)} are"
     if any(key.startswith("mamba_") for key in config):
         return "layers with a state (mamba) are"
     named = [key for key in config if "num_experts" in key and config[key]]
     if named and not any(config.get(name) for name in _EXPERTS):
-        return f"experts by the name {named[0]} are"
+        return f"experts by the name {brief(named[0])} are"
     return ""
 
 

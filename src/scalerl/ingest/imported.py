@@ -19,7 +19,7 @@ from scalerl import limits
 from scalerl.errors import InputError, counted, printable
 from scalerl.ingest.counters import ComputeCounters, Counter, counters
 from scalerl.ingest.flops import ModelCost
-from scalerl.ingest.logs.log import Log, Series, finite, listed
+from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
 from scalerl.record.left_out import NO_STEP, NONE, VALUELESS, LeftOut, Omitted, shown_step
@@ -92,6 +92,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     Raises:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
     """
+    log = presentable(log)
     warnings = list(log.notes)
     name, others = _pass_rate_metric(log, vocabulary, asked, warnings)
     series = log.metrics[name]

@@ -153,11 +153,13 @@ def _object(line: str) -> dict[str, Any]:
 
 def _is_step(row: Mapping[str, Any]) -> bool:
     """Whether it is a line of steps.jsonl with its counters."""
-    counters = [row.get(name) for name in ("device_seconds", "flops", "tokens")]
-    if not all(isinstance(one, dict) for one in counters):
-        return False
+    values = [row.get("step")]
+    for name in ("device_seconds", "flops", "tokens"):
+        if not isinstance(counters := row.get(name), dict):
+            return False
+        values += counters.values()
     with suppress(InputError):
-        for value in (row.get("step"), *(value for one in counters for value in one.values())):
+        for value in values:
             number(value, "a counter")
         return True
     return False

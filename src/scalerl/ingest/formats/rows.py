@@ -36,7 +36,6 @@ class RowReader:
         self._step: str | None = None
         self._passed, self._lines = 0, list[str]()
         self.notes: list[str] = []
-        self.config: dict[str, Any] = {}
 
     def begin_file(self) -> None:
         """What follows is of another file, which may have been written at the same time."""
@@ -52,7 +51,9 @@ class RowReader:
         found = [finite(row.pop(name, None)) for name in names if name is not None]
         step = next((step for step in found if not math.isnan(step)), math.nan)
         if math.isnan(step):
-            self._pass_over(line)
+            self._passed += 1
+            if line and len(self._lines) < self._passed <= _MOST_LINES:
+                self._lines.append(f"{line}")
             return
         time = math.nan
         for name in TIMES:
@@ -68,11 +69,6 @@ class RowReader:
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)
 
-    def _pass_over(self, line: int) -> None:
-        self._passed += 1
-        if line and len(self._lines) < self._passed <= _MOST_LINES:
-            self._lines.append(f"{line}")
-
     @property
     def has_steps(self) -> bool:
         """Whether any row had a step."""
@@ -82,11 +78,10 @@ class RowReader:
         """The logs of all runs, in the order in which they come."""
         for builder in self._builders.values():
             builder.notes += self.notes
-            builder.config.update(self.config)
             if self._passed:
                 which = f" (lines {listed(self._lines)})" if self._lines else ""
-                what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'"
-                builder.notes.append(f"{what}{which}")
+                what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'{which}"
+                builder.notes.append(what)
         return [builder.build() for builder in self._builders.values()]
 
 

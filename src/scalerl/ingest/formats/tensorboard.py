@@ -222,8 +222,9 @@ def _number(tensor: memoryview) -> float | None:
         elif field in _FLOAT_FIELDS and len(found) <= 8:  # what is longer is no number, however much follows
             found += value[:16]
     layout = _FLOATS.get(dtype)
-    is_number = layout is not None and struct.calcsize(layout) == len(found)
-    return float(struct.unpack(layout, found)[0]) if is_number else None
+    if layout is None or struct.calcsize(layout) != len(found):
+        return None
+    return float(struct.unpack(layout, found)[0])
 
 
 def _is_one(shape: memoryview) -> bool:

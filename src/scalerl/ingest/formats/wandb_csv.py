@@ -98,8 +98,8 @@ class _ChartRun:
         text = cells[place]
         value = _number(text)
         self.values[metric] = text if math.isnan(value) else value
-        if metric in self.ranged:
-            self.averaged += any(cell not in ("", text) for cell in cells[place + 1 : place + 3])
+        if metric in self.ranged and (ends := cells[place + 1 : place + 3]) != [text, text]:
+            self.averaged += any(end not in ("", text) for end in ends)
 
     def end_row(self, cells: Sequence[str], step: float, line: int) -> None:
         """Add what was taken of a row; the step is NaN where it is not that of the x axis."""

@@ -17,7 +17,7 @@ from typing import Any
 from scalerl import limits
 from scalerl.ingest.formats.protobuf import fields, integer, part
 from scalerl.ingest.formats.wandb_file import Trouble, records
-from scalerl.ingest.logs.log import MOST_NAMES, Column, as_number, long_names
+from scalerl.ingest.logs.log import MOST_NAMES, LogColumn, as_number, long_names
 from scalerl.ingest.logs.order import Cells
 from scalerl.jsonl import flat, parse_json
 
@@ -53,7 +53,7 @@ class Key:
     name: str
     kind: int
     is_kept: bool
-    column: Column = field(default_factory=Column)
+    column: LogColumn = field(default_factory=LogColumn)
 
 
 _TEXT = float("nan")

@@ -42,7 +42,7 @@ class Log:
     metrics: Mapping[str, Series]
     """Those that were wanted."""
     names: tuple[str, ...]
-    """All metrics that have numbers, up to `MOST_NAMES`; like all names and notes here they can be shown."""
+    """All metrics that have numbers, up to `MOST_NAMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the trainer says of itself, keys joined by dots."""
     notes: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class LogBuilder:
         self._room = room or Room(source)
         self._long_names = 0
         self._names: dict[str, bool] = {}
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, LogColumn] = {}
         self._steps, self._times, self._lines = array("d"), array("d"), array("I")
         self._streams = [0]
         self.config: dict[str, Any] = {}
@@ -206,12 +206,12 @@ class LogBuilder:
         return Log(
             self._source,
             self._format,
-            printable(self._name),
-            {printable(name): series for name, series in found.values.items()},
-            tuple(map(printable, self._names)),
+            self._name,
+            found.values,
+            tuple(self._names),
             self.config,
-            tuple(map(printable, (*self.notes, *_notes(found), *long_names(self._long_names)))),
-            {printable(name): omitted for name, omitted in found.omitted.items()},
+            (*self.notes, *_notes(found), *long_names(self._long_names)),
+            found.omitted,
         )
 
     def _is_wanted(self, name: str) -> bool:
@@ -227,12 +227,12 @@ class LogBuilder:
         self._long_names += len(name) > limits.NAME.most
         return len(name) <= limits.NAME.most and self._wanted(name)
 
-    def _new_column(self, name: str) -> Column:
+    def _new_column(self, name: str) -> LogColumn:
         self._room.add_column()
-        return self._columns.setdefault(name, Column())
+        return self._columns.setdefault(name, LogColumn())
 
 
-class Column:
+class LogColumn:
     """What was logged for one metric: the row of every value, the value, and which are texts."""
 
     __slots__ = ("numbers", "rows", "texts")
@@ -280,6 +280,18 @@ def _notes(found: Arranged) -> list[str]:
             f"{counted(without_step, 'value')} left out, whose step is not a whole number of 0 or more"
         )
     return notes
+
+
+def presentable(log: Log) -> Log:
+    """The log as a run folder can hold it: with names that can be shown."""
+    return replace(
+        log,
+        name=printable(log.name),
+        metrics={printable(name): series for name, series in log.metrics.items()},
+        omitted={printable(name): omitted for name, omitted in log.omitted.items()},
+        names=tuple(map(printable, log.names)),
+        notes=tuple(map(printable, log.notes)),
+    )
 
 
 def finite(value: Any) -> float:
