@@ -143,6 +143,11 @@ def test_a_wrong_threshold_is_one_line(override, message):
         load_recipe("demo", [override])
 
 
+def test_a_wrong_threshold_is_refused_in_python_too():
+    with pytest.raises(ValueError, match="alarm at or above warning"):
+        Health(truncated=thresholds_of("truncated", alarm=0.01))
+
+
 # -- what is said -------------------------------------------------------------------------------------------
 
 

@@ -328,13 +328,14 @@ class Health:
     @field_validator(*_SETTINGS)
     @classmethod
     def _checked(cls, value: Thresholds, info: ValidationInfo) -> Thresholds:
-        """Checked here and not in `figures` alone, so that the error names the table."""
+        """Checked here as well, so that the error of a recipe names the table."""
         replace(FIGURES[str(info.field_name)], thresholds=value)
         return value
 
     def __post_init__(self) -> None:
         if self.probe < 0:
             raise ValueError("probe must not be negative")
+        self.figures("float32")  # raises where a threshold is out of range
 
     def figures(self, precision: str) -> dict[str, Figure]:
         """The figures by name, with the thresholds for weights of this precision.
