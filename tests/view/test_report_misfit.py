@@ -116,7 +116,7 @@ def test_waves_leave_nothing_to_fit_and_nothing_to_draw(make_run, tmp_path):
 
 
 def test_too_early_says_how_much_compute_would_tell(make_run):
-    run = make_run(steps=False, truth=late)
+    run = make_run(steps=False, truth=late, forecasts=[{}])
     whole = fit(run, x="flops")
     needed = whole.compute_to_tell
     assert not whole.identified
@@ -126,7 +126,10 @@ def test_too_early_says_how_much_compute_would_tell(make_run):
     html = report_html(run, whole)
     assert f"<b>Too early to tell the ceiling.</b> T{whole.why[1:]}. To tell it: {told}." in html
     assert f"ceiling A {whole.median.A:.3f}, not identified (all data)".replace("0.", ".") in words(html)
-    assert dict(closing_rows(run, whole))["to tell it"] == f"about {needed / TERA:.1f} TFLOP in all"
+    stated = dataclasses.replace(
+        run, forecasts=tuple(row | {"fit_json": whole.to_json()} for row in run.forecasts)
+    )
+    assert dict(closing_rows(stated))["to tell it"] == f"about {needed / TERA:.1f} TFLOP in all"
 
 
 def test_what_would_tell_is_left_out_where_it_is_told_or_unknown():

@@ -109,9 +109,9 @@ def spread_keys(name: str) -> tuple[str, str, str]:
     return name, f"{name}_low", f"{name}_high"
 
 
-def words(text: str, beside: str = "") -> Cell:
+def words(text: str) -> Cell:
     """A cell of words, which stand in the CSV as they are."""
-    return Cell(text or DASH, (text,), beside)
+    return Cell(text or DASH, (text,))
 
 
 def count(value: int, shown: str | None = None) -> Cell:

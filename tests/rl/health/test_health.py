@@ -14,13 +14,13 @@ from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.health.watch import Watch
 
 
-def limits_of(name, **changes):
-    """The default limits of a figure, but for `changes`."""
-    return replace(FIGURES[name].limits, **changes)
+def thresholds_of(name, **changes):
+    """The default thresholds of a figure, but for `changes`."""
+    return replace(FIGURES[name].thresholds, **changes)
 
 
 def figure_of(name, precision="float32", **changes):
-    return replace(FIGURES[name], limits=limits_of(name, **changes)).of(precision)
+    return replace(FIGURES[name], thresholds=thresholds_of(name, **changes)).of(precision)
 
 
 def rows_of(key, values):
@@ -49,8 +49,8 @@ def test_the_gap_is_a_mean_over_the_tokens_of_the_latest_probes():
 
 def test_the_thresholds_of_the_gap_follow_the_precision():
     def of(precision, **given):
-        limits = figure_of("logp_gap", precision, **given).limits
-        return limits.warning, limits.alarm
+        thresholds = figure_of("logp_gap", precision, **given).thresholds
+        return thresholds.warning, thresholds.alarm
 
     assert of("float32") == (2e-5, 2e-4)
     assert of("bfloat16") == (0.03, 0.1)
@@ -119,7 +119,7 @@ def test_what_is_not_finite_is_counted():
 
 def test_thresholds_are_set_one_by_one():
     recipe = load_recipe("demo", ["health.truncated.alarm=0.2", "health.on_alarm=pause"])
-    assert recipe.health == Health(on_alarm="pause", truncated=limits_of("truncated", alarm=0.2))
+    assert recipe.health == Health(on_alarm="pause", truncated=thresholds_of("truncated", alarm=0.2))
     assert recipe.health.truncated.warning == 0.05
     assert from_dict(json.loads(dumps(recipe.to_dict()))) == recipe
 
@@ -143,6 +143,11 @@ def test_a_wrong_threshold_is_one_line(override, message):
         load_recipe("demo", [override])
 
 
+def test_a_wrong_threshold_is_refused_in_python_too():
+    with pytest.raises(ValueError, match="alarm at or above warning"):
+        Health(truncated=thresholds_of("truncated", alarm=0.01))
+
+
 # -- what is said -------------------------------------------------------------------------------------------
 
 
@@ -159,7 +164,7 @@ def line(step, **figures):
 
 def said_of(values, **health):
     """What is said of truncation, step by step, with a window of one step."""
-    watch, said = watch_of(truncated=limits_of("truncated", window=1), **health)
+    watch, said = watch_of(truncated=thresholds_of("truncated", window=1), **health)
     for step, value in enumerate(values, start=1):
         watch.step(line(step, truncated=value))
     return [(finding.step, finding.level, finding.over, finding.since) for finding in said]
@@ -181,7 +186,7 @@ def test_a_value_at_the_threshold_does_not_come_and_go():
 
 
 def test_what_is_low_can_be_bad():
-    watch, said = watch_of(ess=limits_of("ess", window=1))
+    watch, said = watch_of(ess=thresholds_of("ess", window=1))
     for step, ess in enumerate([0.9, 0.45, 0.2, 0.1, 0.4, 0.55, 0.7], start=1):
         watch.step(line(step, ess=ess))
     assert [str(finding) for finding in said] == [
@@ -212,7 +217,7 @@ def test_a_figure_that_is_not_finite_is_an_alarm_of_one_step():
 
 
 def test_a_warning_pauses_nothing():
-    watch, said = watch_of(on_alarm="pause", truncated=limits_of("truncated", window=1))
+    watch, said = watch_of(on_alarm="pause", truncated=thresholds_of("truncated", window=1))
     watch.step(line(1, truncated=0.07))
     assert len(said) == 1
     assert watch.pause_for is None
@@ -230,14 +235,14 @@ def test_evaluations_that_fall_by_more_than_their_noise():
 
 def test_a_restored_watch_goes_on_where_it_was():
     values = [0.0, 0.12, 0.2, 0.09, 0.3, 0.04, 0.15]
-    whole, told = watch_of(truncated=limits_of("truncated", window=2))
+    whole, told = watch_of(truncated=thresholds_of("truncated", window=2))
     for step, value in enumerate(values, start=1):
         whole.step(line(step, truncated=value))
-    first, before = watch_of(truncated=limits_of("truncated", window=2), on_alarm="pause")
+    first, before = watch_of(truncated=thresholds_of("truncated", window=2), on_alarm="pause")
     for step, value in enumerate(values[:3], start=1):
         first.step(line(step, truncated=value))
     assert first.pause_for is not None
-    second, after = watch_of(truncated=limits_of("truncated", window=2), on_alarm="pause")
+    second, after = watch_of(truncated=thresholds_of("truncated", window=2), on_alarm="pause")
     second.restore(json.loads(dumps(first.state())))
     for step, value in enumerate(values[3:], start=4):
         second.step(line(step, truncated=value))

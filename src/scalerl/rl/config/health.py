@@ -46,14 +46,14 @@ class Figure:
     """Fields of a row."""
     value: Callable[[Rows, int], float]
     """The figure over a window of rows; NaN where they do not hold enough of it."""
-    limits: Thresholds
+    thresholds: Thresholds
     sign: Literal[1, -1] = 1
     """-1 where low is bad."""
     follows_precision: bool = False
     """A threshold of 0 stands for that of the precision of the weights."""
 
     def __post_init__(self) -> None:
-        warning, alarm = self.limits.warning, self.limits.alarm
+        warning, alarm = self.thresholds.warning, self.thresholds.alarm
         if self.follows_precision:
             if warning < 0 or alarm < 0:
                 raise ValueError("thresholds must not be negative")
@@ -62,32 +62,34 @@ class Figure:
         if not (0 < warning < math.inf and 0 < alarm < math.inf and ordered):
             side = "at or above" if self.sign > 0 else "at or below"
             raise ValueError(f"thresholds must be positive and finite, alarm {side} warning")
-        if not 1 <= self.limits.window <= LONGEST_WINDOW:
+        if not 1 <= self.thresholds.window <= LONGEST_WINDOW:
             raise ValueError(f"window must be 1 to {LONGEST_WINDOW} steps")
 
     def __call__(self, rows: Rows) -> float:
-        """The figure over the window of its limits."""
-        return self.value(rows, self.limits.window)
+        """The figure over the window of its thresholds."""
+        return self.value(rows, self.thresholds.window)
 
     def of(self, precision: str) -> Figure:
         """The same with the thresholds that follow the precision; one that is given moves the other."""
         if not self.follows_precision:
             return self
-        given = self.limits
+        given = self.thresholds
         warning, alarm = (2e-5, 2e-4) if precision == "float32" else (0.03, 0.1)
         warning = given.warning or min(warning, given.alarm or alarm)
-        return replace(self, limits=replace(given, warning=warning, alarm=given.alarm or max(alarm, warning)))
+        return replace(
+            self, thresholds=replace(given, warning=warning, alarm=given.alarm or max(alarm, warning))
+        )
 
     def level(self, value: float) -> Level | None:
         """What a value calls for."""
-        if self.sign * value >= self.sign * self.limits.alarm:
+        if self.sign * value >= self.sign * self.thresholds.alarm:
             return "alarm"
-        return "warning" if self.sign * value >= self.sign * self.limits.warning else None
+        return "warning" if self.sign * value >= self.sign * self.thresholds.warning else None
 
     def is_over(self, value: float, level: Level) -> bool:
         """Whether what was reported has ended: an alarm below the *warning*, a warning a fifth below that, so
         that a value at a threshold does not come and go."""
-        bound = self.limits.warning * (1 if level == "alarm" else 1 - 0.2 * self.sign)
+        bound = self.thresholds.warning * (1 if level == "alarm" else 1 - 0.2 * self.sign)
         return self.sign * value < self.sign * bound
 
 
@@ -303,36 +305,37 @@ class Health:
     on_alarm: Literal["warn", "pause"] = "warn"
     probe: int = 4
     """Completions that are scored by the trainer in a step with the weights that sampled them; 0 is none."""
-    truncated: Thresholds = FIGURES["truncated"].limits
-    logp_gap: Thresholds = FIGURES["logp_gap"].limits
-    head: Thresholds = FIGURES["head"].limits
-    sampling: Thresholds = FIGURES["sampling"].limits
-    ess: Thresholds = FIGURES["ess"].limits
-    ratio_clipped: Thresholds = FIGURES["ratio_clipped"].limits
-    length_drift: Thresholds = FIGURES["length_drift"].limits
-    zero_variance: Thresholds = FIGURES["zero_variance"].limits
-    grad_norm: Thresholds = FIGURES["grad_norm"].limits
-    reward_drop: Thresholds = FIGURES["reward_drop"].limits
-    pass_rate_drop: Thresholds = FIGURES["pass_rate_drop"].limits
-    failed: Thresholds = FIGURES["failed"].limits
+    truncated: Thresholds = FIGURES["truncated"].thresholds
+    logp_gap: Thresholds = FIGURES["logp_gap"].thresholds
+    head: Thresholds = FIGURES["head"].thresholds
+    sampling: Thresholds = FIGURES["sampling"].thresholds
+    ess: Thresholds = FIGURES["ess"].thresholds
+    ratio_clipped: Thresholds = FIGURES["ratio_clipped"].thresholds
+    length_drift: Thresholds = FIGURES["length_drift"].thresholds
+    zero_variance: Thresholds = FIGURES["zero_variance"].thresholds
+    grad_norm: Thresholds = FIGURES["grad_norm"].thresholds
+    reward_drop: Thresholds = FIGURES["reward_drop"].thresholds
+    pass_rate_drop: Thresholds = FIGURES["pass_rate_drop"].thresholds
+    failed: Thresholds = FIGURES["failed"].thresholds
 
     @field_validator(*_SETTINGS, mode="before")
     @classmethod
     def _completed(cls, value: Any, info: ValidationInfo) -> Any:
         """The keys of a table that a recipe does not name have their defaults."""
-        default = FIGURES[str(info.field_name)].limits
+        default = FIGURES[str(info.field_name)].thresholds
         return {**asdict(default), **value} if isinstance(value, Mapping) else value
 
     @field_validator(*_SETTINGS)
     @classmethod
     def _checked(cls, value: Thresholds, info: ValidationInfo) -> Thresholds:
-        """Checked here and not in `figures` alone, so that the error names the table."""
-        replace(FIGURES[str(info.field_name)], limits=value)
+        """Checked here as well, so that the error of a recipe names the table."""
+        replace(FIGURES[str(info.field_name)], thresholds=value)
         return value
 
     def __post_init__(self) -> None:
         if self.probe < 0:
             raise ValueError("probe must not be negative")
+        self.figures("float32")  # raises where a threshold is out of range
 
     def figures(self, precision: str) -> dict[str, Figure]:
         """The figures by name, with the thresholds for weights of this precision.
@@ -341,6 +344,6 @@ class Health:
             ValueError: a threshold or a window is out of range.
         """
         return {
-            name: replace(figure, limits=getattr(self, name, figure.limits)).of(precision)
+            name: replace(figure, thresholds=getattr(self, name, figure.thresholds)).of(precision)
             for name, figure in FIGURES.items()
         }

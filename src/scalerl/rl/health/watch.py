@@ -103,7 +103,7 @@ class Watch:
         level = figure.level(value)
         if level is None or (told is not None and (told.level, level) != ("warning", "alarm")):
             return
-        threshold = figure.limits.alarm if level == "alarm" else figure.limits.warning
+        threshold = figure.thresholds.alarm if level == "alarm" else figure.thresholds.warning
         found = Finding(step, name, level, value, threshold, step, value)
         self._open[name] = found
         if level == "alarm" and self._pauses:

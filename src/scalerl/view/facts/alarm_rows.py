@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scalerl.errors import counted
 from scalerl.record.alarms import Alarm
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.ceiling import Notice
@@ -46,8 +47,8 @@ def alarm_text(alarms: Sequence[Alarm]) -> str:
     """All alarms in one line of the closing table; empty where nothing was told."""
     found = [alarm for alarm in alarms if alarm.level == "alarm"]
     counts = ((len(found), "alarm"), (len(alarms) - len(found), "warning"))
-    counted = ", ".join(f"{n} {name}{'s' * (n > 1)}" for n, name in counts if n)
-    return f"{counted}: {_list(found or alarms)}" if alarms else ""
+    in_words = ", ".join(counted(n, name) for n, name in counts if n)
+    return f"{in_words}: {_list(found or alarms)}" if alarms else ""
 
 
 def _list(alarms: Sequence[Alarm]) -> str:

@@ -272,7 +272,7 @@ class Standing:
         }
 
 
-def stand(points: Points, record: RunRecord | None, asked: StandingQuery, name: str = "") -> Standing:
+def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Standing:
     """How the run of these points stands, not fitted yet (`Standing.fitted`).
 
     Of a run folder the last line of steps.jsonl is read, and whether the run has ended.
@@ -285,7 +285,7 @@ def stand(points: Points, record: RunRecord | None, asked: StandingQuery, name: 
     row = read_last(path / "steps.jsonl") if own else {}
     named = record.config.get("name") if record is not None else None
     return Standing(
-        name or str(named or path.name),
+        str(named or path.name),
         points,
         record,
         asked,

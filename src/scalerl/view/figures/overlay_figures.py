@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curve.families import Curve
+from scalerl.errors import counted
 from scalerl.view.facts.frozen import Band
 from scalerl.view.labels import LOOKS, label_ends
 from scalerl.view.numbers import Unit, plain, rate
@@ -116,7 +117,7 @@ def linearised_figure(arms: Sequence[ArmCurve], unit: Unit) -> tuple[Figure, str
     text = (
         "F = C_mid^B / ((A − R_0) / (R_C − R_0) − 1), by the least-squares log-logistic curve of each run: "
         "on these axes a run is a straight line, and its slope is B (the number beside the name: median over "
-        f"seeds). Left out: {out} evaluation{'s' * (out != 1)} not between R_0 and A, where F has no value"
+        f"seeds). Left out: {counted(out, 'evaluation')} not between R_0 and A, where F has no value"
         f"{f', and {beyond} beyond the frame' if beyond else ''}. Near A a small error moves F far; "
         "verdicts are not read off this plot."
     )

@@ -35,16 +35,13 @@ if TYPE_CHECKING:
     from scalerl.curve import Fit, Forecast
 
 
-def write_report(
-    run: RunRecord | str | Path, fit: Fit | None = None, out: Path | None = None, *, level: float = 0.95
-) -> Path:
+def write_report(run: RunRecord | str | Path, out: Path | None = None, *, level: float = 0.95) -> Path:
     """Write the page of one run, whole or not at all, and return where it is.
 
     Args:
         run: the record, or the path of its folder.
-        fit: a fit on the whole run; made here where it is left out and the evaluations allow one.
         out: the file to write; by default report.html in the run folder.
-        level: of the intervals of a fit that is made here.
+        level: of the intervals.
 
     Raises:
         InputError: the folder cannot be read, or the counters behind the compute axis are missing.
@@ -54,7 +51,7 @@ def write_report(
     record = run if isinstance(run, RunRecord) else RunRecord.read(run)
     out = out or record.path / "report.html"
     try:
-        write_atomically(out, report_html(record, fit, level=level))
+        write_atomically(out, report_html(record, level=level))
     except OSError as error:
         raise WriteError(f"{out}: {error.strerror or error}") from error
     return out

@@ -19,23 +19,17 @@ from scalerl.view.numbers import percent, rate, rate_interval, unit_for
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalerl.curve import Fit
 
-
-def closing_rows(run: RunRecord, fit: Fit | None = None, report: Path | None = None) -> list[tuple[str, str]]:
-    """The rows (label, value) of the closing table.
-
-    `fit` is a fit on the whole run: its ceiling takes the place of that which the forecast stated, and
-    whose label says when. `report` is the page.
-    """
+def closing_rows(run: RunRecord, report: Path | None = None) -> list[tuple[str, str]]:
+    """The rows (label, value) of the closing table; `report` is the page."""
     frozen = main_forecast(frozen_forecasts(run))
     rows = _forecast_rows(run, frozen) if frozen else _measured_rows(run)
-    fit_json = fit.to_json() if fit is not None else (frozen.fit if frozen else {})
-    when = f" at {percent(frozen.share)}" if fit is None and frozen else ""
+    fit_json = frozen.fit if frozen else {}
+    when = f" at {percent(frozen.share)}" if frozen else ""
     rows.append((f"ceiling A{when}", ceiling_text(fit_json, known_ceiling(run))))
     if fit_json.get("lack_of_fit"):
         rows.append(("why withheld", str(fit_json.get("why"))))
-    rows += _to_tell_rows(run, fit_json, axis_for(run, fit, frozen))
+    rows += _to_tell_rows(run, fit_json, axis_for(run, frozen=frozen))
     if run.alarms:
         rows.append(("health", alarm_text(run.alarms)))
     if report is not None:
@@ -70,12 +64,10 @@ def _measured_rows(run: RunRecord) -> list[tuple[str, str]]:
     return [("forecast", "none was frozen during the run"), ("measured", measured)]
 
 
-def print_closing(
-    run: RunRecord, fit: Fit | None = None, report: Path | None = None, file: TextIO | None = None
-) -> None:
+def print_closing(run: RunRecord, report: Path | None = None, file: TextIO | None = None) -> None:
     """Print the closing table to `file` (standard output): by rich on a terminal, plain elsewhere."""
     stream = sys.stdout if file is None else file
-    rows = closing_rows(run, fit, report)
+    rows = closing_rows(run, report)
     name = run.name
     if (console := console_for(stream)) is not None:
         _print_rich(name, rows, console)
