@@ -40,7 +40,7 @@ def run(
 ) -> None:
     """Print the row of one fault: the recipe that the generator follows, or what its weights become."""
     learner = load_learner(recipe, recipe.model)
-    sampler = load_generator(generator or recipe, recipe.model, recipe.seed, recipe.rows)
+    sampler = load_generator(generator or recipe, recipe.model, recipe.seed, recipe.decode_slots)
     update = sampler.update
     if change is not None:
         sampler.update = lambda weights, version: update(change(weights, version), version)
@@ -84,7 +84,7 @@ def main() -> None:
     demo = load_recipe("demo")
     demo = replace(demo, model=find_model(demo)[0])
     small = replace(demo.batch, prompts=8)
-    recipe = replace(demo, batch=small, rows=256, health=replace(demo.health, probe=8))
+    recipe = replace(demo, batch=small, decode_slots=256, health=replace(demo.health, probe=8))
     low, late = replace(recipe, precision="bfloat16"), []
 
     def one_behind(weights: Weights, version: int) -> Weights:

@@ -56,7 +56,7 @@ def settings(side: str, steps: int, seed: int, batch: str) -> list[str]:
         "evaluation.count": 1,
         "schedule.kind": kind,
         "schedule.k": K,
-        "rows": ROWS[side],
+        "decode_slots": ROWS[side],
     }
     if side in ("alone", "two at once"):
         return [f"{key}={value}" for key, value in (changes | {"placement.kind": "inline"}).items()]
@@ -64,7 +64,7 @@ def settings(side: str, steps: int, seed: int, batch: str) -> list[str]:
     changes |= {
         "placement.kind": "local",
         "placement.generators": generators,
-        "rows": ROWS[side] // generators,
+        "decode_slots": ROWS[side] // generators,
     }
     return [f"{key}={value}" for key, value in changes.items()]
 

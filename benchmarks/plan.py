@@ -69,7 +69,7 @@ def settings(case: tuple[int, str, int, str, int], steps: int, seed: int) -> lis
         "evaluation.samples": 1,
         "schedule.kind": schedule,
         "schedule.k": k,
-        "rows": rows,
+        "decode_slots": rows,
         "placement.kind": "local",
         "placement.generators": generators,
         "optimiser.lr": 1e-9,

@@ -32,7 +32,7 @@ from typing import Any
 
 SUPPORT = Path(__file__).parents[1] / "tests" / "support"
 TIMES = ("time", "device_seconds", "wall_seconds", "idle_seconds")
-STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 4000, "verifiers": 10, "disk": 120}
+STEPS = {"inline": 1200, "local": 1800, "generators": 2400, "evaluators": 2400, "verifiers": 10, "disk": 120}
 """Of each case: as many as the kills take."""
 SHORT = {
     "budget.kind": "steps",
@@ -138,8 +138,17 @@ def evaluators(folder: Path, kills: int, rng: random.Random) -> bool:
     """Every evaluation must be made, and be that of a run that nobody touched."""
     settings = _settings("evaluators", "evaluation.count=60", "evaluation.samples=8")
     whole = _in_this_process(folder / "whole", settings)
-    # Pauses are longer than a start and an evaluation: the third worker in a row that is lost ends a run.
-    killed, record = _killing("evaluation", 1, kills, lambda: rng.uniform(6, 9), folder / "run", settings)
+    # One evaluation is made between two kills: the third worker in a row that is lost ends a run.
+    made = -1
+
+    def due() -> bool:
+        nonlocal made
+        before, made = made, _lines(folder / "run" / "evals.jsonl")
+        return made > before
+
+    killed, record = _killing(
+        "evaluation", 1, kills, lambda: rng.uniform(0, 3), folder / "run", settings, due
+    )
     equal = [[e.pass_rate for e in r.evals] for r in (whole, record)]
     print(
         f"  {killed} evaluators killed; {len(record.evals)} evaluations, pass rates as of a whole run: ",
@@ -150,9 +159,15 @@ def evaluators(folder: Path, kills: int, rng: random.Random) -> bool:
 
 
 def _killing(
-    name: str, number: int, kills: int, pause: Callable[[], float], folder: Path, settings: list[str]
+    name: str,
+    number: int,
+    kills: int,
+    pause: Callable[[], float],
+    folder: Path,
+    settings: list[str],
+    due: Callable[[], bool] = lambda: True,
 ) -> tuple[int, Any]:
-    """Train in this process while one of `number` processes of this name is killed after every pause."""
+    """Train in this process; after each pause kill one of `number` processes of this name if one is `due`."""
     import multiprocessing
 
     done = threading.Event()
@@ -162,7 +177,7 @@ def _killing(
         nonlocal killed
         while killed < kills and not done.wait(pause()):
             processes = [p for p in multiprocessing.active_children() if p.name == name]
-            if len(processes) == number:
+            if len(processes) == number and due():
                 processes[killed % number].kill()
                 killed += 1
 
@@ -264,7 +279,10 @@ def _timeless(path: Path) -> str:
 
 
 def _last_step(folder: Path) -> int:
-    path = folder / "steps.jsonl"
+    return _lines(folder / "steps.jsonl")
+
+
+def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 

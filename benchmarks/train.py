@@ -55,7 +55,7 @@ def make_recipe(lr: float, steps: int, placement: str, seed: int = 0) -> Any:
             "seed": seed,
             "task": {"kind": "chain", "k_max": 10},
             "budget": {"kind": "steps", "amount": steps},
-            "rows": 1024,
+            "decode_slots": 1024,
             "batch": {"prompts": BATCH, "samples": SAMPLES, "micro": 256},
             "context": {"prompt": 22, "thinking": 20, "answer": 6},
             "length": {"kind": "none"},

@@ -205,7 +205,7 @@ def test_every_key_of_a_dry_run(capsys):
 def test_every_key_of_train(small_base, tmp_path, capsys):
     sets = [
         *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
-        *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "rows=96"),
+        *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "decode_slots=96"),
         *("optimiser.lr=3e-4", "budget.kind=steps", "budget.amount=36", "evaluation.count=12"),
         *("evaluation.samples=2", f"model={small_base}", "evaluation.forecast_at=[0.6, 0.7]"),
     ]

@@ -21,8 +21,8 @@ def test_nested_objects_keep_their_order_as_one():
     nested = {"a": {"b": 1, "c": {"d": 2}}, "e": 3, "f": {}}
     assert list(flat(nested).items()) == [("a.b", 1), ("a.c.d", 2), ("e", 3)]
     assert list(flat(nested, "x.", "/")) == ["x.a/b", "x.a/c/d", "x.e"]
-    assert changes_in_words({"loss": {"kind": "dapo", "low": 0.2}, "rows": 3}) == (
-        "loss.kind = dapo, loss.low = 0.2, rows = 3"
+    assert changes_in_words({"loss": {"kind": "dapo", "low": 0.2}, "decode_slots": 3}) == (
+        "loss.kind = dapo, loss.low = 0.2, decode_slots = 3"
     )
 
 

@@ -22,7 +22,7 @@ fixed = 5.0
 mean = 10
 p95 = 10
 """
-SMALL = ["--set", "batch.prompts=4", "--set", "batch.samples=2", "--set", "rows=8", "--steps", "20"]
+SMALL = ["--set", "batch.prompts=4", "--set", "batch.samples=2", "--set", "decode_slots=8", "--steps", "20"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_table_says_speed_idle_time_ages_and_bounds(rates, capsys):
     shown = {name: text.strip() for name, text in rows.items()}
     assert shown["rates"] == "by hand"
     assert shown["speed"] == "240 steps/hour, 15 s a step"
-    assert shown["generators"] == ("33% idle; 67% of the rows in use (8 completions at once in each)")
+    assert shown["generators"] == "33% idle; 67% of 8 decode slots in use"
     assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33%, wait 67% for groups"
     assert shown["age"] == "mean 0.00, largest 0 (the bound is 0)"

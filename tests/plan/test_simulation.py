@@ -36,7 +36,7 @@ def test_on_policy_the_roles_take_turns():
     found = simulate(job(PipelineRL(0)), SECOND, 1, 1)
     assert found.seconds_per_step == pytest.approx(10 + 5)
     assert found.generators_idle == pytest.approx(5 / 15)
-    assert found.rows_in_use == pytest.approx(10 / 15)
+    assert found.slots_in_use == pytest.approx(10 / 15)
     assert found.trainers_train == pytest.approx(5 / 15)
     assert found.wait_for_groups == pytest.approx(10 / 15)
     assert found.age_histogram == (1.0,)
@@ -104,7 +104,7 @@ def test_random_lengths_come_to_the_closed_form_where_generation_bounds():
     # 16 rows give a token each in 1.8 s, and a batch has 64 completions of 40 tokens.
     assert found.seconds_per_step == pytest.approx(64 * 40 * 1.8 / 16, rel=0.02)
     assert found.at_least["generation"] == pytest.approx(64 * 40 * 1.8 / 16, rel=0.02)
-    assert found.rows_in_use > 0.99
+    assert found.slots_in_use > 0.99
 
 
 def test_more_trainers_share_the_tokens():
@@ -145,7 +145,7 @@ def test_no_token_is_older_and_no_step_faster_than_it_can_be(schedule, seed):
     assert found.age_max <= schedule.max_age
     assert sum(found.age_histogram) == pytest.approx(1)
     assert 0 <= found.generators_idle <= 1
-    assert 0 < found.rows_in_use <= 1
+    assert 0 < found.slots_in_use <= 1
     waits = found.wait_for_groups + found.wait_for_verification + found.wait_for_driver
     assert found.trainers_train + waits + found.wait_for_evaluation == pytest.approx(1)
     slower = {what: s for what, s in found.at_least.items() if s > 1.03 * found.seconds_per_step}

@@ -112,7 +112,7 @@ def tiny_recipe(llama_folder):
         context=Context(prompt=8, thinking=30, answer=15),
         length=ForcedInterruption(low=2, high=30, phrase="! </think>"),
         optimiser=AdamW(lr=3e-3, warmup_steps=2),
-        rows=64,
+        decode_slots=64,
     )
 
 
@@ -147,7 +147,7 @@ def start_run():
     def make(recipe, verify=_parity, watch=lambda generator: generator, seed=0):
         recipe = replace(recipe, seed=seed)
         pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, seed)
-        generator = watch(load_generator(recipe, recipe.model, seed, recipe.rows))
+        generator = watch(load_generator(recipe, recipe.model, seed, recipe.decode_slots))
         learner = load_learner(recipe, recipe.model)
         loop = Pipeline(recipe, pool, generator, learner, _one_by_one(verify)).steps()
         return loop, generator, learner

@@ -30,7 +30,7 @@ def recipe(small_base):
         batch=BatchSize(prompts=4, samples=8),
         optimiser=AdamW(lr=1e-3),
         schedule=PipelineRL(k=4),
-        rows=32,
+        decode_slots=32,
         evaluation=Evaluation(count=8, samples=1),
     )
 

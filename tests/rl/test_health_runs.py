@@ -35,7 +35,7 @@ def recipe():
         [
             *("task.k_max=2", "task.heldout_per_length=40"),
             *("context.prompt=6", "context.thinking=4", "length.low=3", "length.high=4"),
-            *("batch.prompts=4", "batch.samples=8", "rows=96", "optimiser.lr=3e-4"),
+            *("batch.prompts=4", "batch.samples=8", "decode_slots=96", "optimiser.lr=3e-4"),
             *("budget.kind=steps", "budget.amount=30", "evaluation.count=2", "evaluation.samples=2"),
         ],
     )
@@ -73,7 +73,7 @@ def test_a_run_that_is_well_gives_no_alarm(recipe, model, tmp_path):
 
 def test_a_generator_with_another_temperature_pauses_the_run(recipe, model, tmp_path, monkeypatch):
     def at_09(recipe, folder, learner, version):
-        return load_generator(replace(recipe, temperature=0.9), folder, recipe.seed, recipe.rows)
+        return load_generator(replace(recipe, temperature=0.9), folder, recipe.seed, recipe.decode_slots)
 
     monkeypatch.setattr(parts, "place_generator", at_09)
     pausing = replace(recipe, health=Health(on_alarm="pause"))
@@ -92,7 +92,7 @@ def test_weights_corrupted_on_their_way_are_an_alarm_and_the_run_goes_on(
     recipe, model, tmp_path, monkeypatch
 ):
     def corrupting(recipe, folder, learner, version):
-        generator = load_generator(recipe, folder, recipe.seed, recipe.rows)
+        generator = load_generator(recipe, folder, recipe.seed, recipe.decode_slots)
         update = generator.update
 
         def corrupt(weights, version):

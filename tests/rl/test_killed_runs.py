@@ -48,7 +48,7 @@ PLACEMENTS = {
     "inline": lambda recipe: recipe,
     "off-policy": lambda recipe: replace(recipe, schedule=OffPolicy(k=3)),
     "one generator": lambda recipe: replace(recipe, placement=Local(generators=1)),
-    "two generators": lambda recipe: replace(recipe, placement=Local(generators=2), rows=5),
+    "two generators": lambda recipe: replace(recipe, placement=Local(generators=2), decode_slots=5),
 }
 
 
@@ -65,7 +65,7 @@ def test_a_run_on_the_ranks_of_torchrun(recipe, tmp_path):
     settings = [
         *(f"model={recipe.model}", "task.k_max=2", "task.heldout_per_length=10", "task.train_per_length=20"),
         *("context.prompt=8", "context.thinking=6", "context.answer=4", "length.low=2", "length.high=6"),
-        *("batch.prompts=3", "batch.samples=6", "batch.micro=7", "schedule.k=2", "rows=20"),
+        *("batch.prompts=3", "batch.samples=6", "batch.micro=7", "schedule.k=2", "decode_slots=20"),
         *("budget.kind=steps", f"budget.amount={steps}", "evaluation.count=10", "evaluation.samples=2"),
         *("checkpoint.steps=3", "optimiser.lr=1e-3"),
     ]

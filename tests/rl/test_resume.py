@@ -332,7 +332,7 @@ def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe
 
 
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
-    recipe = replace(recipe, placement=Local(generators=2), rows=2)  # most groups wait
+    recipe = replace(recipe, placement=Local(generators=2), decode_slots=2)  # most groups wait
     with pytest.raises(CutError):
         run(recipe, tmp_path / "run", watch=cut_at(8))
     saved = load_state(tmp_path / "run" / "checkpoints" / "step-00006" / "training")

@@ -46,7 +46,7 @@ def recipe():
             "length.high=4",
             "batch.prompts=4",
             "batch.samples=8",
-            "rows=96",
+            "decode_slots=96",
             "optimiser.lr=3e-4",
             "budget.kind=steps",
             "budget.amount=36",

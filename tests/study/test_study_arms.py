@@ -111,12 +111,15 @@ def test_axes_sweeps_and_grids(base):
     ("arms", "message"),
     [
         (Listed({"same": {"loss": {"max_ratio": 5.0}}}), "arms 'base' and 'same' are the same recipe"),
-        (Listed({"a": {"rows": 2}, "b": {"rows": 2}}), "arms 'a' and 'b' are the same recipe"),
+        (
+            Listed({"a": {"decode_slots": 2}, "b": {"decode_slots": 2}}),
+            "arms 'a' and 'b' are the same recipe",
+        ),
         (Listed({}), "two recipes at least"),
         (Listed({"a": {"los": {"max_ratio": 2}}}), r"arm a: unknown key 'los'; did you mean 'loss'\?"),
         (Axis("schedule.q", (1, 2)), "unknown key 'schedule.q'"),
         (Axis("schedule.k", (1, -2)), "k must be between 0 and 1000"),
-        (Axis(("rows", "seed"), ((1,), (2,))), "is not one value for each of 2 fields"),
+        (Axis(("decode_slots", "seed"), ((1,), (2,))), "is not one value for each of 2 fields"),
         (LeaveOneOutArms({"los": 1}, ("los",)), "'los' is no part of the two recipes"),
         (LeaveOneOutArms({"loss": {"max_ratio": 5.0}}), "does not differ from the base"),
     ],

@@ -19,7 +19,7 @@ BUDGETS = (2500.0, 5000.0, 10_000.0)
 @pytest.fixture(scope="module")
 def plan():
     """Three arms by names that the simulated studies have too, on their axis and budgets."""
-    arms = {"low": {"rows": 2}, "flat": {"rows": 3}}
+    arms = {"low": {"decode_slots": 2}, "flat": {"decode_slots": 3}}
     found = make_plan(Study("demo", seeds=4, arm=arms, stop=Stop(0.95), budgets=(7.5e11, 1.5e12)))
     assert [arm.name for arm in expand(load_recipe("demo"), Listed(arms))] == ["base", "low", "flat"]
     return replace(found, budgets=BUDGETS)

@@ -101,7 +101,7 @@ def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds(
         ({"retries": -1}, "retries must be 0 or more"),
         ({"target": 1.2}, "target must be a pass rate"),
         ({"budgets": (1e11, math.inf)}, "budgets must be above 0, finite, and rise"),
-        ({"arm": {"base": {"rows": 3}}}, "the base is an arm of its own already"),
+        ({"arm": {"base": {"decode_slots": 3}}}, "the base is an arm of its own already"),
         ({"name": "../.."}, "name must be that of a folder"),
         ({"stop": Stop(below_best=0.9)}, "there is no budget to stop at"),
     ],
@@ -127,7 +127,10 @@ def test_a_study_that_makes_no_sense_is_none(changes, message):
         ({"arm": {"a": {"budget": {"amount": 3}}}}, "arm a: changes budget"),
         ({"arm": {"a": {"health": {"on_alarm": "pause"}}}}, "arm a: changes nothing that is trained"),
         ({"arm": {"a": {"task": {"k_max": 5, "skip": []}}}}, "arm a: its held-out prompts are others"),
-        ({"arm": {"a/b": {"rows": 2}, "a b": {"rows": 3}}}, "'a/b' and 'a b' would share a folder"),
+        (
+            {"arm": {"a/b": {"decode_slots": 2}, "a b": {"decode_slots": 3}}},
+            "'a/b' and 'a b' would share a folder",
+        ),
         ({"set": {"seed": 4}}, "set.seed: the seeds of a study are those of `seeds`"),
         ({"combine": 2}, "combine: 2 arms are to be one, and there are 1 beside the first"),
         (
@@ -142,11 +145,14 @@ def test_a_study_that_makes_no_sense_is_none(changes, message):
             {"arm": {}, "arms": Axis("optimiser.lr", (3e-4, 3e-4, 1e-4))},
             "two are named 'optimiser.lr=0.0003'",
         ),
-        ({"arm": {"": {"rows": 2}}}, "arm '': no name that can be printed"),
-        ({"arm": {"a\nb": {"rows": 2}}}, "no name that can be printed"),
+        ({"arm": {"": {"decode_slots": 2}}}, "arm '': no name that can be printed"),
+        ({"arm": {"a\nb": {"decode_slots": 2}}}, "no name that can be printed"),
         ({"arm": {"a": {"schedule": {"k": True}}}}, "arm a: schedule.k: is neither true nor false"),
         ({"arm": {}}, "by a rule, .arms.; found neither"),
-        ({"arm": {}, "arms": Grid({"rows": tuple(range(1, 300))})}, "299 are more than a study tells apart"),
+        (
+            {"arm": {}, "arms": Grid({"decode_slots": tuple(range(1, 300))})},
+            "299 are more than a study tells apart",
+        ),
         ({"arm": {}, "arms": Grid({"lora": (1,), "lora.rank": (2, 3)})}, "which has a value of its own"),
         (
             {"models": ("m",), "arm": {"a": {"model": "other"}}},
@@ -169,7 +175,10 @@ def test_a_study_that_could_not_compare_is_refused(changes, message):
         ('base = "demo"\nseed = 3', "unknown key 'seed'; did you mean 'seeds'"),
         ('base = "demo"', "missing key 'seeds'"),
         ('base = "demo"\nseeds = 2\n[arms]\nkind = "leave_one_in"', "expected 'arms', 'leave_one_out'"),
-        ('base = "demo"\nseeds = 2\n[arms]\nkind = "axis"\nfield = "rows"', "unknown key 'arms.field'"),
+        (
+            'base = "demo"\nseeds = 2\n[arms]\nkind = "axis"\nfield = "decode_slots"',
+            "unknown key 'arms.field'",
+        ),
         (
             'base = "demo"\nseeds = 2\n[arms]\nkind = "sensitivity"\n[[arms.sweeps]]\nlos = {}',
             "unknown key 'arms.sweeps.los'",
@@ -269,7 +278,7 @@ def test_the_cost_is_computed_from_runs_that_have_shown_it(tmp_path):
     assert known.dollars == pytest.approx(3 * (known.gpu_hours + hours))
     base = load_recipe("demo")
     weights = 2 * (4 * 64 * 64 + 3 * 64 * 176 + 2 * 64) + 64 + 64 * 24
-    cache = (base.rows + base.evaluation.rows) * (26 + 19) * 2 * 2 * 64 * 4
+    cache = (base.decode_slots + base.evaluation.decode_slots) * (26 + 19) * 2 * 2 * 64 * 4
     assert known.arms[0].memory_bytes == pytest.approx(weights * 24 + cache, rel=0.01)
     two = {**DAPO, "k1": {"schedule": {"k": 1}}}
     more = estimate(make_plan(replace(STUDY, arm=two, combine=2)), tmp_path, [like], cores=2)

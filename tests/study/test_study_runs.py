@@ -29,7 +29,7 @@ SMALL = {
     "context": {"prompt": 6, "thinking": 4},
     "length": {"low": 3, "high": 4},
     "batch": {"prompts": 4, "samples": 8},
-    "rows": 96,
+    "decode_slots": 96,
     "schedule": {"k": 2},
     "optimiser": {"lr": 2e-4, "warmup_steps": 1},
     "budget": {"kind": "steps", "amount": 16},

@@ -9,7 +9,7 @@ from scalerl.rl.config.recipe import load_recipe
 GENERATE, TRAIN, WAITED, OTHER = 2.0, 1.5, 0.5, 0.1
 """Seconds of a step: of both generators, and of the trainer by what it did or waited for."""
 MADE = (
-    *("batch.prompts=8", "batch.samples=8", "rows=32", "schedule.k=0", "placement.kind=local"),
+    *("batch.prompts=8", "batch.samples=8", "decode_slots=32", "schedule.k=0", "placement.kind=local"),
     *("placement.generators=2", "length.kind=length_penalty", "context.thinking=15", "context.answer=4"),
 )
 """The recipe, as changes to `demo`."""

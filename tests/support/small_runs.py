@@ -30,7 +30,7 @@ def small_recipe(model, **changes):
         batch=BatchSize(prompts=3, samples=6, micro=7),
         optimiser=AdamW(lr=1e-3, warmup_steps=3),
         schedule=PipelineRL(k=2),
-        rows=20,
+        decode_slots=20,
         evaluation=Evaluation(count=7, samples=2, forecast_at=(0.3, 0.8)),
         checkpoint=Checkpointing(steps=3, minutes=0),
     )

@@ -12,7 +12,14 @@ from scalerl.ingest.sources import read_source
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps")
 SETS = [
     *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
-    *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "rows=96", "optimiser.lr=3e-4"),
+    *(
+        "length.low=3",
+        "length.high=4",
+        "batch.prompts=4",
+        "batch.samples=8",
+        "decode_slots=96",
+        "optimiser.lr=3e-4",
+    ),
     *("budget.kind=steps", "budget.amount=36", "evaluation.count=12", "evaluation.samples=2"),
     *("checkpoint.steps=4", "health.length_drift.alarm=1.01", "health.length_drift.warning=1.005"),
     "health.length_drift.window=2",

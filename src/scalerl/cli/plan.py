@@ -34,13 +34,15 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="simulate a recipe on a cluster, before it is rented",
         description="Simulate the loop of a recipe on a cluster: speed, idle time, ages, bounds and cost.",
         epilog=examples("""
-  scalerl plan scalerl --rates h100-8b --set rows=64 --generators 64 --trainers 16
-  scalerl plan scalerl --rates h100-8b --set rows=64 --devices 80 --price 2.5   # the best split
+  scalerl plan scalerl --rates h100-8b --set decode_slots=64 --generators 64 --trainers 16
+  scalerl plan scalerl --rates h100-8b --set decode_slots=64 --devices 80 --price 2.5   # the best split
   scalerl plan demo --from runs/mine --generators 2 --trainers 1 --target 0.6   # rates and curve of a run
 """),
     )
     add_shared(plan, "recipe")
-    plan.add_argument("--generators", type=whole, metavar="N", help="generators, of the recipe's rows each")
+    plan.add_argument(
+        "--generators", type=whole, metavar="N", help="generators, of the recipe's decode_slots each"
+    )
     plan.add_argument("--trainers", type=whole, metavar="M", help="devices that train")
     plan.add_argument(
         "--devices", type=whole, metavar="G", help="devices in all: try splits, and take the best"
@@ -229,7 +231,8 @@ def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]
 
 
 def _asked(job: PlannedJob) -> str:
-    return f"{job.prompts} x {job.samples} a step, {job.schedule.kind} {job.schedule.k}, {job.rows} rows"
+    batch = f"{job.prompts} x {job.samples} a step"
+    return f"{batch}, {job.schedule.kind} {job.schedule.k}, {job.decode_slots} decode slots"
 
 
 def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
@@ -242,13 +245,13 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
     shown = ", ".join(f"{part:.0%} {name}" for name, part in waits.items() if part >= 0.005)
     roles = f"{counted(outcome.generators, 'generator')}, {counted(outcome.trainers, 'trainer')}"
     steps, seconds = _readable(outcome.steps_per_hour), _readable(outcome.seconds_per_step)
-    rows = f"{outcome.rows_in_use:.0%} of the rows in use ({job.rows:,} completions at once in each)"
+    slots = f"{outcome.slots_in_use:.0%} of {job.decode_slots:,} decode slots in use"
     ages = f"mean {outcome.age_mean:.2f}, largest {outcome.age_max}"
     return [
         ("devices", f"{outcome.devices:,}: {roles}"),
         ("speed", f"{steps} steps/hour, {seconds} s a step"),
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
-        ("generators", f"{outcome.generators_idle:.0%} idle; {rows}"),
+        ("generators", f"{outcome.generators_idle:.0%} idle; {slots}"),
         ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {shown}" if shown else "")),
         ("age", f"{ages} (the bound is {job.schedule.max_age})"),
         ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),

@@ -68,7 +68,7 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
     counts = TokenCounts.of(job, rates)
     row, decode, weights = decode_row(rates, counts), rates.decode, rates.weights
     used = job.completions * rates.trainer.used
-    generation = job.completions * counts.completion * (decode.base / job.rows + row)
+    generation = job.completions * counts.completion * (decode.base / job.decode_slots + row)
     generation += job.prompts * rates.lengths.prompt * decode.prompt
     training = train_seconds(rates, trainers, used * counts.completion, counts.longest * (used >= 1))
     verification = verify_seconds(job, rates)
@@ -85,7 +85,7 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
 
     def in_order(step: float) -> float:
         tokens = job.completions * counts.completion / generators / step  # a second, of a generator
-        rows = min(decode.base * tokens / max(1 - row * tokens, 1e-9), job.rows)
+        rows = min(decode.base * tokens / max(1 - row * tokens, 1e-9), job.decode_slots)
         return (counts.longest * (decode.base + row * max(rows, 1.0)) + after) / job.batches_in_flight
 
     low = max(least.values())

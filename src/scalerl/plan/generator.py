@@ -2,9 +2,9 @@
 
     waiting (in order of admission) -> rows -> done
 
-All rows go on alike, by one token a decode step, so that `steps` counts decode steps as a real number, and
-what happens next is known: the row that ends first. In between the number of rows in use is constant, and
-with it the seconds of a step.
+All slots go on alike, by one token a decode step, so that `steps` counts decode steps as a real number, and
+what happens next is known: the slot that empties first. In between the number of slots in use is constant,
+and with it the seconds of a step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SimulatedGenerator:
         """A decode step takes `base` + `row` for each row in use; reading a prompt takes `prompt` seconds."""
         self._rows, self._base, self._row, self._prompt = rows, base, row, prompt
         self.busy = self.row_seconds = 0.0
-        """Seconds in which it decoded, read prompts or installed weights; and those times rows in use."""
+        """Seconds in which it decoded, read prompts or installed weights; and those times slots in use."""
         self.stamp = 0
         """Of the event that is to come: an event with another one is out of date."""
         self.ends = math.inf

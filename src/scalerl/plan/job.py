@@ -18,11 +18,11 @@ _LETTERS_OF_A_TOKEN = 4
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """Batches of `prompts` groups of `samples` completions, by a schedule, on generators of `rows` rows."""
+    """Batches of `prompts` groups of `samples` completions, by a schedule."""
 
     prompts: int
     samples: int
-    rows: int
+    decode_slots: int
     schedule: AnySchedule
     cut: Truncation
     evaluate_every: float = math.inf
@@ -31,8 +31,10 @@ class PlannedJob:
     """Groups are collected while the trainers step: with a learner that is sharded over a cluster."""
 
     def __post_init__(self) -> None:
-        if min(self.prompts, self.samples, self.rows) < 1 or not self.evaluate_every > 0:
-            raise InputError("prompts, samples, rows and the steps between evaluations must be above 0")
+        if min(self.prompts, self.samples, self.decode_slots) < 1 or not self.evaluate_every > 0:
+            raise InputError(
+                "prompts, samples, decode_slots and the steps between evaluations must be above 0"
+            )
 
     @property
     def completions(self) -> int:
@@ -56,7 +58,7 @@ class PlannedJob:
         return cls(
             recipe.batch.prompts,
             recipe.batch.samples,
-            recipe.rows,
+            recipe.decode_slots,
             recipe.schedule,
             _cut(recipe),
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,

@@ -23,7 +23,7 @@ LEAST_STEPS = 5
 _WARM_UP = 0.25
 """Share of the steps that are left out: the first ones fill the pipeline, and caches."""
 _FIXED = 0.5
-"""Part of a decode step with all rows in use that it takes whatever their number: assumed."""
+"""Part of a decode step with all slots in use that it takes whatever their number: assumed."""
 _TAIL = 2.0
 """The 95th percentile of the lengths, in means: assumed."""
 _ROUNDS = 2
@@ -51,7 +51,7 @@ def rates_of(record: RunRecord) -> Rates:
     between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers, 0.0)
     mean = decoded / completions
     rates = Rates(
-        decode=_decode(generate / max(generated, 1.0), job.rows),
+        decode=_decode(generate / max(generated, 1.0), job.decode_slots),
         trainer=Trainer(train / max(used * decoded, 1.0), used=used),
         lengths=Lengths(mean, max(min(_TAIL * mean, float(job.cut.longest)), mean)),
         driver=DriverRates(step=between / len(counted))

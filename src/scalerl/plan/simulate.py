@@ -51,7 +51,7 @@ class SimulationResult:
     """Decoded."""
     generators_idle: float
     """Share of their time."""
-    rows_in_use: float
+    slots_in_use: float
     """Share of the rows, over all of the time."""
     trainers_train: float
     """Share of the trainers' time. In the rest of it they wait: for groups, or for the driver."""
@@ -100,7 +100,7 @@ def simulate(
     Args:
         job: what is asked of the loop.
         rates: how fast the parts are.
-        generators: of `job.rows` rows, and `rates.devices_per_generator` devices, each.
+        generators: of `job.decode_slots` rows, and `rates.devices_per_generator` devices, each.
         trainers: devices that train.
         steps: that the figures are from; the default is 5 for each batch in flight, 20 at the least. They are
             made whole multiples of the batches in flight, as steps may come in bursts of so many.
@@ -134,7 +134,7 @@ def simulate(
         seconds_per_step=seconds / n,
         tokens_per_second=totals.tokens / seconds,
         generators_idle=max(1 - busy / (seconds * generators), 0.0),
-        rows_in_use=min(row_seconds / (seconds * generators * job.rows), 1.0),
+        slots_in_use=min(row_seconds / (seconds * generators * job.decode_slots), 1.0),
         trainers_train=shares.get("training", 0.0),
         wait_for_groups=shares.get("groups", 0.0),
         wait_for_verification=shares.get("verification", 0.0),
@@ -170,7 +170,7 @@ class Simulation:
         row = decode_row(rates, TokenCounts.of(job, rates))
         prompt = rates.decode.prompt * rates.lengths.prompt
         self.generators = [
-            SimulatedGenerator(job.rows, rates.decode.base, row, prompt) for _ in range(generators)
+            SimulatedGenerator(job.decode_slots, rates.decode.base, row, prompt) for _ in range(generators)
         ]
         self.now, self.totals = 0.0, Totals()
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
@@ -202,7 +202,7 @@ class Simulation:
                 watch(self._steps - first)
 
     def spent(self) -> np.ndarray:
-        """Of all generators together: busy seconds, and those times rows in use."""
+        """Of all generators together: busy seconds, and those times slots in use."""
         for i in range(len(self.generators)):
             self._go_on(i)
         return np.sum([(one.busy, one.row_seconds) for one in self.generators], axis=0)

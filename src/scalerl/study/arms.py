@@ -32,7 +32,7 @@ PARTS = (
 )
 """Parts of a recipe that the paper leaves out one at a time, and a few more."""
 SHARED = (
-    *("model", "task", "budget", "context", "end_of_thinking", "precision", "rows", "placement"),
+    *("model", "task", "budget", "context", "end_of_thinking", "precision", "decode_slots", "placement"),
     *("evaluation", "checkpoint", "seed", "temperature", "optimiser"),
 )
 """What systems are compared on: the base has its say."""

@@ -155,5 +155,5 @@ def interval_cell(ends: Interval) -> Cell:
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:
-    """Changes of a recipe as `loss.kind = dapo, rows = 3`; empty without any."""
+    """Changes of a recipe as `loss.kind = dapo, decode_slots = 3`; empty without any."""
     return ", ".join(f"{key} = {value}" for key, value in flat(changes).items())

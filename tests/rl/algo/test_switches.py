@@ -68,7 +68,7 @@ def test_every_pair_of_choices_trains(row, tiny_recipe, start_run):
         batch=BatchSize(prompts=3, samples=4, micro=5),
         context=Context(prompt=8, thinking=12, answer=20),
         optimiser=AdamW(lr=1e-2, warmup_steps=0),
-        rows=40,
+        decode_slots=40,
         **chosen,
     )
     assert from_dict(recipe.to_dict()) == recipe

@@ -130,7 +130,7 @@ def test_overrides_come_last_and_reach_nested_keys(write):
         ('[batch]\nprompts = "many"\n', "batch.prompts: .*integer.*found 'many'"),
         ("[batch]\nprompts = 2.5\n", r"batch.prompts: .*integer.*found 2\.5"),
         ("batch = 4\n", "batch: .*found 4"),
-        ("rows = [1]\n", "rows: .*integer"),
+        ("decode_slots = [1]\n", "decode_slots: .*integer"),
         ("= 3\n", "not TOML"),
     ],
 )

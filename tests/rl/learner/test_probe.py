@@ -45,7 +45,7 @@ def judge(groups):
 def run(recipe, generator=None, n_steps=16, change=lambda rollout, learner: rollout):
     """The probe's rows, the steps, and the learner; `change` tampers with what was sampled."""
     learner = load_learner(recipe, recipe.model)
-    generator = generator or load_generator(recipe, recipe.model, 0, recipe.rows)
+    generator = generator or load_generator(recipe, recipe.model, 0, recipe.decode_slots)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
     probe, rows, steps = Probe(learner, recipe), [], []
     for step in islice(Pipeline(recipe, pool, generator, learner, judge).steps(), n_steps):
@@ -58,7 +58,7 @@ class Tampered:
     """A generator whose weights are changed on their way: `change` gets them and their version."""
 
     def __init__(self, recipe, change):
-        self._generator, self._change = load_generator(recipe, recipe.model, 0, recipe.rows), change
+        self._generator, self._change = load_generator(recipe, recipe.model, 0, recipe.decode_slots), change
 
     def __getattr__(self, name):
         return getattr(self._generator, name)
@@ -125,7 +125,7 @@ def test_the_rank_of_a_sample_has_mean_one_half_and_the_variance_that_is_stated(
 
 @pytest.mark.parametrize("temperature", [0.9, 0.98, 1.02])
 def test_another_temperature_of_the_generator_is_an_alarm(recipe, temperature):
-    wrong = load_generator(replace(recipe, temperature=temperature), recipe.model, 0, recipe.rows)
+    wrong = load_generator(replace(recipe, temperature=temperature), recipe.model, 0, recipe.decode_slots)
     rows, _, _ = run(recipe, wrong, n_steps=8)
     figure = FIGURES["logp_gap"].of("float32")
     assert figure.level(figure(rows)) == "alarm"
@@ -170,7 +170,7 @@ def test_weights_that_did_not_arrive_are_an_alarm(recipe, fault):
 def test_an_lm_head_of_another_precision_is_an_alarm(recipe, trained_folder, generator, trainer):
     recipe = replace(recipe, model=trained_folder, precision="bfloat16", health=Health(probe=32))
     of_trainer, of_generator = replace(recipe, fp32_logits=trainer), replace(recipe, fp32_logits=generator)
-    made = load_generator(of_generator, recipe.model, 0, recipe.rows)
+    made = load_generator(of_generator, recipe.model, 0, recipe.decode_slots)
     rows, _, _ = run(of_trainer, made, n_steps=16)
     expected = None if generator == trainer else "alarm"
     assert FIGURES["head"].level(FIGURES["head"](rows)) == expected
@@ -204,7 +204,7 @@ def test_heads_that_differ_by_the_recipe_are_not_looked_at(recipe):
 
 def test_tokens_that_are_no_sample_of_what_was_recorded_are_an_alarm(recipe):
     """An engine that samples at .6 and returns the log-probabilities at 1, which are those of the trainer."""
-    sharper = load_generator(replace(recipe, temperature=0.6), recipe.model, 0, recipe.rows)
+    sharper = load_generator(replace(recipe, temperature=0.6), recipe.model, 0, recipe.decode_slots)
     on_policy = replace(recipe, schedule=PipelineRL(k=0), optimiser=AdamW(lr=1e-9))
 
     def as_recorded_at_1(rollout, learner):

@@ -105,7 +105,9 @@ class Run:
 
 @pytest.fixture(scope="module")
 def recipe(tiny_recipe):
-    return replace(tiny_recipe, curriculum=Uniform(), placement=Local(), rows=16, schedule=PipelineRL(k=1))
+    return replace(
+        tiny_recipe, curriculum=Uniform(), placement=Local(), decode_slots=16, schedule=PipelineRL(k=1)
+    )
 
 
 @pytest.fixture

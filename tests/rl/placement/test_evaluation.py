@@ -35,7 +35,7 @@ def recipe(tmp_path_factory):
         budget=Steps(1),
         context=Context(prompt=8, thinking=6, answer=4),
         length=ForcedInterruption(low=3, high=6, phrase="! </think>"),
-        evaluation=Evaluation(samples=6, rows=32),
+        evaluation=Evaluation(samples=6, decode_slots=32),
     )
 
 
@@ -126,7 +126,7 @@ def test_an_evaluation_that_hangs_is_reported_and_its_process_replaced(recipe, a
 @pytest.mark.slow
 def test_an_evaluation_that_is_slow_is_left_to_its_work(recipe, aside, caplog):
     """Longer than its timeout, though it makes progress all the while."""
-    slow = replace(recipe, evaluation=replace(recipe.evaluation, samples=1500, rows=8))
+    slow = replace(recipe, evaluation=replace(recipe.evaluation, samples=1500, decode_slots=8))
     weights, _ = other_weights(recipe)
     there = aside(slow, evaluation=8)
     outcome = there(weights, 0).result(timeout=400)

@@ -28,7 +28,7 @@ P = 2  # groups a step of the recipe
 
 @pytest.fixture(scope="module")
 def recipe(tiny_recipe):
-    return replace(tiny_recipe, curriculum=Uniform(), placement=Local(), rows=16)
+    return replace(tiny_recipe, curriculum=Uniform(), placement=Local(), decode_slots=16)
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ def recipe(model, tmp_path):
             "optimiser": {"lr": 1e-3, "warmup_steps": 0},
             "schedule": {"k": 1},
             "evaluation": {"count": 1, "samples": 4},
-            "rows": 64,
+            "decode_slots": 64,
         }
     )
 

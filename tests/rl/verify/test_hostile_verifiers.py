@@ -347,7 +347,7 @@ def trained(folder, model, function, steps, heldout):
         length=ForcedInterruption(low=4, high=4, phrase="! </think>"),
         optimiser=AdamW(lr=1e-3, warmup_steps=2),
         evaluation=Evaluation(count=2, samples=4),
-        rows=16,
+        decode_slots=16,
     )
     return train(recipe, folder, model, evaluate_aside=steps > 10)
 

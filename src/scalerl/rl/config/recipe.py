@@ -85,7 +85,7 @@ class Recipe:
     context: Context = field(default_factory=Context)
     optimiser: AdamW = field(default_factory=AdamW)
     engine: BuiltInEngine = field(default_factory=BuiltInEngine)
-    rows: int = 768
+    decode_slots: int = 768
     """Completions that a generator decodes at once."""
     placement: Annotated[Inline | Local, Discriminator("kind")] = field(default_factory=Inline)
     cluster: Cluster | None = None
@@ -99,7 +99,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0.01 <= self.temperature <= 100:
             raise ValueError("temperature must be between 0.01 and 100")
-        at_least(1, rows=self.rows)
+        at_least(1, decode_slots=self.decode_slots)
         at_least(0, seed=self.seed)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")

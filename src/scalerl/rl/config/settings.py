@@ -72,20 +72,20 @@ class Evaluation:
 
     count: int = 30
     samples: int = 4
-    rows: int = 1000
+    decode_slots: int = 1000
     seed: int = 20251016
     forecast_at: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Shares of the budget at which a forecast of its end is frozen, before training goes on."""
 
     def __post_init__(self) -> None:
-        at_least(1, count=self.count, samples=self.samples, rows=self.rows)
+        at_least(1, count=self.count, samples=self.samples, decode_slots=self.decode_slots)
         at_least(0, seed=self.seed)
         if not all(0 < share < 1 for share in self.forecast_at):
             raise ValueError("forecast_at must be shares of the budget between 0 and 1")
 
-    def rows_for(self, n_prompts: int) -> int:
+    def slots_for(self, n_prompts: int) -> int:
         """Completions decoded at once, where there are so many prompts."""
-        return min(self.rows, n_prompts * self.samples)
+        return min(self.decode_slots, n_prompts * self.samples)
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,16 @@ def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> 
 
 
 def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) -> tuple[Any, Sampling]:
-    """The tokenizer, and how completions are sampled, if `model` can be sampled from in the recipe's rows.
+    """Check that `model` can be sampled from in the recipe's decode slots; return tokenizer and sampling.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
     """
     n_heldout = len(recipe.task.prompts("heldout"))
-    rows = {"rows": recipe.rows, "evaluation.rows": recipe.evaluation.rows_for(n_heldout)}
+    rows = {
+        "decode_slots": recipe.decode_slots,
+        "evaluation.decode_slots": recipe.evaluation.slots_for(n_heldout),
+    }
     tokenizer = load_tokenizer(model_folder)
     sampling = sampling_of(recipe, model, tokenizer, recipe.seed)
     check_cache(model, rows, recipe.context.prompt + sampling.length.max_tokens)

@@ -57,15 +57,15 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
         )
 
 
-def cache_bytes(model: Any, n_rows: int, n_positions: int) -> int:
-    """Of the KV cache for `n_rows` of `n_positions` tokens."""
+def cache_bytes(model: Any, n_slots: int, n_positions: int) -> int:
+    """Of the KV cache for `n_slots` of `n_positions` tokens."""
     config, size = model.config, next(model.parameters()).element_size()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return n_rows * n_positions * 2 * config.num_hidden_layers * heads * head_dim(config) * size
+    return n_slots * n_positions * 2 * config.num_hidden_layers * heads * head_dim(config) * size
 
 
-def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
-    """See that the KV cache fits: `rows` of `n_positions` tokens, by the keys that say how many.
+def check_cache(model: Any, slots: Mapping[str, int], n_positions: int) -> None:
+    """See that the KV cache fits: `slots` of `n_positions` tokens, by the keys that say how many.
 
     Raises:
         InputError: it is larger than the memory of the device.
@@ -75,12 +75,12 @@ def check_cache(model: Any, rows: Mapping[str, int], n_positions: int) -> None:
         memory = torch.cuda.mem_get_info(device)[0]
     else:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for key, n_rows in rows.items():
-        if (needed := cache_bytes(model, n_rows, n_positions)) > memory:
+    for key, n_slots in slots.items():
+        if (needed := cache_bytes(model, n_slots, n_positions)) > memory:
             raise InputError(
-                f"{key}: the KV cache of {n_rows} rows of {n_positions} tokens takes "
+                f"{key}: the KV cache of {n_slots} decode slots of {n_positions} tokens takes "
                 f"{needed / 2**30:,.0f} GiB, and {device} has {memory / 2**30:,.0f}: "
-                "fewer rows, or a shorter context"
+                "fewer decode slots, or a shorter context"
             )
 
 

@@ -116,7 +116,9 @@ def place_generator(
     """
     tokenizer, sampling = check_sampler(recipe, model_folder, learner.model)
     if recipe.placement.kind == "inline":
-        generator = new_generator(recipe, model_of(recipe, model_folder), tokenizer, sampling, recipe.rows)
+        generator = new_generator(
+            recipe, model_of(recipe, model_folder), tokenizer, sampling, recipe.decode_slots
+        )
         generator.start(learner.weights(), version)
         return generator
     n_processes = recipe.placement.generators

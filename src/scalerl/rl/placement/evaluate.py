@@ -70,7 +70,7 @@ class Evaluator:
         self._beat = beat
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
-        rows = recipe.evaluation.rows_for(len(self._prompts))
+        rows = recipe.evaluation.slots_for(len(self._prompts))
         self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 

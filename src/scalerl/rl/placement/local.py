@@ -54,7 +54,7 @@ _LOOK = 1.0  # seconds between two looks whether the processes make progress
 
 
 class LocalGenerator(OrderedGroups):
-    """Generators in `n_processes` processes, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
+    """Generators in `n_processes` processes, `recipe.decode_slots` each; see `scalerl.rl.types.Generator`.
 
     Raises:
         WorkerError: a process does not start, or dies again and again.
@@ -257,7 +257,7 @@ def generate(shared: SharedWeights, channel: Connection) -> None:
         threading.Thread(target=thread, args=(messages, channel), daemon=True).start()
     recipe, model_folder, began = heard.get()
     try:
-        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.decode_slots)
     except ScalerlError as error:
         said.put(("failed", str(error), Counters()))
         time.sleep(10)  # until it has been read; the parent ends this process

@@ -202,7 +202,7 @@ def _memory(recipe: Recipe) -> int | None:
     weights = sum(parameter.numel() for parameter in model.parameters())
     size = next(model.parameters()).element_size()
     positions = recipe.context.prompt + recipe.context.sampled
-    cache = cache_bytes(model, recipe.rows + recipe.evaluation.rows, positions)
+    cache = cache_bytes(model, recipe.decode_slots + recipe.evaluation.decode_slots, positions)
     # The generators and the evaluation have the weights in their own precision.
     copies = recipe.where.processes + 1
     return weights * (_MASTER_BYTES + copies * size) + cache

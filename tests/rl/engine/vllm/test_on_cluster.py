@@ -27,7 +27,7 @@ def recipe():
     """The demonstration, small, with completions long enough to be in flight at updates."""
     small = [
         *("task.k_max=2", "task.heldout_per_length=20", "context.prompt=6", "context.thinking=40"),
-        *("length.low=30", "length.high=40", "batch.prompts=4", "batch.samples=8", "rows=16"),
+        *("length.low=30", "length.high=40", "batch.prompts=4", "batch.samples=8", "decode_slots=16"),
         *("optimiser.lr=3e-3", "budget.kind=steps", "budget.amount=10", "evaluation.count=2"),
         *("evaluation.samples=2", "schedule.k=4", "checkpoint.steps=4", f"temperature={TEMPERATURE}"),
     ]

@@ -110,7 +110,7 @@ def inline(recipe, model):
     from scalerl.rl.verify.verifier import load_verifier
 
     learner = load_learner(recipe, model)
-    generator = load_generator(recipe, model, recipe.seed, recipe.rows)
+    generator = load_generator(recipe, model, recipe.seed, recipe.decode_slots)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
     judge = load_verifier(recipe, load_tokenizer(model)).begin
     loop = Pipeline(recipe, pool, generator, learner, judge).steps()

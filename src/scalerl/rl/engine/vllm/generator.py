@@ -172,7 +172,7 @@ class VllmGenerator(OrderedGroups):
             str(model_folder),
             weights,
             version,
-            rows=recipe.rows,
+            rows=recipe.decode_slots,
             precision=recipe.precision,
             logs=logs,
             purpose="evaluation" if evaluation else "train",

@@ -46,7 +46,7 @@ _WORK = 1.0  # seconds that the driver waits for something to be said
 
 
 class RayGenerator(OrderedGroups):
-    """Generators on a cluster, `recipe.rows` rows each; see `scalerl.rl.types.Generator`.
+    """Generators on a cluster, `recipe.decode_slots` each; see `scalerl.rl.types.Generator`.
 
     Raises:
         InputError: there is no room on the cluster, or a generator cannot load the model.

@@ -48,7 +48,7 @@ class GeneratorActor:
         from scalerl.rl.engine.build import load_generator
 
         torch.set_num_threads(1)
-        generator = load_generator(recipe, model_folder, recipe.seed, recipe.rows)
+        generator = load_generator(recipe, model_folder, recipe.seed, recipe.decode_slots)
 
         def run() -> None:
             try:
