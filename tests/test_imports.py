@@ -10,12 +10,24 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "scalerl"
 ROOMS = (
-    *("errors", "_version", "_lazy", "_views", "tty", "limits", "files", "frames", "jsonl", "model_config"),
+    *(
+        "errors",
+        "_version",
+        "_lazy",
+        "_views",
+        "tty",
+        "limits",
+        "files",
+        "frames",
+        "jsonl",
+        "model_config",
+        "kinds",
+    ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest"),
     *("rl.pending", "rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
-    *("rl.loop", "rl.tracking", "rl.train", "rl"),
+    *("rl.loop", "rl.tracking", "rl.train", "rl.entry", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.labels"),
     *("view.facts", "view.figures", "view.runs", "view.run", "view.terminal", "view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),

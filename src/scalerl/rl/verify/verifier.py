@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.pending import Done, Pending
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout, Task
+from scalerl.rl.pending import Pending
+from scalerl.rl.tasks.task import Task
+from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout
 from scalerl.rl.verify.pool import Outcome, Workers
 
 ODD = {
@@ -115,49 +115,40 @@ class _Judging:
         ]
 
 
-class Verifier(Verification):
-    """Judges by the task, which gets a completion's text.
-
-    Without `limits` the task judges in this process, which is right for one that is quick and pure; it then
-    gets the text with its end token, and with `limits` without.
+class PoolVerifier(Verification):
+    """Judges by the task, in processes of this machine, within `limits`.
 
     Raises:
         InputError: what the task needs for judging cannot be loaded.
         WorkerError: the processes do not start.
     """
 
-    def __init__(self, task: Task, tokenizer: Any, limits: Limits | None = None) -> None:
+    def __init__(self, task: Task, tokenizer: Any, limits: Limits) -> None:
         super().__init__()
-        self._task, self._tokenizer = task, tokenizer
-        self._workers = Workers(task, limits) if limits else None
-        if self._workers:
-            self._close = weakref.finalize(self, self._workers.close)
+        self._tokenizer = tokenizer
+        self._workers = Workers(task, limits)
+        self._close = weakref.finalize(self, self._workers.close)
 
     def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
-        """In this process all are judged at once."""
-        if self._workers is None:
-            return Done(self._judge_here(completions))
-        jobs = [json.dumps([asdict(prompt), self._text(token_T)]) for prompt, token_T in completions]
+        """Begin to judge; see `Verification.ask`."""
+        ends = self._tokenizer.eos_token_id
+        tokens = [
+            token_T[:-1] if len(token_T) and token_T[-1] == ends else token_T for _, token_T in completions
+        ]
+        texts = self._tokenizer.batch_decode([token_T.tolist() for token_T in tokens]) if tokens else []
+        jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
         return self._workers.begin([job.encode() for job in jobs])
 
     def close(self) -> None:
         """End the processes."""
-        if self._workers:
-            self._close()
+        self._close()
 
-    def _judge_here(self, completions: Sequence[Asked]) -> list[Outcome]:
-        if not completions:  # which a tokenizer takes for one empty text
-            return []
-        texts = self._tokenizer.batch_decode([token_T.tolist() for _, token_T in completions])
-        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
-        return [{"value": reward.value, "correct": reward.correct} for reward in rewards]
-
-    def _text(self, token_T: np.ndarray) -> str:
+    def _without_end(self, token_T: np.ndarray) -> np.ndarray:
         ended = len(token_T) and token_T[-1] == self._tokenizer.eos_token_id
-        return self._tokenizer.decode(token_T[:-1] if ended else token_T)
+        return token_T[:-1] if ended else token_T
 
 
-def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
-    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
-    task = recipe.task
-    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)
+def load_verifier(recipe: Recipe, tokenizer: Any) -> PoolVerifier:
+    """The verifier of a recipe in processes of this machine."""
+    task = recipe.without_prompts().task  # which other processes can import, and without its prompts
+    return PoolVerifier(task, tokenizer, task.limits)
