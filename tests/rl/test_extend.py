@@ -1,5 +1,6 @@
 """The pages of docs/extend: their code is what runs here, in every kind of process that a run has."""
 
+import inspect
 import json
 import os
 import re
@@ -15,9 +16,12 @@ from scalerl.cli.main import main
 from scalerl.errors import InputError
 from scalerl.kinds import load
 from scalerl.record.reader import RunRecord
-from scalerl.rl import Function, Limits, Prompt, load_recipe, train
+from scalerl.rl import Function, Limits, Prompt, evaluate, load_recipe, train
+from scalerl.rl.config.toml import add_override
+from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.types import Reward
+from scalerl.rl.verify.verifier import DirectVerifier, PoolVerifier, load_verifier
 from scalerl.study.entry import run, verdict
 from scalerl.study.spec import load_study
 
@@ -128,15 +132,10 @@ def test_ranks_of_torchrun(here, own):
 
 @pytest.mark.slow
 def test_actors_of_ray(here, own):
-    cluster = [
-        "cluster.address=local",
-        "cluster.verifiers=1",
-        "cluster.trainers=2",
-        "cluster.learner.kind=fsdp2",
-    ]
+    cluster = ["cluster.address=local", "cluster.verifiers=1", "cluster.patience.start=480"]
     overrides = [word for one in [*own, *cluster] for word in ("--set", one)]
     start = [sys.executable, "-m", "scalerl", "train", "demo", *overrides, "-o", "run"]
-    subprocess.run(start, check=True, timeout=500)
+    subprocess.run(start, check=True, timeout=900)
     check_run(here / "run", here)
 
 
@@ -178,13 +177,10 @@ def test_a_study_of_the_loss_and_the_task_beside_a_log_by_the_importer(here, own
     assert [point.step for point in theirs.evals] == list(range(0, 40, 2))
     assert theirs.evals[-1].pass_rate == pytest.approx(0.2 + 0.4 * 38 / 47, abs=1e-3)
     assert main(["report", "study/runs/topr/seed0", "theirs", "-o", "both.html", "--x", "steps"]) == 0
-    assert {arm.name for arm in verdict("study").arms.values()} == {"base", "topr"}
+    assert {arm.name for arm in verdict("study").arms} == {"base", "topr"}
 
 
 def test_the_verifier_judges_in_its_workers(here, llama_folder):
-    from scalerl.rl.model.causal_lm import load_tokenizer
-    from scalerl.rl.verify.verifier import PoolVerifier
-
     close = load("verifiers.py:Close")(tolerance=0.1)
     assert close.verify(Prompt("p", "", "7"), "x </think> 7.5") == Reward(1.0, True)
     assert close.verify(Prompt("p", "", "7"), "x </think> 8.5") == Reward(-1.0, False)
@@ -207,6 +203,42 @@ def test_what_is_no_importer_is_a_line(here, capsys, kind, message):
     assert main(["ingest", "x.barlog", "-o", "run", "--format", kind]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert re.search(message, line)
+
+
+def run_example(function, **small):
+    """Run the example of a docstring, small: what stands there takes minutes."""
+    found = re.search(r"^        from scalerl .*?(?=\n\n    \S)", function.__doc__, re.S | re.M)
+    assert found
+    code = inspect.cleandoc(found[0])
+    for shown, instead in small.values():
+        assert shown in code
+        code = code.replace(shown, instead)
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
+
+
+def test_the_example_of_train_and_the_evaluation_of_its_run(here, own, capsys):
+    run_example(train, recipe=('["loss.max_ratio=4"]', repr(own)))
+    record = RunRecord.read(here / "runs" / "mine")
+    assert capsys.readouterr().out.strip() == str(record.evals[-1].pass_rate)
+    for model, point in ((None, record.evals[0]), (here / "runs" / "mine", record.evals[-1])):
+        result = evaluate(load_recipe("demo", own), model)
+        assert (result.correct_P.mean(), result.version) == (point.pass_rate, point.step)
+
+
+def test_the_example_of_a_study(here, own, capsys):
+    changes = {}
+    for one in [*own, "budget.amount=8", "evaluation.count=8"]:
+        add_override(changes, one.replace("loss.max_ratio=0.9", "loss.max_ratio=1.0"))
+    run_example(run, study=("seeds=3, arm=arms", f"seeds=1, arm=arms, set={changes!r}"))
+    assert '"' not in capsys.readouterr().out[:1]
+    assert [arm.name for arm in verdict("studies/losses").arms] == ["base", "dapo", "gspo"]
+
+
+def test_only_a_trusted_task_is_judged_in_this_process(here, own, llama_folder):
+    tokenizer = load_tokenizer(llama_folder)
+    assert isinstance(load_verifier(load_recipe("demo"), tokenizer), DirectVerifier)
+    with closing(load_verifier(load_recipe("demo", own), tokenizer)) as verifier:
+        assert isinstance(verifier, PoolVerifier)
 
 
 SLEEPY = """

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Literal
+from typing import ClassVar, Literal
 
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.types import Limits, Prompt, Reward, Split
+from scalerl.rl.types import Prompt, Reward, Split
 
 END_OF_THINKING = "</think>"
 END = "<eos>"
@@ -57,7 +57,8 @@ class Chain(Task):
     train_per_length: int = 240
     seed: int = 1
     kind: Literal["chain"] = "chain"
-    limits = Limits(workers=1)  # no field: one worker keeps up with a verification of microseconds
+    trusted: ClassVar[bool] = True
+    """A verification takes 4 microseconds; processes of its own took 27 % of the demonstration's time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
@@ -17,6 +17,10 @@ class Task(Protocol):
 
     limits: Limits = Limits()
     """What the verification of one completion may take. With a field of this name a recipe can say it."""
+
+    trusted: ClassVar[bool] = False
+    """Whether `verify` is called in the process that generates or trains, without limits: for a pure function
+    of microseconds that executes nothing of the completion. One that sleeps stops the run."""
 
     @abstractmethod
     def prompts(self, split: Split) -> list[Prompt]:
@@ -44,8 +48,9 @@ class Task(Protocol):
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Judge a completion by its `text`, without its end token; one that was truncated does not come here.
 
-        It runs in a process of its own within `limits`, more than once for some completions, so that it must
-        depend on its arguments alone. An exception costs the completion, not the run.
+        Unless the task is `trusted`, it runs in a process of its own within `limits`, more than once for some
+        completions, so that it must depend on its arguments alone; an exception costs the completion, not the
+        run.
         """
         ...
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.pending import Pending
+from scalerl.rl.pending import Done, Pending
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout
 from scalerl.rl.verify.pool import Outcome, Workers
@@ -115,6 +115,23 @@ class _Judging:
         ]
 
 
+class DirectVerifier(Verification):
+    """Judges by a task that is `trusted`, in this process and at once."""
+
+    def __init__(self, task: Task, tokenizer: Any) -> None:
+        super().__init__()
+        self._task, self._tokenizer = task, tokenizer
+
+    def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
+        """See `Verification.ask`; all are judged when this returns."""
+        texts = _texts(self._tokenizer, completions)
+        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
+        return Done([{"value": reward.value, "correct": reward.correct} for reward in rewards])
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
 class PoolVerifier(Verification):
     """Judges by the task, in processes of this machine, within `limits`.
 
@@ -131,11 +148,7 @@ class PoolVerifier(Verification):
 
     def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
         """Begin to judge; see `Verification.ask`."""
-        ends = self._tokenizer.eos_token_id
-        tokens = [
-            token_T[:-1] if len(token_T) and token_T[-1] == ends else token_T for _, token_T in completions
-        ]
-        texts = self._tokenizer.batch_decode([token_T.tolist() for token_T in tokens]) if tokens else []
+        texts = _texts(self._tokenizer, completions)
         jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
         return self._workers.begin([job.encode() for job in jobs])
 
@@ -143,12 +156,17 @@ class PoolVerifier(Verification):
         """End the processes."""
         self._close()
 
-    def _without_end(self, token_T: np.ndarray) -> np.ndarray:
-        ended = len(token_T) and token_T[-1] == self._tokenizer.eos_token_id
-        return token_T[:-1] if ended else token_T
 
-
-def load_verifier(recipe: Recipe, tokenizer: Any) -> PoolVerifier:
-    """The verifier of a recipe in processes of this machine."""
+def load_verifier(recipe: Recipe, tokenizer: Any) -> Verification:
+    """The verifier of a recipe, in processes of this machine unless its task is trusted."""
     task = recipe.without_prompts().task  # which other processes can import, and without its prompts
-    return PoolVerifier(task, tokenizer, task.limits)
+    return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
+
+
+def _texts(tokenizer: Any, completions: Sequence[Asked]) -> list[str]:
+    """The texts of completions without their end tokens."""
+    if not completions:  # which a tokenizer takes for one empty text
+        return []
+    end = tokenizer.eos_token_id
+    tokens = [token_T.tolist() for _, token_T in completions]
+    return tokenizer.batch_decode([t[:-1] if t and t[-1] == end else t for t in tokens])
