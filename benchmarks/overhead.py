@@ -13,17 +13,18 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from scalerl.record.writer import RunWriter
-from scalerl.rl import train
 from scalerl.rl.checkpoint import store as checkpoint
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.health.watch import Watch
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.model.demo_base import find_model
 
+train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
 STEPS = 400
 THREAD = "the checkpoint's thread"
 _spent: dict[str, float] = defaultdict(float)

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,10 @@ def run_side(args: argparse.Namespace) -> None:
     """In a process of its own: one run, pinned to its cores."""
     import torch
 
-    from scalerl.rl import train
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.placement import local
+
+    train = import_module("scalerl.rl.train")  # the module: scalerl.rl has a function of this name
 
     cores = sorted(os.sched_getaffinity(0))[:2]
     if args.side == "off-policy 2":

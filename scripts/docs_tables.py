@@ -9,7 +9,9 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
+
+from scalerl.kinds import hints_of
 
 MEANINGS = {
     "held_out": "pass rate, held out",
@@ -205,7 +207,7 @@ def _prose(doc: str) -> str:
 
 
 def _fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:
-    hints = get_type_hints(cls)
+    hints = hints_of(cls)
     return ((item, hints[item.name]) for item in fields(cls) if item.init and not item.name.startswith("_"))
 
 

@@ -13,6 +13,9 @@ import yaml
 
 import scalerl
 import scalerl.curve
+import scalerl.ingest
+import scalerl.rl
+import scalerl.study
 from scalerl.cli.main import _parser
 from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import ROLES
@@ -20,6 +23,7 @@ from scalerl.ingest.vocabularies.vocabulary import ROLES
 ROOT = docs_examples.ROOT
 DOCS = docs_examples.DOCS
 ALL = sorted(DOCS.rglob("*.md"))
+PUBLIC = [scalerl, scalerl.curve, scalerl.rl, scalerl.study, scalerl.ingest]
 
 
 def relative(page):
@@ -122,7 +126,7 @@ def test_messages_are_those_of_the_source():
         assert any(pattern.search(text) for text in texts), message
 
 
-@pytest.mark.parametrize("package", [scalerl, scalerl.curve], ids=lambda package: package.__name__)
+@pytest.mark.parametrize("package", PUBLIC, ids=lambda package: package.__name__)
 def test_the_reference_has_every_public_name(package):
     """Each by the module that defines it, so that the directive and the public name are one object."""
     found = {}

@@ -10,12 +10,24 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "scalerl"
 ROOMS = (
-    *("errors", "_version", "_lazy", "_views", "tty", "limits", "files", "frames", "jsonl", "model_config"),
+    *(
+        "errors",
+        "_version",
+        "_lazy",
+        "_views",
+        "tty",
+        "limits",
+        "files",
+        "frames",
+        "jsonl",
+        "model_config",
+        "kinds",
+    ),
     *("record", "curve", "forecast"),
     *("ingest.vocabularies", "ingest.logs", "ingest.formats", "ingest"),
     *("rl.pending", "rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
-    *("rl.loop", "rl.tracking", "rl.train", "rl"),
+    *("rl.loop", "rl.tracking", "rl.train", "rl.entry", "rl"),
     *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.labels"),
     *("view.facts", "view.figures", "view.runs", "view.run", "view.terminal", "view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),
@@ -143,18 +155,35 @@ def test_the_light_half_loads_nothing_heavy():
     _run_afresh(code)
 
 
+def test_tasks_and_the_names_of_training_load_no_torch():
+    """Workers that verify load the file of a task, and must fork from a small process."""
+    code = (
+        "import sys, scalerl.rl, scalerl.study\n"
+        "from scalerl.rl import Chain, Dataset, Limits, Prompt, Reward, Task, Verifier\n"
+        "assert not {'torch', 'transformers', 'pydantic'} & set(sys.modules)"
+    )
+    _run_afresh(code)
+
+
 def test_a_submodule_never_takes_the_place_of_its_function():
     code = (
         "import scalerl.curve.fit, scalerl.forecast.compare, scalerl.forecast.backtest\n"
         "from scalerl.curve import fit\nfrom scalerl.forecast import backtest, compare\n"
         "assert callable(fit) and callable(compare) and callable(backtest)\n"
-        "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)"
+        "assert (scalerl.fit, scalerl.curve.fit) == (fit, fit)\n"
+        "import scalerl.rl.train, scalerl.study.run.job, scalerl.study.verdict.best\n"
+        "assert callable(scalerl.rl.train)\n"
+        "assert callable(scalerl.study.run) and callable(scalerl.study.verdict)"
     )
     _run_afresh(code)
 
 
 @pytest.mark.parametrize(
-    "package", ["scalerl", "scalerl.curve", "scalerl.forecast", "scalerl.integrations", "scalerl.view"]
+    "package",
+    [
+        *("scalerl", "scalerl.curve", "scalerl.forecast", "scalerl.integrations", "scalerl.view"),
+        *("scalerl.ingest", "scalerl.rl", "scalerl.study"),
+    ],
 )
 def test_every_public_name_is_there(package):
     code = f"import {package} as p; [getattr(p, n) for n in p.__all__]; assert set(p.__all__) <= set(dir(p))"

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from scalerl.cli.main import main
 from scalerl.curve import Points
 from scalerl.errors import DivergedError, PausedError
 from scalerl.record.reader import RunRecord
-from scalerl.rl import train as training
 from scalerl.rl.config.health import Health, Thresholds
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
@@ -21,6 +21,8 @@ from scalerl.rl.loop import parts
 from scalerl.rl.pending import Done
 from scalerl.rl.train import train
 from scalerl.rl.types import Reward
+
+training = import_module("scalerl.rl.train")  # scalerl.rl has a function of this name
 
 
 @pytest.fixture(scope="module")

@@ -123,12 +123,10 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
     """Print the verdict of the study in `folder`, and write its report there, or to -o."""
+    from scalerl.study.entry import verdict as judge
     from scalerl.study.page.page import print_study, write_study_report
-    from scalerl.study.record import StudyRecord
-    from scalerl.study.verdict.verdict import judge_study
 
-    study = StudyRecord.read(folder)
-    verdict = judge_study(study, axis=args.x, budget=args.budget, target=args.target, level=args.level)
+    verdict = judge(folder, axis=args.x, budget=args.budget, target=args.target, level=args.level)
     if args.json:
         print_json(verdict.to_json())
         return

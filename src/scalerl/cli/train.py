@@ -133,26 +133,24 @@ def run_training(
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
+    from scalerl.rl.entry import train
     from scalerl.rl.learner.build import load_learner
     from scalerl.rl.loop.resume import resume_line
     from scalerl.rl.model.demo_base import find_model
-    from scalerl.rl.train import train
     from scalerl.rl.workers.process import stopped_by_signals
 
     with closing(place):
         with TrainingProgress("base model") as bar:
-            model, about = find_model(recipe, bar.base_model)
+            find_model(recipe, bar.base_model)  # once it is built, training finds it in the cache
         try:
             with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
                 record = train(
                     recipe,
                     place,
-                    model,
                     resume=resume,
                     restart=restart,
                     forecaster=freeze,
-                    watch=bar.update,
-                    extra=about,
+                    progress=bar.update,
                     stop=stop,
                     until=until,
                     load=load or load_learner,

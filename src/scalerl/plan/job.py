@@ -68,8 +68,8 @@ class PlannedJob:
 
 def _cut(recipe: Recipe) -> Truncation:
     """The tokens of the phrase are guessed from its letters: this part of the package has no tokenizer."""
-    length = recipe.length
-    if length.kind != "forced_interruption":
+    length = recipe.length.interruption()
+    if length is None:
         return Truncation(recipe.context.sampled)
     phrase = -(-len(length.phrase) // _LETTERS_OF_A_TOKEN)
     return Truncation(recipe.context.sampled + phrase, (length.low, length.high), phrase)

@@ -1,5 +1,6 @@
 """Training: prompts -> rollouts -> verified groups -> advantages -> loss -> weights -> generators.
 
+    entry.py      what a script calls: train, evaluate
     train.py      a run, from recipe to run folder; types.py what flows along the arrows
     config/ algo/ tasks/             what a recipe says
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
@@ -8,3 +9,147 @@
 Rooms import only those before them in `tests/test_imports.py`. `scalerl.study`, `scalerl.plan` and
 `scalerl.cli` import this; it imports `scalerl.record`, and none of the rooms that fit, show or compare.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.rl.algo.advantage import Advantage, BatchStd, LeaveOneOut, NoStd, PromptStd
+    from scalerl.rl.algo.averaging import (
+        Averaging,
+        ConstantAverage,
+        PromptAverage,
+        SampleAverage,
+        TokenAverage,
+    )
+    from scalerl.rl.algo.curriculum import Curriculum, History, NoPositiveResampling, Uniform
+    from scalerl.rl.algo.length import ForcedInterruption, LengthControl, LengthPenalty, NoLengthControl
+    from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Loss, Reinforce, TokenLoss
+    from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
+    from scalerl.rl.config.cluster import Cluster
+    from scalerl.rl.config.fsdp import Fsdp2
+    from scalerl.rl.config.health import Health
+    from scalerl.rl.config.lora import Lora
+    from scalerl.rl.config.optimiser import AdamW
+    from scalerl.rl.config.recipe import Recipe, load_recipe
+    from scalerl.rl.config.settings import (
+        BatchSize,
+        Checkpointing,
+        Context,
+        Evaluation,
+        FlopsBudget,
+        Inline,
+        Local,
+        Steps,
+        Timeouts,
+    )
+    from scalerl.rl.config.tracking import Tracking
+    from scalerl.rl.config.vllm import Vllm
+    from scalerl.rl.entry import evaluate, train
+    from scalerl.rl.loop.progress import Progress
+    from scalerl.rl.placement.evaluate import EvaluationResult
+    from scalerl.rl.tasks.chain import Chain
+    from scalerl.rl.tasks.dataset import Dataset
+    from scalerl.rl.tasks.task import Task
+    from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
+    from scalerl.rl.tracking.tracker import TrackedRun, Tracker
+    from scalerl.rl.types import Limits, Prompt, Reward
+
+__all__ = [
+    "AdamW",
+    "Advantage",
+    "Averaging",
+    "BatchSize",
+    "BatchStd",
+    "Chain",
+    "Checkpointing",
+    "Cispo",
+    "Cluster",
+    "ConstantAverage",
+    "Context",
+    "Curriculum",
+    "Dapo",
+    "Dataset",
+    "Evaluation",
+    "EvaluationResult",
+    "Exact",
+    "FlopsBudget",
+    "ForcedInterruption",
+    "Fsdp2",
+    "Function",
+    "Grpo",
+    "Gspo",
+    "Health",
+    "History",
+    "Inline",
+    "Kl",
+    "LeaveOneOut",
+    "LengthControl",
+    "LengthPenalty",
+    "Limits",
+    "Local",
+    "Lora",
+    "Loss",
+    "Math",
+    "NoLengthControl",
+    "NoPositiveResampling",
+    "NoStd",
+    "OffPolicy",
+    "PipelineRL",
+    "Progress",
+    "Prompt",
+    "PromptAverage",
+    "PromptStd",
+    "Recipe",
+    "Reinforce",
+    "Reward",
+    "SampleAverage",
+    "Steps",
+    "Task",
+    "Timeouts",
+    "TokenAverage",
+    "TokenLoss",
+    "TrackedRun",
+    "Tracker",
+    "Tracking",
+    "Uniform",
+    "Verifier",
+    "Vllm",
+    "evaluate",
+    "load_recipe",
+    "train",
+]
+
+lazy(
+    __name__,
+    {
+        "entry": "evaluate train",
+        "config.recipe": "Recipe load_recipe",
+        "algo.loss": "Cispo Dapo Grpo Gspo Kl Loss Reinforce TokenLoss",
+        "algo.schedule": "OffPolicy PipelineRL",
+        "algo.advantage": "Advantage BatchStd LeaveOneOut NoStd PromptStd",
+        "algo.averaging": "Averaging ConstantAverage PromptAverage SampleAverage TokenAverage",
+        "algo.curriculum": "Curriculum History NoPositiveResampling Uniform",
+        "algo.length": "ForcedInterruption LengthControl LengthPenalty NoLengthControl",
+        "tasks.task": "Task",
+        "tasks.chain": "Chain",
+        "tasks.dataset": "Dataset",
+        "tasks.verifiers": "Exact Function Math Verifier",
+        "types": "Limits Prompt Reward",
+        "config.settings": "BatchSize Checkpointing Context Evaluation FlopsBudget Inline Local Steps "
+        "Timeouts",
+        "config.cluster": "Cluster",
+        "config.fsdp": "Fsdp2",
+        "config.vllm": "Vllm",
+        "config.optimiser": "AdamW",
+        "config.lora": "Lora",
+        "config.health": "Health",
+        "config.tracking": "Tracking",
+        "placement.evaluate": "EvaluationResult",
+        "loop.progress": "Progress",
+        "tracking.tracker": "TrackedRun Tracker",
+    },
+)

@@ -133,18 +133,6 @@ Judge = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
 """Begins to give every completion of some groups its reward."""
 
 
-class Task(Protocol):
-    """Where prompts come from, and how completions are judged."""
-
-    def prompts(self, split: Split) -> list[Prompt]:
-        """The prompts of a split; the same list at every call."""
-        ...
-
-    def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Judge the decoded completion `text`."""
-        ...
-
-
 @dataclass
 class Counters:
     """What a generator has spent."""

@@ -1,1 +1,35 @@
-"""Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise are told apart."""
+"""Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise are told apart.
+
+spec.py, arms.py, design.py, plan.py     what is asked, and what that makes of runs
+run/       the runs, beside one another; record.py what is on the disk
+verdict/   what the runs say; page/ shows it
+entry.py   what a script calls: run, verdict
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scalerl._lazy import lazy
+
+if TYPE_CHECKING:
+    from scalerl.study.arms import Arm
+    from scalerl.study.entry import run, verdict
+    from scalerl.study.record import StudyRecord
+    from scalerl.study.run.runner import StudyProgress
+    from scalerl.study.spec import Study, load_study
+    from scalerl.study.verdict.verdict import StudyVerdict
+
+__all__ = ["Arm", "Study", "StudyProgress", "StudyRecord", "StudyVerdict", "load_study", "run", "verdict"]
+
+lazy(
+    __name__,
+    {
+        "entry": "run verdict",
+        "spec": "Study load_study",
+        "arms": "Arm",
+        "record": "StudyRecord",
+        "run.runner": "StudyProgress",
+        "verdict.verdict": "StudyVerdict",
+    },
+)

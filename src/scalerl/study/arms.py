@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from scalerl.errors import InputError
+from scalerl.kinds import kind_of, label
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 
 Changes = dict[str, Any]
@@ -116,14 +117,14 @@ class SensitivityArms:
 
     def changes(self, base: Recipe) -> list[Named]:
         """The arms by name, and what each changes."""
-        swept = [(sweep.loss.get("kind", base.loss.kind), sweep.bound) for sweep in self.sweeps]
+        swept = [(sweep.loss.get("kind", kind_of(base.loss)), sweep.bound) for sweep in self.sweeps]
         arms = []
         for sweep, (kind, bound) in zip(self.sweeps, swept, strict=True):
             # Two sweeps of one bound of one loss differ in what they leave it beside.
             apart = (
                 {k: v for k, v in sweep.loss.items() if k != "kind"} if swept.count((kind, bound)) > 1 else {}
             )
-            name = " ".join([str(kind), *(f"{k}={v}" for k, v in apart.items())])
+            name = " ".join([label(str(kind)), *(f"{k}={v}" for k, v in apart.items())])
             arms += [(f"{name} {bound}={v}", {"loss": {**sweep.loss, bound: v}}) for v in sweep.values]
         return arms
 
@@ -199,7 +200,7 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
                 f"arms: two are named {name!r}; give each value once, and recipes names of their own"
             )
         arm = _arm(base, name, changes)
-        recipe = repr(sorted((asdict(arm.recipe) | {"name": ""}).items()))
+        recipe = repr(sorted((arm.recipe.to_dict() | {"name": ""}).items()))
         if (other := seen.setdefault(recipe, name)) != name:
             raise InputError(f"arms {other!r} and {name!r} are the same recipe")
         made.append(arm)
@@ -292,4 +293,4 @@ def _nested(pairs: Mapping[str, Any]) -> Changes:
 
 
 def _label(part: str, value: Any) -> str:
-    return f"{part}={value['kind'] if isinstance(value, Mapping) and 'kind' in value else value}"
+    return f"{part}={label(value['kind']) if isinstance(value, Mapping) and 'kind' in value else value}"

@@ -8,8 +8,8 @@ from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, LengthRule
 from scalerl.rl.loop.pipeline import make_group
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
-from scalerl.rl.types import Reward
-from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.types import Limits, Reward
+from scalerl.rl.verify.verifier import PoolVerifier
 
 END, CLOSE, UP, DIGIT = (VOCABULARY.index(word) for word in ("<eos>", "</think>", "!", "0"))
 PHRASE = (UP, UP, CLOSE)
@@ -124,9 +124,10 @@ def test_a_generator_interrupts_as_the_rule_says(save_model, make_generator, une
 
 def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_folder):
     right = tuple(VOCABULARY.index(word) for word in ["+", "7", "</think>", "7", "<eos>"])
-    verifier = Verifier(Chain(), load_tokenizer(llama_folder))
+    verifier = PoolVerifier(Chain(), load_tokenizer(llama_folder), Limits(workers=1))
     group = [make_rollout(5, token_T=right), make_rollout(5, token_T=right, truncated=True)]
     assert verifier.judge([group]) == [[Reward(1.0, True), Reward(-1.0, False)]]
+    verifier.close()
 
 
 def test_the_rule_finds_its_tokens_or_says_what_is_wrong(llama_folder):

@@ -24,7 +24,7 @@ from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Limits, Reward
-from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.verify.verifier import PoolVerifier
 
 P = 2  # groups a step of the recipe
 SECONDS = 120.0
@@ -210,7 +210,7 @@ def held_back(tmp_path, recipe):
     free, code = tmp_path / "free", tmp_path / "code.py"
     code.write_text(VERIFIER.format(path=str(free)))
     task = Dataset("unread", verifier=Function(f"{code}:judge"))
-    verifier = Verifier(task, load_tokenizer(recipe.model), Limits(seconds=SECONDS, workers=2))
+    verifier = PoolVerifier(task, load_tokenizer(recipe.model), Limits(seconds=SECONDS, workers=2))
     yield verifier, free
     verifier.close()
 

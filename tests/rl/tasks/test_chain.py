@@ -12,26 +12,24 @@ SMALL = Chain(k_max=4, heldout_per_length=20, train_per_length=30)
 @pytest.mark.parametrize(
     ("text", "correct"),
     [
-        ("+ 7 * 9 - 0 </think> 0 <eos>", True),
-        ("+7*9-0</think>0<eos>", True),  # as the tokenizer writes it
-        ("</think> 0 <eos>", True),  # a guess
-        ("5 + ! </think> 0 <eos>", True),  # interrupted
-        ("+ 7 * 9 - 0 </think> 9 <eos>", False),
-        ("+ 7 * 9 - 0 0 <eos>", False),  # the thinking never ends
-        ("0 <eos>", False),
-        ("</think> 0 0 <eos>", False),
-        ("</think> 9 0 <eos>", False),
-        ("</think> 0 9 <eos>", False),
-        ("</think> <eos>", False),
-        ("</think> 0", False),  # no end token
+        ("+ 7 * 9 - 0 </think> 0", True),
+        ("+7*9-0</think>0", True),  # as the tokenizer writes it
+        ("</think> 0", True),  # a guess
+        ("5 + ! </think> 0", True),  # interrupted
+        ("+ 7 * 9 - 0 </think> 9", False),
+        ("+ 7 * 9 - 0 0", False),  # the thinking never ends
+        ("0", False),
+        ("</think> 0 0", False),
+        ("</think> 9 0", False),
+        ("</think> 0 9", False),
+        ("</think>", False),
         ("</think> 0 <eos> 9", False),
-        ("</think> + 0 <eos>", False),
-        ("</think> - 9 </think> 0 <eos>", False),  # more thinking, on the budget of the answer
-        ("<eos> </think> 0", False),
+        ("</think> + 0", False),
+        ("</think> - 9 </think> 0", False),  # more thinking, on the budget of the answer
         ("", False),
     ],
 )
-def test_the_verifier_wants_one_right_digit_between_the_markers(text, correct):
+def test_the_verifier_wants_one_right_digit_after_the_thinking(text, correct):
     reward = Chain().verify(Prompt("chain/3/0", "3 + 4 * 7 - 9 = . .", "0"), text)
     assert (reward.value, reward.correct) == (1.0 if correct else -1.0, correct)
 
@@ -125,7 +123,7 @@ def test_demonstrations_without_chances_are_perfect_where_the_budget_allows():
             assert thinking.pop() == "!"
         assert thinking[1::2] == [str(v) for v in values[:4]]
         assert thinking[::2] == text.split()[1 : 1 + len(thinking) : 2]
-        assert task.verify(Prompt("x", text, str(values[-1])), completion).correct
+        assert task.verify(Prompt("x", text, str(values[-1])), completion.removesuffix("<eos>")).correct
 
 
 def test_each_chance_makes_its_own_kind_of_imperfection():

@@ -23,7 +23,7 @@ from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.train import train
 from scalerl.rl.types import Limits
 from scalerl.rl.verify.supervisor import MAX_UNSTEADY
-from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.verify.verifier import PoolVerifier
 
 JUDGE = Path(__file__).parents[2] / "support" / "hostile_judge.py"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what is left behind is found by /proc")
@@ -38,7 +38,7 @@ def start(llama_folder):
     def make(name="judge", **limits):
         task = Dataset("unread", verifier=Function(f"{JUDGE}:{name}"))
         limits = Limits(**({"seconds": 20.0, "memory_gib": 1.0, "workers": 1} | limits))
-        made.append(Verifier(task, load_tokenizer(llama_folder), limits))
+        made.append(PoolVerifier(task, load_tokenizer(llama_folder), limits))
         return made[-1]
 
     yield make

@@ -23,7 +23,7 @@ from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import FAILED, Group, Limits, Reward
 from scalerl.rl.verify.proc import descendants
-from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.verify.verifier import PoolVerifier
 
 BEHAVIOURS = '''
 import ctypes, math, os, re, signal, subprocess, sys, time
@@ -128,7 +128,7 @@ def make_verifier(behaviours, llama_folder):
     made = []
 
     def make(limits=FAST, function=behaviours):
-        made.append(Verifier(Dataset("unread", verifier=function), load_tokenizer(llama_folder), limits))
+        made.append(PoolVerifier(Dataset("unread", verifier=function), load_tokenizer(llama_folder), limits))
         return made[-1]
 
     yield make
@@ -351,7 +351,7 @@ def test_closing_ends_the_processes_and_so_does_forgetting(make_verifier, behavi
     verifier.close()
     verifier.close()
     assert not any(map(alive, pids))
-    forgotten = Verifier(Dataset("unread", verifier=behaviours), load_tokenizer(llama_folder), FAST)
+    forgotten = PoolVerifier(Dataset("unread", verifier=behaviours), load_tokenizer(llama_folder), FAST)
     pids = process_ids(forgotten)
     del forgotten
     assert not any(map(alive, pids))

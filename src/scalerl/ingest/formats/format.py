@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.errors import InputError
 from scalerl.files import check_input
+from scalerl.kinds import OWN
 
 if TYPE_CHECKING:
     from scalerl.ingest.logs.log import Log, Room
@@ -94,9 +95,10 @@ _MODULES = (
 
 
 def formats() -> Iterator[Format]:
-    """All formats, each loaded when it is its turn."""
+    """All formats, each loaded when it is its turn: those of this package first."""
     for name in _MODULES:
         yield importlib.import_module(f"{__package__}.{name}").FORMAT
+    yield from importlib.import_module(f"{__package__}.importer").announced()
 
 
 def recognise(path: Path, named: str | None = None) -> Format | None:
@@ -114,7 +116,10 @@ def recognise(path: Path, named: str | None = None) -> Format | None:
         for one in formats():
             if one.name == named:
                 return one
-        raise InputError(f"no format {named!r}; there are {', '.join(one.name for one in formats())}")
+        if (own := importlib.import_module(f"{__package__}.importer").named(named)) is not None:
+            return own
+        names = ", ".join(one.name for one in formats())
+        raise InputError(f"no format {named!r}; there are {names}, or {OWN}")
     try:
         return next((one for one in formats() if one.recognises(path)), None)
     except OSError as error:

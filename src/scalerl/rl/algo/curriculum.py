@@ -3,7 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
+
+
+@dataclass
+class History:
+    """What became of a prompt's completions: over all of its groups, and of the latest (correct, n)."""
+
+    correct: int = 0
+    n: int = 0
+    latest: tuple[int, int] = (0, 0)
+
+    def add(self, correct: int, n: int) -> None:
+        """Take note of a group."""
+        self.correct, self.n, self.latest = self.correct + correct, self.n + n, (correct, n)
+
+
+class Curriculum(Protocol):
+    """Decides which prompts are never drawn again."""
+
+    def retires(self, history: History) -> bool:
+        """Whether a prompt with this history is done with; asked after each of its groups."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -41,16 +62,3 @@ class Uniform:
 
 AnyCurriculum = NoPositiveResampling | Uniform
 """The curricula that a recipe can name."""
-
-
-@dataclass
-class History:
-    """What became of a prompt's completions: over all of its groups, and of the latest (correct, n)."""
-
-    correct: int = 0
-    n: int = 0
-    latest: tuple[int, int] = (0, 0)
-
-    def add(self, correct: int, n: int) -> None:
-        """Take note of a group."""
-        self.correct, self.n, self.latest = self.correct + correct, self.n + n, (correct, n)

@@ -11,11 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from scalerl.errors import InputError
+
+
+class LengthControl(Protocol):
+    """What ends a completion before its budget does, and what length costs."""
+
+    def penalty(self, length: int, correct: bool) -> float:
+        """What is added to the reward of a completion of `length` sampled tokens: 0 or negative."""
+        ...
+
+    def interruption(self) -> ForcedInterruption | None:
+        """How the thinking of a completion is ended by force; None where it is not."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,10 @@ class ForcedInterruption:
         """Length costs nothing."""
         return 0.0
 
+    def interruption(self) -> ForcedInterruption:
+        """As its fields say."""
+        return self
+
 
 @dataclass(frozen=True)
 class LengthPenalty:
@@ -63,6 +79,9 @@ class LengthPenalty:
         """What is added to the reward, 0 or negative."""
         return min(max((self.max_length - length) / self.cache - 1.0, -1.0), 0.0) if correct else 0.0
 
+    def interruption(self) -> None:
+        """None is made."""
+
 
 @dataclass(frozen=True)
 class NoLengthControl:
@@ -73,6 +92,9 @@ class NoLengthControl:
     def penalty(self, length: int, correct: bool) -> float:
         """Length costs nothing."""
         return 0.0
+
+    def interruption(self) -> None:
+        """None is made."""
 
 
 AnyLength = ForcedInterruption | LengthPenalty | NoLengthControl
@@ -141,7 +163,7 @@ class LengthRule:
     @classmethod
     def resolve(
         cls,
-        choice: AnyLength,
+        choice: LengthControl,
         tokenizer: Any,
         thinking: int,
         answer: int,
@@ -160,14 +182,15 @@ class LengthRule:
             raise InputError(f"end_of_thinking: this tokenizer cannot write {end_of_thinking!r}")
         if len(marker.tokens) > 1 and (not marker.last or len(written) < len(marker.tokens)):
             raise InputError(f"end_of_thinking: this tokenizer splits a character of {end_of_thinking!r}")
-        if not isinstance(choice, ForcedInterruption):
+        forced = choice.interruption()
+        if forced is None:
             return cls(thinking, answer, marker)
-        phrase = tuple(tokenizer(choice.phrase, add_special_tokens=False)["input_ids"])
-        if not choice.phrase.endswith(end_of_thinking):
+        phrase = tuple(tokenizer(forced.phrase, add_special_tokens=False)["input_ids"])
+        if not forced.phrase.endswith(end_of_thinking):
             raise InputError(f"length.phrase: must end with {end_of_thinking!r}")
-        if choice.high > thinking:
-            raise InputError(f"length.high: {choice.high} exceeds context.thinking ({thinking})")
-        return cls(thinking, answer, marker, phrase, (choice.low, choice.high))
+        if forced.high > thinking:
+            raise InputError(f"length.high: {forced.high} exceeds context.thinking ({thinking})")
+        return cls(thinking, answer, marker, phrase, (forced.low, forced.high))
 
 
 class LengthState:

@@ -2,10 +2,10 @@
 
 A recipe is written by hand as sparse TOML, where what is not said takes its default, and is saved resolved in
 config.json. Choices with variants are objects whose `kind` names them in TOML; a kind that is not said is the
-default's:
+default's; one of the user's own is named by where its class is (`scalerl.kinds`):
 
     [loss]
-    kind = "cispo"
+    kind = "cispo"              # or "my_package.losses:Topr"
     max_ratio = 4.0
 """
 
@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
 from scalerl.jsonl import read_object
-from scalerl.rl.algo.advantage import AnyAdvantage, BatchStd
-from scalerl.rl.algo.averaging import AnyAveraging, PromptAverage
-from scalerl.rl.algo.curriculum import AnyCurriculum, NoPositiveResampling
-from scalerl.rl.algo.length import AnyLength, ForcedInterruption
-from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl
+from scalerl.kinds import Choice, absolute, choices_of, values_of
+from scalerl.rl.algo.advantage import Advantage, AnyAdvantage, BatchStd
+from scalerl.rl.algo.averaging import AnyAveraging, Averaging, PromptAverage
+from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResampling
+from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl
+from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.bounds import at_least
 from scalerl.rl.config.cluster import Cluster
@@ -51,6 +52,10 @@ from scalerl.rl.config.toml import add_override, parse_toml
 from scalerl.rl.config.tracking import Tracking
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
+from scalerl.rl.tasks.task import Task
+
+AnyTask = Chain | Dataset
+"""The tasks of the package that a recipe can name."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +64,27 @@ class Recipe:
 
     model: str
     """A Hugging Face causal LM: a folder, or a name."""
-    task: Annotated[Chain | Dataset, Discriminator("kind")]
+    task: Annotated[Task, Choice("tasks", Task, AnyTask)]
     budget: Annotated[Steps | FlopsBudget, Discriminator("kind")]
     name: str = "scalerl"
     seed: int = 0
     schedule: Annotated[AnySchedule, Discriminator("kind")] = field(default_factory=PipelineRL)
-    loss: Annotated[AnyLoss, Discriminator("kind")] = field(default_factory=Cispo)
+    loss: Annotated[Loss, Choice("losses", Loss, AnyLoss)] = field(default_factory=Cispo)
     kl: Kl = field(default_factory=Kl)
-    averaging: Annotated[AnyAveraging, Discriminator("kind")] = field(default_factory=PromptAverage)
-    advantage: Annotated[AnyAdvantage, Discriminator("kind")] = field(default_factory=BatchStd)
+    averaging: Annotated[Averaging, Choice("averagings", Averaging, AnyAveraging)] = field(
+        default_factory=PromptAverage
+    )
+    advantage: Annotated[Advantage, Choice("advantages", Advantage, AnyAdvantage)] = field(
+        default_factory=BatchStd
+    )
     zero_variance: Literal["drop", "keep"] = "drop"
     truncated: Literal["drop", "keep"] = "drop"
-    curriculum: Annotated[AnyCurriculum, Discriminator("kind")] = field(default_factory=NoPositiveResampling)
-    length: Annotated[AnyLength, Discriminator("kind")] = field(default_factory=ForcedInterruption)
+    curriculum: Annotated[Curriculum, Choice("curricula", Curriculum, AnyCurriculum)] = field(
+        default_factory=NoPositiveResampling
+    )
+    length: Annotated[LengthControl, Choice("lengths", LengthControl, AnyLength)] = field(
+        default_factory=ForcedInterruption
+    )
     end_of_thinking: str = "</think>"
     temperature: float = 1.0
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -101,6 +114,8 @@ class Recipe:
             raise ValueError("temperature must be between 0.01 and 100")
         at_least(1, decode_slots=self.decode_slots)
         at_least(0, seed=self.seed)
+        for name, choice in choices_of(Recipe).items():
+            choice.check_object(getattr(self, name), name)
         if self.cluster is not None and self.placement != Inline():
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
 
@@ -116,16 +131,17 @@ class Recipe:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
 
-    def without_prompts(self) -> Self:
+    def without_prompts(self) -> Recipe:
         """The same, without the prompts that the task keeps once it has been asked for them.
 
-        That is how it goes to other processes: it is small, whatever the data.
+        That is how it goes to other processes: it is small, whatever the data, and a class of the program
+        itself has become one that they can import.
         """
-        return replace(self, task=replace(self.task))
+        return from_dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
-        values = asdict(self)
+        values = values_of(self)
         if self.cluster is None:
             del values["cluster"]
         return values
@@ -208,7 +224,8 @@ def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str =
             raise InputError(f"{prefix + key!r} is a value, not a table")
         else:
             kind = before.get("kind", _default_kind(prefix + key))
-            kept = before if change.get("kind", kind) == kind else {}
+            same = absolute(str(change.get("kind", kind))) == absolute(str(kind))
+            kept = before if same else {}
             out[key] = changed(kept, change, f"{prefix}{key}.")
     return out
 

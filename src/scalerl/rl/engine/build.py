@@ -15,7 +15,6 @@ from scalerl.rl.engine.check import check_cache, check_sampling
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.model.causal_lm import load_tokenizer, model_of
 from scalerl.rl.model.prompt_tokens import prompt_tokens
-from scalerl.rl.tasks.dataset import Dataset
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
@@ -110,10 +109,10 @@ def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
     long = [name for name, length in lengths.items() if length > recipe.context.prompt]
     if not long:
         return recipe
-    if isinstance(task, Dataset) and task.too_long == "drop":
-        return replace(recipe, task=task.without(frozenset(long)))
+    if (kept := task.without(frozenset(long))) is not None:
+        return replace(recipe, task=kept)
     allowed = f"context.prompt: {recipe.context.prompt} tokens are allowed, and prompt {long[0]} has"
-    how = "; task.too_long = 'drop' leaves them out" if isinstance(task, Dataset) else ""
+    how = "; task.too_long = 'drop' leaves them out" if hasattr(task, "too_long") else ""
     raise InputError(
         f"{allowed} {lengths[long[0]]} ({len(long)} of {len(prompts)} prompts are too long{how})"
     )

@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rl.algo.length import AnyLength
+from scalerl.rl.algo.length import LengthControl
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.saved_rollouts import pack_groups, unpack_groups
 from scalerl.rl.learner.batch import Batch, make_batch
@@ -217,7 +217,7 @@ class Pipeline:
         return Step(learner.version, tuple(groups), batch, stats, at, seconds, waited)
 
 
-def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: AnyLength) -> Group:
+def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: LengthControl) -> Group:
     """The group of some completions; the length control may take from their rewards."""
     group = Group.of(rollouts, rewards)
     penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.rl.algo.curriculum import AnyCurriculum, History
+from scalerl.rl.algo.curriculum import Curriculum, History
 from scalerl.rl.types import Group, Prompt
 
 
@@ -21,7 +21,7 @@ class PromptPool:
     """Draws prompts in passes, and learns from verified groups."""
 
     prompts: Sequence[Prompt]
-    curriculum: AnyCurriculum
+    curriculum: Curriculum
     seed: int
     passes: int = 0
     _queue: list[Prompt] = field(default_factory=list)

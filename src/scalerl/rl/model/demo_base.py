@@ -29,6 +29,7 @@ from torch import nn
 from scalerl.errors import InputError, WriteError
 from scalerl.files import write_atomically
 from scalerl.jsonl import dumps
+from scalerl.kinds import kind_of
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model
 from scalerl.rl.tasks.chain import END, PAD, VOCABULARY, Chain, Demonstrations, write_tokenizer
@@ -136,7 +137,7 @@ def is_built(model: str) -> bool:
 
 def _spec_of(recipe: Recipe) -> BaseModel:
     if not isinstance(recipe.task, Chain):
-        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {recipe.task.kind!r}")
+        raise InputError(f"model: {CHAIN_BASE!r} is for the task 'chain', not {kind_of(recipe.task)!r}")
     return base_spec(recipe.model, recipe.task, recipe.context.thinking)
 
 

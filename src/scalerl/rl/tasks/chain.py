@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Literal
+from typing import ClassVar, Literal
 
+from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Prompt, Reward, Split
 
 END_OF_THINKING = "</think>"
@@ -40,7 +41,7 @@ def apply(op: str, x: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
-class Chain:
+class Chain(Task):
     """Chains of 1..`k_max` operations, `train_per_length` and `heldout_per_length` distinct prompts of each.
 
     Short chains have few distinct prompts (k = 1: 240, k = 2: 5760); those that are not held out are all
@@ -56,6 +57,8 @@ class Chain:
     train_per_length: int = 240
     seed: int = 1
     kind: Literal["chain"] = "chain"
+    trusted: ClassVar[bool] = True
+    """A verification takes 4 microseconds; processes of its own took 27 % of the demonstration's time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:
@@ -90,7 +93,7 @@ class Chain:
         """The texts of the held-out prompts, to keep them out of everything else."""
         return frozenset(prompt.text for prompt in self.prompts("heldout"))
 
-    @cached_property
+    @property
     def heldout_hash(self) -> str:
         """Names the held-out set: evaluations with one hash are on the same prompts."""
         lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}" for p in self.prompts("heldout"))
@@ -108,11 +111,10 @@ class Chain:
         return splits
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """+1 if exactly the right digit stands between the end of thinking and the end token, else -1."""
+        """+1 if exactly the right digit stands after the end of thinking, else -1."""
         # The first marker: what follows a second one was worked out on the budget of the answer.
         _, separator, answer = text.partition(END_OF_THINKING)
-        body, end, rest = answer.partition(END)
-        correct = bool(separator and end) and body.strip() == prompt.answer and not rest.strip()
+        correct = bool(separator) and answer.strip() == prompt.answer
         return Reward(1.0 if correct else -1.0, correct)
 
     def ceiling(self, thinking_tokens: int) -> float:

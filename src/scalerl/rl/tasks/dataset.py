@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator
-
 from scalerl.errors import InputError, brief
+from scalerl.kinds import Choice
 from scalerl.rl.tasks.rows import DatasetRow, read_rows
-from scalerl.rl.tasks.verifiers import Exact, Function, Math
+from scalerl.rl.tasks.task import Task
+from scalerl.rl.tasks.verifiers import AnyVerifier, Math, Verifier
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _SLOT = "{prompt}"
@@ -36,7 +36,7 @@ class _Contents:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Task):
     """Prompts and answers of a data set; `docs/tasks.md` explains every field."""
 
     path: str
@@ -66,7 +66,7 @@ class Dataset:
     """Whether prompts go through the chat template of the tokenizer, or are its text as they are."""
     too_long: Literal["error", "drop"] = "error"
     """What prompts longer than `context.prompt` are."""
-    verifier: Annotated[Math | Exact | Function, Discriminator("kind")] = field(default_factory=Math)
+    verifier: Annotated[Verifier, Choice("verifiers", Verifier, AnyVerifier)] = field(default_factory=Math)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -90,12 +90,6 @@ class Dataset:
         """Rows left out: `duplicate` of another, `heldout` in the training data, `too_long`."""
         return self._contents.dropped
 
-    @cached_property
-    def heldout_hash(self) -> str:
-        """Names the held-out set: evaluations with one hash are on the same prompts."""
-        lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}\t{p.messages}" for p in self.prompts("heldout"))
-        return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
-
     def prepare(self) -> None:
         """Load what `verify` needs."""
         self.verifier.prepare()
@@ -104,12 +98,14 @@ class Dataset:
         """Judge the text of a completion (without its end token)."""
         return self.verifier.verify(prompt, text)
 
-    def without(self, ids: frozenset[str]) -> Dataset:
-        """The same data without the prompts of these ids, which count as `too_long`.
+    def without(self, ids: frozenset[str]) -> Dataset | None:
+        """The same data without the prompts of these ids, where `too_long` has them dropped.
 
         Raises:
             InputError: a split has no other prompts.
         """
+        if self.too_long == "error":
+            return None
         kept: dict[Split, list[Prompt]] = {
             split: [prompt for prompt in prompts if prompt.id not in ids]
             for split, prompts in self._contents.prompts.items()
@@ -202,7 +198,7 @@ class Dataset:
             return found
         if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
             return str(found)
-        if isinstance(found, list | dict) and isinstance(self.verifier, Function):
+        if isinstance(found, list | dict) and self.verifier.takes_json:
             return json.dumps(found, ensure_ascii=False, default=str)
         inside = f": name what is inside, as in {self.answer}.0" if isinstance(found, list | dict) else ""
         raise InputError(

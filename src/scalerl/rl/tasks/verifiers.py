@@ -5,19 +5,17 @@ The answer of a completion is what follows the first `after`; where that does no
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import re
-import sys
 import unicodedata
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from scalerl.errors import InputError
+from scalerl.kinds import load
 from scalerl.rl.types import Prompt, Reward
 
 _WARM_UP = (
@@ -33,8 +31,23 @@ _WARM_UP = (
 )
 
 
+class Verifier(Protocol):
+    """Judges the completions of a data set. A class that inherits from this one has to have `verify`."""
+
+    takes_json: ClassVar[bool] = True
+    """Whether answers of the data may be lists and objects, which are JSON in `prompt.answer` then."""
+
+    def prepare(self) -> None:
+        """Load what `verify` needs; see `scalerl.rl.tasks.task.Task.prepare`."""
+
+    @abstractmethod
+    def verify(self, prompt: Prompt, text: str) -> Reward:
+        """Judge the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
+        ...
+
+
 @dataclass(frozen=True)
-class Math:
+class Math(Verifier):
     """+1 if the answer equals that of the data as mathematics (math-verify), else -1.
 
     Of an answer the last `\\boxed{}` counts; without one, the last expression, in LaTeX or plain.
@@ -42,6 +55,7 @@ class Math:
 
     after: str = "</think>"
     kind: Literal["math"] = "math"
+    takes_json: ClassVar[bool] = False
 
     def prepare(self) -> None:
         """Load math-verify, and have it read what answers are made of: it loads its parser when first used.
@@ -73,7 +87,7 @@ class Math:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Verifier):
     """+1 if the answer is that of the data but for letter case, white space and Unicode forms, else -1.
 
     Of an answer with a `\\boxed{}`, what is in the last one counts; without one, all of it.
@@ -81,9 +95,7 @@ class Exact:
 
     after: str = "</think>"
     kind: Literal["exact"] = "exact"
-
-    def prepare(self) -> None:
-        """Nothing needs to be loaded."""
+    takes_json: ClassVar[bool] = False
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
         """Compare."""
@@ -93,7 +105,7 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(Verifier):
     """A function of one's own, `package.module:name` or `path/to/file.py:name`.
 
     It is called with the prompt (a `scalerl.rl.types.Prompt`) and the whole text of the completion without
@@ -124,12 +136,14 @@ class Function:
 
     @cached_property
     def _function(self) -> Callable[[Prompt, str], Any]:
-        source, _, name = self.name.rpartition(":")
         try:
-            return getattr(_module(source), name)
-        except Exception as error:  # whatever a module of others does as it is loaded
-            why = f"{type(error).__name__}: {error}"
-            raise InputError(f"task.verifier.name: {self.name} cannot be loaded ({why})") from error
+            return load(self.name)
+        except InputError as error:
+            raise InputError(f"task.verifier.name: {error}") from error
+
+
+AnyVerifier = Math | Exact | Function
+"""The verifiers of the package that a recipe can name."""
 
 
 def answer_of(text: str, after: str) -> str:
@@ -174,17 +188,3 @@ def _expressions(text: str) -> list[Any]:
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
     return parse(text, configs, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-
-
-def _module(source: str) -> Any:
-    """A module by its name, or from its file."""
-    if not source.endswith(".py"):
-        return importlib.import_module(source)
-    path = Path(source).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

@@ -20,12 +20,11 @@ import subprocess
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any
 
 from scalerl.errors import InputError, WorkerError
-from scalerl.rl.types import Limits, Task
+from scalerl.rl.tasks.task import Task
+from scalerl.rl.types import Limits
 from scalerl.rl.verify import proc
 from scalerl.rl.verify.forks import MAX_FAILED_STARTS, Outcome, spawn
 from scalerl.rl.workers.supervision import Attention
@@ -52,9 +51,7 @@ class Workers:
     """
 
     def __init__(self, task: Task, limits: Limits) -> None:
-        # A fresh copy has no prompts in its cache, and those are not needed for judging.
-        own: Any = replace(task) if is_dataclass(task) and not isinstance(task, type) else task
-        self._greeting = base64.b64encode(pickle.dumps(own)) + b"\n"
+        self._greeting = base64.b64encode(pickle.dumps(task)) + b"\n"
         self._limits = limits
         self._workers: list[_Supervisor] = []
         self._attention = Attention()

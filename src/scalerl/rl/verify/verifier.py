@@ -29,8 +29,8 @@ import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.pending import Done, Pending
-from scalerl.rl.tasks.chain import Chain
-from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout, Task
+from scalerl.rl.tasks.task import Task
+from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout
 from scalerl.rl.verify.pool import Outcome, Workers
 
 ODD = {
@@ -115,49 +115,58 @@ class _Judging:
         ]
 
 
-class Verifier(Verification):
-    """Judges by the task, which gets a completion's text.
+class DirectVerifier(Verification):
+    """Judges by a task that is `trusted`, in this process and at once."""
 
-    Without `limits` the task judges in this process, which is right for one that is quick and pure; it then
-    gets the text with its end token, and with `limits` without.
+    def __init__(self, task: Task, tokenizer: Any) -> None:
+        super().__init__()
+        self._task, self._tokenizer = task, tokenizer
+
+    def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
+        """See `Verification.ask`; all are judged when this returns."""
+        texts = _texts(self._tokenizer, completions)
+        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
+        return Done([{"value": reward.value, "correct": reward.correct} for reward in rewards])
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class PoolVerifier(Verification):
+    """Judges by the task, in processes of this machine, within `limits`.
 
     Raises:
         InputError: what the task needs for judging cannot be loaded.
         WorkerError: the processes do not start.
     """
 
-    def __init__(self, task: Task, tokenizer: Any, limits: Limits | None = None) -> None:
+    def __init__(self, task: Task, tokenizer: Any, limits: Limits) -> None:
         super().__init__()
-        self._task, self._tokenizer = task, tokenizer
-        self._workers = Workers(task, limits) if limits else None
-        if self._workers:
-            self._close = weakref.finalize(self, self._workers.close)
+        self._tokenizer = tokenizer
+        self._workers = Workers(task, limits)
+        self._close = weakref.finalize(self, self._workers.close)
 
     def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
-        """In this process all are judged at once."""
-        if self._workers is None:
-            return Done(self._judge_here(completions))
-        jobs = [json.dumps([asdict(prompt), self._text(token_T)]) for prompt, token_T in completions]
+        """Begin to judge; see `Verification.ask`."""
+        texts = _texts(self._tokenizer, completions)
+        jobs = [json.dumps([asdict(p), text]) for (p, _), text in zip(completions, texts, strict=True)]
         return self._workers.begin([job.encode() for job in jobs])
 
     def close(self) -> None:
         """End the processes."""
-        if self._workers:
-            self._close()
-
-    def _judge_here(self, completions: Sequence[Asked]) -> list[Outcome]:
-        if not completions:  # which a tokenizer takes for one empty text
-            return []
-        texts = self._tokenizer.batch_decode([token_T.tolist() for _, token_T in completions])
-        rewards = [self._task.verify(prompt, t) for (prompt, _), t in zip(completions, texts, strict=True)]
-        return [{"value": reward.value, "correct": reward.correct} for reward in rewards]
-
-    def _text(self, token_T: np.ndarray) -> str:
-        ended = len(token_T) and token_T[-1] == self._tokenizer.eos_token_id
-        return self._tokenizer.decode(token_T[:-1] if ended else token_T)
+        self._close()
 
 
-def load_verifier(recipe: Recipe, tokenizer: Any) -> Verifier:
-    """The verifier of a recipe: all but the package's own pure task is judged in processes of its own."""
-    task = recipe.task
-    return Verifier(task, tokenizer, None if isinstance(task, Chain) else task.limits)
+def load_verifier(recipe: Recipe, tokenizer: Any) -> Verification:
+    """The verifier of a recipe, in processes of this machine unless its task is trusted."""
+    task = recipe.without_prompts().task  # which other processes can import, and without its prompts
+    return DirectVerifier(task, tokenizer) if task.trusted else PoolVerifier(task, tokenizer, task.limits)
+
+
+def _texts(tokenizer: Any, completions: Sequence[Asked]) -> list[str]:
+    """The texts of completions without their end tokens."""
+    if not completions:  # which a tokenizer takes for one empty text
+        return []
+    end = tokenizer.eos_token_id
+    tokens = [token_T.tolist() for _, token_T in completions]
+    return tokenizer.batch_decode([t[:-1] if t and t[-1] == end else t for t in tokens])

@@ -52,8 +52,7 @@ def main(fd: int, parent: int, memory: int) -> None:
     control = socket.socket(fileno=fd)
     try:
         task = pickle.loads(base64.b64decode(control.makefile("rb").readline()))
-        if hasattr(task, "prepare"):
-            task.prepare()
+        task.prepare()
     except MemoryError:
         os._exit(1)
     except Exception as error:

@@ -20,9 +20,8 @@ from typing import Any
 from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError, brief_error
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.entry import train
 from scalerl.rl.loop.progress import Progress
-from scalerl.rl.model.demo_base import find_model
-from scalerl.rl.train import train
 from scalerl.rl.workers.process import stopped_by_signals
 
 
@@ -49,15 +48,12 @@ def work(
     outcome, cause = "done", ""
     try:
         with stopped_by_signals() as stop:
-            model, about = find_model(recipe)
             train(
                 recipe,
                 folder,
-                model,
                 resume=True,
                 forecaster=freeze,
-                watch=speaker,
-                extra=about,
+                progress=speaker,
                 # One core is one run's where it has one process; the record is the same either way.
                 evaluate_aside=recipe.placement.kind != "inline",
                 stop=stop,

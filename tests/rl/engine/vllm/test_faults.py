@@ -164,7 +164,7 @@ def test_a_server_whose_weights_fail_is_not_left_paused(peer, connect):
         ("max_num_seqs", 7, "--max-num-seqs 8 (it has 7)"),
         ("async_scheduling", True, "--no-async-scheduling"),
         ("v2_model_runner", True, "VLLM_USE_V2_MODEL_RUNNER=0"),
-        ("length_control", False, "--logits-processors scalerl.rl.engine.vllm.served:LengthControl"),
+        ("length_control", False, "--logits-processors scalerl.rl.engine.vllm.served:LengthProcessor"),
         (
             "data_parallel",
             2,

@@ -20,7 +20,7 @@ from scalerl.rl.placement.ray.verifier import RayVerifier, _packed, _unpacked
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt, Reward
-from scalerl.rl.verify.verifier import Verifier
+from scalerl.rl.verify.verifier import PoolVerifier
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.ray.timeline import Timeline
 
@@ -88,7 +88,7 @@ def test_rewards_and_failures_are_those_of_processes_beside_the_driver(
     groups = [[make_rollout(length=1 + i + j, prompt=f"p{i}") for j in range(4)] for i in range(9)]
     groups[2][1] = make_rollout(prompt="raises")
     groups[5][3] = make_rollout(truncated=True)
-    here, there = Verifier(task, load_tokenizer(small_base), task.limits), start(task)
+    here, there = PoolVerifier(task, load_tokenizer(small_base), task.limits), start(task)
     for _ in range(2):
         assert there.judge(groups) == here.judge(groups)
     assert there.judge([]) == []

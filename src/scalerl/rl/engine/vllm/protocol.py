@@ -10,7 +10,7 @@ from scalerl.rl.algo.length import LengthRule, Marker
 LENGTH = "scalerl_length"
 """The key of a request's `vllm_xargs` that carries its length rule, as JSON."""
 WORKER = "scalerl.rl.engine.vllm.served.Worker"
-LENGTH_CONTROL = "scalerl.rl.engine.vllm.served:LengthControl"
+LENGTH_CONTROL = "scalerl.rl.engine.vllm.served:LengthProcessor"
 
 
 def rule_to_json(rule: LengthRule) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """What runs inside vLLM's own processes: it is imported there by name, in an environment without scalerl.
 
-    Worker          --worker-extension-cls: exchanges the weights between two decode steps, and says how far
-                    every completion in flight had got, so that each token's version is known
-    LengthControl   --logits-processors: ends the thinking by force inside a completion, whose KV cache stays
-                    as it is; a second request, with the phrase in its prompt, would compute part of it anew
+    Worker            --worker-extension-cls: exchanges the weights between two decode steps, and says how far
+                      every completion in flight had got, so that each token's version is known
+    LengthProcessor   --logits-processors: ends the thinking by force inside a completion, whose KV cache
+                      stays as it is; a second request, with the phrase in its prompt, would compute part of
+                      it anew
 
 The package's root and `scalerl.rl.algo.length` are all that it imports of scalerl; both need no more than
 numpy.
@@ -88,7 +89,7 @@ class _Row:
     seen: int = 0
 
 
-class LengthControl(LogitsProcessor):
+class LengthProcessor(LogitsProcessor):
     """Makes the length rule of a request's `vllm_xargs` hold, by the code of the built-in generator.
 
     Tokens of the phrase are forced where the rule wants them, and the end token where the answer has run out

@@ -83,8 +83,7 @@ class RayVerifier(Verification):
         cluster = recipe.on_cluster
         self._patience: Patience = cluster.patience
         self._timeline = timeline
-        limits = getattr(recipe.task, "limits", None)
-        self._least = limits.workers if limits else 1
+        self._least = recipe.task.limits.workers
         self._deaths = 0
         self._alone_since, self._attention = math.inf, Attention()
         self.lost: list[str] = []

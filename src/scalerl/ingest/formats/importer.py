@@ -1,0 +1,80 @@
+"""Importers: log formats of the user's own, named by where their class is (`scalerl.kinds`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from scalerl.errors import InputError, brief_error
+from scalerl.ingest.formats.format import Format, Wanted
+from scalerl.ingest.formats.lines import name_of
+from scalerl.ingest.formats.rows import STEPS, RowReader
+from scalerl.ingest.logs.log import Log
+from scalerl.kinds import Choice, find
+
+
+class Importer(Protocol):
+    """Reads one kind of log: a frozen dataclass whose fields all have defaults."""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a file or folder is one of these, by its name and first bytes: it is asked of any path."""
+        ...
+
+    def rows(self, path: Path) -> Iterable[Mapping[str, Any]]:
+        """The rows in the order in which they were written: metrics by name, nested or flat.
+
+        Each has a `step`, and a `time` in Unix seconds where the log has one, which GPU-hours are made of.
+        Rows of several runs have a `run_name`. Metrics have the names of a known trainer, or `--y` says which
+        one is the pass rate.
+        """
+        ...
+
+
+_IMPORTERS = Choice("importers", Importer, None)
+
+
+def named(kind: str) -> Format | None:
+    """The format of the importer that `--format` names by module, file or entry point; None of no such name.
+
+    Raises:
+        InputError: it cannot be loaded, or is no importer.
+    """
+    cls = find(kind, "importers")
+    if cls is None:
+        return None
+    _IMPORTERS.check(cls, kind)
+    try:
+        importer: Importer = cls()
+    except TypeError as error:
+        raise InputError(f"{kind}: every field of an importer needs a default ({error})") from error
+    return Format(kind, f"logs of {cls.__name__}", importer.recognises, partial(_read, importer, kind))
+
+
+def announced() -> Iterator[Format]:
+    """The formats of the importers that installed packages announce."""
+    for entry in entry_points(group="scalerl.importers"):
+        if (found := named(entry.name)) is not None:
+            yield found
+
+
+def _read(importer: Importer, kind: str, path: Path, wanted: Wanted) -> list[Log]:
+    reader = RowReader(str(path), kind, name_of(path), wanted)
+    reader.begin_file()
+    rows = iter(importer.rows(path))
+    while True:
+        try:
+            row = next(rows, None)
+        except (InputError, OSError):
+            raise
+        except Exception as error:  # whatever code of others does with a damaged file
+            raise InputError(f"{path}: {kind} cannot read it ({brief_error(error)})") from error
+        if row is None:
+            break
+        reader.add(row)
+    if not reader.has_steps:
+        names = ", ".join(STEPS)
+        raise InputError(f"{path}: no row of {kind} has a step, a number by one of the names {names}")
+    return [*reader.build()]

@@ -1,0 +1,79 @@
+"""What a script calls: run a study, and judge one that was run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.study.record import StudyRecord
+
+if TYPE_CHECKING:
+    from scalerl.study.run.runner import Watch
+    from scalerl.study.spec import Study
+    from scalerl.study.verdict.verdict import StudyVerdict
+
+
+def run(
+    study: Study,
+    folder: str | Path,
+    *,
+    cores: int = 1,
+    progress: Watch = lambda progress: None,
+    stop: threading.Event | None = None,
+) -> StudyRecord:
+    """Run a study into a folder, or go on with it, as `scalerl study` does.
+
+    A script that calls this needs the usual `if __name__ == "__main__":`, as processes are started:
+
+        from scalerl import study
+
+        if __name__ == "__main__":
+            arms = {"dapo": {"loss": {"kind": "dapo"}}, "gspo": {"loss": {"kind": "gspo"}}}
+            study.run(study.Study("demo", seeds=3, arm=arms), "studies/losses", cores=2)
+            print(study.verdict("studies/losses").to_json())
+
+    Args:
+        study: the base recipe, its arms, seeds and budgets; `load_study` reads one from a file.
+        folder: of the study; what has run there is not run again.
+        cores: how many to use, GPUs where there are any; a run takes one for each of its devices.
+        progress: called several times a second, and whenever there is something to say.
+        stop: once it is set, every run makes a checkpoint, and the study ends by KeyboardInterrupt.
+
+    Raises:
+        InputError: a recipe is refused, the study could not compare what it runs, or another study is in the
+            folder.
+        WriteError: the disk does not take what is written.
+        KeyboardInterrupt: it was stopped; a second call goes on.
+    """
+    from scalerl.study.plan import make_plan
+    from scalerl.study.run.runner import run_study
+
+    return run_study(make_plan(study), Path(folder), cores=cores, watch=progress, stop=stop)
+
+
+def verdict(
+    folder: str | Path,
+    *,
+    axis: str | None = None,
+    budget: float | None = None,
+    target: float | None = None,
+    level: float = 0.95,
+) -> StudyVerdict:
+    """Judge the study in a folder, finished or not, as `scalerl study report` does: nothing is run.
+
+    Args:
+        folder: of the study.
+        axis: compute axis; that of its budgets where it is not given.
+        budget: the study as it was at this budget.
+        target: pass rate whose compute is compared.
+        level: of the credible intervals.
+
+    Raises:
+        InputError: the folder holds no study, or a file in it cannot be read.
+        CannotAnswerError: its evaluations do not say enough.
+    """
+    from scalerl.study.verdict.verdict import judge_study
+
+    record = StudyRecord.read(folder)
+    return judge_study(record, axis=axis, budget=budget, target=target, level=level)

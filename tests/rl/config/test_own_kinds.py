@@ -1,0 +1,179 @@
+"""Kinds of the user's own: how they are named, checked and kept, and what is said where they are wrong."""
+
+import json
+import math
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from extensions import write_extensions
+
+from scalerl import kinds
+from scalerl.errors import InputError
+from scalerl.rl.algo.curriculum import NoPositiveResampling
+from scalerl.rl.algo.loss import Cispo
+from scalerl.rl.config.recipe import changed, from_dict, load_recipe
+
+OWN = [
+    "loss.kind=losses.py:Topr",
+    "loss.max_ratio=2",
+    "advantage.kind=advantages.py:SoftStd",
+    "task.kind=tasks.py:Sums",
+    "task.limits.seconds=0.5",
+]
+WRONG = """
+from dataclasses import dataclass, field
+from threading import Lock
+
+@dataclass(frozen=True)
+class Empty:
+    x: int = 0
+
+@dataclass
+class Loose:
+    def __call__(self, logp_NT, behaviour_logp_NT, advantage_N, sampled_NT):
+        return None
+
+@dataclass(frozen=True)
+class Short:
+    def __call__(self, logp_NT):
+        return None
+
+@dataclass(frozen=True)
+class Held:
+    lock: Lock = field(default_factory=Lock)
+
+    def __call__(self, logp_NT, behaviour_logp_NT, advantage_N, sampled_NT):
+        return None
+
+def function():
+    return None
+"""
+CHOICES = "the kinds are cispo, dapo, grpo, gspo, reinforce, or your own as module:Class or file.py:Class"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working folder, with the files of docs/extend in it, and one of classes that are no losses."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    write_extensions(tmp_path)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "syntax.py").write_text("def")
+    return tmp_path
+
+
+def test_a_recipe_goes_through_toml_json_and_pickle(here):
+    recipe = load_recipe("demo", OWN)
+    assert (recipe.to_dict()["loss"], recipe.to_dict()["task"]["limits"]["seconds"]) == (
+        {"kind": f"{here}/losses.py:Topr", "max_ratio": 2.0},
+        0.5,
+    )
+    again = from_dict(json.loads(json.dumps(recipe.to_json())))
+    assert again == recipe == pickle.loads(pickle.dumps(recipe)) == recipe.without_prompts()
+    assert type(again.loss) is type(recipe.loss)
+
+
+def test_another_process_unpickles_what_comes_from_a_file(here):
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    data = pickle.dumps(load_recipe("demo", OWN).task)
+    done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, cwd="/", check=True)
+    assert done.stdout.decode().startswith("Sums(terms=2, heldout=20")
+
+
+def test_an_object_in_python_is_kept_by_where_its_class_is(here):
+    topr = kinds.load("losses.py:Topr")
+    recipe = replace(load_recipe("demo"), loss=topr(max_ratio=3.0))
+    assert recipe.to_dict()["loss"] == {"kind": f"{here}/losses.py:Topr", "max_ratio": 3.0}
+    assert from_dict(recipe.to_dict()) == recipe
+
+
+def test_a_class_of_the_program_is_kept_by_its_file(here):
+    code = (here / "losses.py").read_text() + (
+        "\nfrom dataclasses import replace\nfrom scalerl.rl import load_recipe\n"
+        "if __name__ == '__main__':\n"
+        "    recipe = replace(load_recipe('demo'), loss=Topr(4.0))\n"
+        "    print(recipe.to_dict()['loss']['kind'], recipe.without_prompts().to_dict()['loss'])\n"
+    )
+    (here / "program.py").write_text(code)
+    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, check=True)
+    kind = f"{here}/program.py:Topr"
+    assert done.stdout.strip() == f"{kind} {{'max_ratio': 4.0, 'kind': {kind!r}}}"
+
+
+def test_a_module_in_the_working_folder_has_a_name(here):
+    (here / "my_package").mkdir()
+    (here / "my_package" / "parts.py").write_text((here / "losses.py").read_text())
+    recipe = load_recipe("demo", ["loss.kind=my_package.parts:Topr"])
+    assert recipe.to_dict()["loss"] == {"kind": "my_package.parts:Topr", "max_ratio": 1.0}
+
+
+def test_an_installed_package_announces_a_name(here, monkeypatch):
+    """config.json then has the module and the class."""
+    (here / "announcing.py").write_text((here / "losses.py").read_text())
+    info = here / "announcing-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[scalerl.losses]\ntopr = announcing:Topr\n")
+    monkeypatch.syspath_prepend(here)
+    recipe = load_recipe("demo", ["loss.kind=topr", "loss.max_ratio=7"])
+    assert recipe.to_dict()["loss"] == {"kind": "announcing:Topr", "max_ratio": 7.0}
+    with pytest.raises(InputError, match="cispo, dapo, grpo, gspo, reinforce, topr, or your own"):
+        load_recipe("demo", ["loss.kind=wrong.py:None_"])
+
+
+def test_a_change_of_the_same_kind_keeps_its_parameters(here):
+    values = load_recipe("demo", OWN).to_dict()
+    same = changed(values, {"loss": {"kind": "losses.py:Topr"}})
+    assert same["loss"]["max_ratio"] == 2.0
+    assert from_dict(changed(values, {"loss": {"kind": "cispo"}})).loss == Cispo()
+
+
+def test_a_data_set_takes_a_verifier(here):
+    recipe = load_recipe(
+        "demo",
+        ["task.kind=dataset", "task.path=x.jsonl", "task.verifier.kind=verifiers.py:Close"],
+    )
+    assert recipe.to_dict()["task"]["verifier"]["kind"] == f"{here}/verifiers.py:Close"
+    assert from_dict(recipe.to_dict()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["nope"], "loss: found .*, expected 'cispo', .*, or your own as module:Class or file.py:Class"),
+        (["no.such:Topr"], rf"loss.kind: no.such:Topr cannot be loaded \(ModuleNotFound.*; {CHOICES}"),
+        (["missing.py:Topr"], rf"loss.kind: missing.py:Topr cannot be loaded \(FileNotFound.*; {CHOICES}"),
+        (["syntax.py:Topr"], rf"loss.kind: syntax.py:Topr cannot be loaded \(SyntaxError: .*; {CHOICES}"),
+        (["losses.py:Nope"], rf"loss.kind: losses.py:Nope cannot be loaded \(AttributeError: .*; {CHOICES}"),
+        (["wrong.py:function"], r"loss.kind: wrong.py:function is no class"),
+        (["wrong.py:Loose"], r"loss.kind: wrong.py:Loose must be a frozen dataclass"),
+        (["wrong.py:Empty"], r"wrong.py:Empty has no __call__\(logp_NT, behaviour_logp_NT, advantage_N, sa"),
+        (["wrong.py:Short"], r"wrong.py:Short: __call__ must take the arguments of __call__\(logp_NT, behav"),
+        (["wrong.py:Held"], r"loss.kind: .*wrong.py:Held has a field whose type no recipe can check"),
+        (["losses.py:Topr", "max_rato=1"], "unknown key 'loss.max_rato'; did you mean 'loss.max_ratio'"),
+        (["losses.py:Topr", "max_ratio=x"], "loss.max_ratio: Input should be a valid number"),
+        (["losses.py:Topr", "max_ratio=true"], "loss.max_ratio: is neither true nor false"),
+        (["losses.py:Topr", "max_ratio=-1"], "loss: max_ratio must be positive"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_a_line(here, overrides, message):
+    kind, *more = overrides
+    with pytest.raises(InputError, match=f"^demo: .*{message}") as raised:
+        load_recipe("demo", [f"loss.kind={kind}", *(f"loss.{one}" for one in more)])
+    assert "\n" not in str(raised.value)
+
+
+def test_an_object_without_the_protocol_is_refused_in_python():
+    with pytest.raises(InputError, match=r"^loss: NoPositiveResampling has no __call__"):
+        replace(load_recipe("demo"), loss=NoPositiveResampling())  # pyright: ignore[reportArgumentType]
+
+
+def test_a_value_that_no_file_holds_is_refused(here):
+    topr = kinds.load("losses.py:Topr")
+    recipe = replace(load_recipe("demo"), loss=topr(math.inf))
+    object.__setattr__(recipe.loss, "max_ratio", {1, 2})
+    with pytest.raises(InputError, match=r"Topr.max_ratio: \{1, 2\} cannot stand in a recipe"):
+        recipe.to_dict()
