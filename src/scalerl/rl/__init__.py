@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from scalerl.rl.config.recipe import Recipe, load_recipe
     from scalerl.rl.config.settings import (
         BatchSize,
+        BuiltInEngine,
         Checkpointing,
         Context,
         Evaluation,
@@ -64,6 +65,7 @@ __all__ = [
     "Averaging",
     "BatchSize",
     "BatchStd",
+    "BuiltInEngine",
     "Chain",
     "Checkpointing",
     "Cispo",
@@ -139,8 +141,8 @@ lazy(
         "tasks.dataset": "Dataset",
         "tasks.verifiers": "Exact Function Math Verifier",
         "types": "Limits Prompt Reward",
-        "config.settings": "BatchSize Checkpointing Context Evaluation FlopsBudget Inline Local Steps "
-        "Timeouts",
+        "config.settings": "BatchSize BuiltInEngine Checkpointing Context Evaluation FlopsBudget Inline "
+        "Local Steps Timeouts",
         "config.cluster": "Cluster",
         "config.fsdp": "Fsdp2",
         "config.vllm": "Vllm",

@@ -1,6 +1,6 @@
 """Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise are told apart.
 
-spec.py, arms.py, design.py, plan.py     what is asked, and what that makes of runs
+spec.py, arms.py, plan.py     what is asked, and what that makes of runs
 run/       the runs, beside one another; record.py what is on the disk
 verdict/   what the runs say; page/ shows it
 entry.py   what a script calls: run, verdict
