@@ -11,13 +11,14 @@ from collections import Counter
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalerl.errors import DivergedError, InputError, PausedError, WorkerError
+from scalerl.kinds import hints_of
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations
@@ -143,7 +144,7 @@ SLOW: dict[str, list[Any]] = {
 def keys_of(cls: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """Every dotted key of a recipe with its type, those of all variants included."""
     found: list[tuple[str, Any]] = []
-    for name, hint in get_type_hints(cls).items():
+    for name, hint in hints_of(cls).items():
         variants = variants_of(hint)
         found += [key for variant in variants for key in keys_of(variant, f"{prefix}{name}.")]
         if not variants:
@@ -165,7 +166,7 @@ def plain(hint: Any) -> Any:
 def sensible(rng: Random, cls: Any, prefix: str = "") -> dict[str, Any]:
     """A table with a sensible value for every key of one variant of each part."""
     table = {}
-    for item, hint in zip(fields(cls), get_type_hints(cls).values(), strict=True):
+    for item, hint in zip(fields(cls), hints_of(cls).values(), strict=True):
         key, variants = prefix + item.name, variants_of(hint)
         if is_dataclass(item.default):  # the thresholds of a figure, which are its own
             table[item.name] = vars(item.default).copy()

@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.curriculum import Uniform
+from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local, Timeouts
 from scalerl.rl.learner.build import load_learner
@@ -142,7 +143,8 @@ def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recip
     generator.close()
 
 
-class Unreadable:
+@dataclass(frozen=True)
+class Unreadable(Cispo):
     """Pickled here, and nothing that can be made there."""
 
     def __reduce__(self):
@@ -152,7 +154,7 @@ class Unreadable:
 def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatch):
     monkeypatch.setattr(local, "MOST_DEATHS", 0)
     learner = load_learner(recipe, recipe.model)
-    generator = LocalGenerator(replace(recipe, name=Unreadable()), recipe.model, learner.weights())
+    generator = LocalGenerator(replace(recipe, loss=Unreadable()), recipe.model, learner.weights())
     with pytest.raises(WorkerError, match="is lost: its process has exited"):
         generator.wait_until_started()
     generator.close()
