@@ -248,22 +248,23 @@ def as_pass_rate(
         how = f"'{name}' goes up to {high:.3g}: it is taken for percentages"
         return np.clip(value_N / 100, 0.0, 1.0), how
     if _WELL_BELOW < low < 0 and is_low:
-        what = (
-            f"goes down to {low:.3g}: no share, and too little below 0 to tell rewards of -1 and 1 (as a "
-            "pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
+        why = (
+            f"{source}: '{name}' goes down to {low:.3g}: no share, and too little below 0 to tell rewards of "
+            "-1 and 1 (as a pass rate: (1 + reward) / 2) from rewards with a penalty, for the length say: "
             f"name the metric of right answers with {option}"
         )
     elif is_positive and high <= _FEW_PERCENT:
-        what = (
-            f"goes up to {high:.3g}: no share, and too little for percentages; a reward with a bonus, for "
-            f"the format say, is no pass rate: name the metric of right answers with {option}"
+        why = (
+            f"{source}: '{name}' goes up to {high:.3g}: no share, and too little for percentages; a reward "
+            "with a bonus, for the format say, is no pass rate: name the metric of right answers with "
+            f"{option}"
         )
     else:
-        what = (
-            f"lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage and no mean of "
-            f"rewards of -1 and 1; name another metric with {option}"
+        why = (
+            f"{source}: '{name}' lies between {low:.3g} and {high:.3g}, which is no pass rate, no percentage "
+            f"and no mean of rewards of -1 and 1; name another metric with {option}"
         )
-    raise InputError(f"{source}: '{name}' {what}")
+    raise InputError(why)
 
 
 def n_samples(name: str) -> int:

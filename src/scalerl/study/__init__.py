@@ -1,4 +1,4 @@
-"""Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise are told apart.
+"""Studies: recipes x seeds, run, and compared so that ceiling, efficiency and noise can be distinguished.
 
 spec.py, arms.py, plan.py     what is asked, and what that makes of runs
 run/       the runs, beside one another; record.py what is on the disk

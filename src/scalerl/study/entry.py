@@ -1,4 +1,4 @@
-"""What a script calls: run a study, and judge one that was run."""
+"""What a script calls: run a study, and compare the arms of one that was run."""
 
 from __future__ import annotations
 
@@ -64,10 +64,11 @@ def verdict(
 
     Args:
         folder: of the study.
-        axis: compute axis; that of its budgets where it is not given.
-        budget: the study as it was at this budget.
-        target: pass rate whose compute is compared.
-        level: of the credible intervals.
+        axis: of compute; that of the study by default.
+        budget: compute at which pass rates are compared; the last of the study by default, or on another axis
+            the largest compute that all arms with a fit have reached.
+        target: pass rate whose compute is compared; that of the study by default.
+        level: of the intervals; 1 - level is the family-wise error of the verdicts.
 
     Raises:
         InputError: the folder holds no study, or a file in it cannot be read.

@@ -80,8 +80,8 @@ class _Table:
             where = f"{self.source}, line {self.lines[row]}, column '{column}'"
             if _is_empty(cells[row]):
                 raise InputError(f"{where}: empty, expected a number")
-            what = f"expected a finite number{_instead(cells[row])}, found {brief(cells[row])}"
-            raise InputError(f"{where}: {what}")
+            cell = cells[row]
+            raise InputError(f"{where}: expected a finite number{_instead(cell)}, found {brief(cell)}")
         return number_N
 
     def require(self, column: str) -> None:
