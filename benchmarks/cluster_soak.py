@@ -42,7 +42,7 @@ ROLES = (*ACTORS, "driver", "node")
 SETTINGS = (
     *("budget.kind=steps", "budget.amount=4000", "evaluation.count=400", "checkpoint.steps=5"),
     *("cluster.trainers=2", "cluster.learner.kind=fsdp2", "cluster.generators=2", "schedule.k=8"),
-    "cluster.patience.silence=60",
+    "cluster.timeouts.heartbeat=60",
 )
 LOOK, YOUNG = 5.0, 60.0
 """Seconds between two looks at memory, and in which a process still grows into its work."""

@@ -53,7 +53,7 @@ SAMPLES, PROMPT = 16, 200
 
 
 @dataclass
-class Seat:
+class RolloutWorker:
     """What the driver knows of a generator."""
 
     in_flight: dict[int, Any]
@@ -66,7 +66,7 @@ def rollouts_of(n: int, tokens: int) -> list[Rollout]:
     return [
         Rollout(
             prompt=Prompt(f"task/0/{i // SAMPLES}", "x" * 4 * PROMPT, "1"),
-            draw=0,
+            epoch=0,
             sample=i % SAMPLES,
             prompt_T=np.arange(PROMPT),
             token_T=rng.integers(0, 150_000, tokens),
@@ -136,9 +136,9 @@ def main() -> None:
     for name, value in found.items():
         size = f"{len(sent) / n * 1000 / 1e6:,.0f}" if name == "pickle" else ""
         print(f"| {name} | {value / n * 1000:.3f} | {size} |")
-    seats = [Seat({}) for _ in range(args.generators)]
-    admit, _ = seconds(lambda: [place(seats, i) for i in range(20)])
-    look, _ = seconds(lambda: [min(seat.installed for seat in seats) for _ in range(20)])
+    workers = [RolloutWorker({}) for _ in range(args.generators)]
+    admit, _ = seconds(lambda: [place(workers, i) for i in range(20)])
+    look, _ = seconds(lambda: [min(worker.installed for worker in workers) for _ in range(20)])
     print(f"\n| {args.generators:,} generators | CPU s |\n|---|---|")
     print(f"| admit a group | {admit / 20:.5f} |\n| look at all | {look / 20:.5f} |")
     if args.ray:
@@ -181,7 +181,7 @@ def on_ray() -> None:
         return actor.options(scheduling_strategy=strategy).remote()
 
     silent, trainer, one, other, third = map(on, [nodes[0], *nodes[:2], nodes[1], nodes[2]])
-    ray.get([member.hear.remote() for member in (silent, trainer, one, other, third)])
+    ray.get([actor.hear.remote() for actor in (silent, trainer, one, other, third)])
 
     def calls(n: int, *values: Any, wait: bool = False) -> float:
         def work() -> None:
@@ -202,8 +202,8 @@ def on_ray() -> None:
     weights: Any = ray.get(trainer.make.remote(16, 16))
     refs = [ref for _, ref in weights._buckets]
     print("\n| 256 MiB fetched | seconds | nodes with copies |\n|---|---|---|")
-    for name, member in (("by one", one), ("by another on its node", other), ("on a third node", third)):
-        took = ray.get(member.fetch.remote(Posted.of(weights, 60)))
+    for name, actor in (("by one", one), ("by another on its node", other), ("on a third node", third)):
+        took = ray.get(actor.fetch.remote(Posted.of(weights, 60)))
         copies = {len(where["node_ids"]) for where in get_object_locations(refs).values()}
         print(f"| {name} | {took:.2f} | {', '.join(map(str, sorted(copies)))} |")
     ray.shutdown()
@@ -212,20 +212,24 @@ def on_ray() -> None:
 
 def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
-    from scalerl.rl.config.cluster import Patience
+    from scalerl.rl.config.cluster import ClusterTimeouts
     from scalerl.rl.placement.ray.generator import RayGenerator
-    from scalerl.rl.placement.ray.seat import Seat
-    from scalerl.rl.workers.ray.members import Attention, Member
+    from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
+    from scalerl.rl.workers.ray.actors import Attention, SupervisedActor
 
-    patience = Patience()
+    timeouts = ClusterTimeouts()
     generator: Any = object.__new__(RayGenerator)
-    generator._homeless, generator._patience, generator._version = {}, patience, 0
-    generator._seats, generator._attention = [], Attention()
+    generator._unassigned, generator._timeouts, generator._version = {}, timeouts, 0
+    generator._workers, generator._attention = [], Attention()
     for i in range(n):
-        seat = Seat(f"generator {i}", patience, lambda: (None, None))
-        seat.member, seat.taking_part, seat.installed = Member(seat.name, actor, 60.0), True, 0
-        seat.listening, seat.listening_since = actor.listen.remote(), time.monotonic()
-        generator._seats.append(seat)
+        worker = RolloutWorker(f"generator {i}", timeouts, lambda: (None, None))
+        worker.actor, worker.taking_part, worker.installed = (
+            SupervisedActor(worker.name, actor, 60.0),
+            True,
+            0,
+        )
+        worker.listening, worker.listening_since = actor.listen.remote(), time.monotonic()
+        generator._workers.append(worker)
     least, _ = seconds(lambda: [generator._listen(0) for _ in range(3)])
     return least / 3
 
@@ -235,16 +239,16 @@ def collect(taken: list[Rollout]) -> list[Any]:
     pool = PromptPool([r.prompt for r in taken[::SAMPLES]], NoPositiveResampling(), seed=0)
     groups = []
     for i in range(0, len(taken), SAMPLES):
-        members = taken[i : i + SAMPLES]
+        actors = taken[i : i + SAMPLES]
         rewards = [Reward(1.0 if j % 2 else -1.0, bool(j % 2)) for j in range(SAMPLES)]
-        groups.append(make_group(members, rewards, NoLengthControl()))
+        groups.append(make_group(actors, rewards, NoLengthControl()))
         pool.record(groups[-1])
     return groups
 
 
-def place(seats: list[Seat], i: int) -> None:
+def place(workers: list[RolloutWorker], i: int) -> None:
     """As `LocalGenerator` does."""
-    min(seats, key=lambda seat: len(seat.in_flight)).in_flight[i] = None
+    min(workers, key=lambda worker: len(worker.in_flight)).in_flight[i] = None
 
 
 if __name__ == "__main__":

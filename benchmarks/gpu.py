@@ -128,7 +128,7 @@ def group_of(completions: int, tokens: int, vocabulary: int) -> Group:
     rollouts = [
         Rollout(
             prompt=Prompt("p", "", ""),
-            draw=0,
+            epoch=0,
             sample=sample,
             prompt_T=rng.integers(0, vocabulary, start),
             token_T=rng.integers(0, vocabulary, tokens - start),

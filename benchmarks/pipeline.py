@@ -157,7 +157,7 @@ def figures_of(folder: Path) -> dict[str, float]:
         "generating": share("device_seconds", "generate"),
         "training": share("device_seconds", "train"),
         "idle": share("idle_seconds", "train"),
-        "age": max(row["age_max"] for row in steps),
+        "age": max(row["staleness_max"] for row in steps),
         "pass rate": record.evals[-1].pass_rate,
     }
 

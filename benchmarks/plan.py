@@ -104,7 +104,7 @@ def measured(folder: Path) -> dict[str, float]:
     idle = last["idle_seconds"]["generate"] - first["idle_seconds"]["generate"]
     waited = last["idle_seconds"]["train"] - first["idle_seconds"]["train"]
     trained = [b["tokens"]["trained"] - a["tokens"]["trained"] for a, b in zip(rows, counted, strict=False)]
-    ages = [row.get("age_mean", 0.0) for row in counted]
+    ages = [row.get("staleness_mean", 0.0) for row in counted]
     return {
         "steps/h": 3600 * len(counted) / seconds,
         "gen idle": idle / (busy + idle),
@@ -124,7 +124,7 @@ def simulated(case: tuple[int, str, int, str, int], rates: Any, steps: int) -> d
         "steps/h": found.steps_per_hour,
         "gen idle": found.generators_idle,
         "train waits": found.wait_for_groups,
-        "age": found.age_mean,
+        "age": found.staleness_mean,
     }
 
 

@@ -33,7 +33,7 @@ MEANINGS = {
     "finished": "1 - share of truncated completions",
     "entropy": "entropy",
     "ratio_clipped": "share of clipped ratios",
-    "age_mean": "staleness",
+    "staleness_mean": "staleness",
     "mean_length": "mean length of completions",
     "kl": "KL to the reference",
     "grad_norm": "gradient norm",

@@ -13,13 +13,14 @@ STEPS = {
         train/version train/skipped train/reward_mean train/correct train/groups train/groups_used
         train/completions train/completions_used train/zero_variance train/truncated train/interrupted
         train/mean_length train/loss train/grad_norm train/lr train/entropy train/ratio_mean train/ratio_max
-        train/ratio_clipped train/ess train/logp_shift train/multi_version train/kv_age_max train/pool
+        train/ratio_clipped train/ess train/logp_shift train/multi_version train/kv_staleness_max train/pool
         train/queue_generating train/queue_generated train/queue_verified train/ledger_admitted
         train/ledger_trained train/ledger_zero_variance train/ledger_truncated train/ledger_failed
         train/ledger_in_flight train/restarted compute/device_seconds_generate compute/device_seconds_train
         compute/device_seconds_evaluate compute/device_seconds_idle compute/flops_generate compute/flops_train
         compute/tokens_generated compute/tokens_trained compute/wall_seconds compute/idle_seconds_generate
-        compute/idle_seconds_train train/age_mean train/age_max train/age_share_over_4 compute/gpu_hours
+        compute/idle_seconds_train train/staleness_mean train/staleness_max
+        train/staleness_share_over_4 compute/gpu_hours
         compute/flops compute/tokens eval/pass_rate eval/samples eval/prompts eval/version eval/n_prompts
         eval/n_samples eval/mean_p_1mp eval/failed eval/truncated eval/interrupted eval/mean_length
         eval/entropy eval/gpu_hours eval/flops eval/tokens forecast/mean forecast/ceiling forecast/identified
@@ -134,7 +135,7 @@ ROLES_OF = {
         "entropy": "train/entropy",
         "truncated": "train/truncated",
         "ratio_clipped": "train/ratio_clipped",
-        "age_mean": "train/age_mean",
+        "staleness_mean": "train/staleness_mean",
         "mean_length": "train/mean_length",
         "grad_norm": "train/grad_norm",
         "loss": "train/loss",
@@ -169,7 +170,7 @@ ROLES_OF = {
         "entropy": "actor/entropy actor/entropy_loss",
         "truncated": "response_length/clip_ratio",
         "ratio_clipped": "actor/pg_clipfrac",
-        "age_mean": "training/off_policy/trajectory_staleness/mean",
+        "staleness_mean": "training/off_policy/trajectory_staleness/mean",
         "mean_length": "response_length/mean",
         "kl": "actor/kl_loss",
         "grad_norm": "actor/grad_norm",
@@ -184,7 +185,7 @@ ROLES_OF = {
         "entropy": "entropy/all/mean",
         "truncated": "train/agg/effective/agent/is_truncated/mean",
         "ratio_clipped": "is_masked/mean",
-        "age_mean": "off_policy/mean",
+        "staleness_mean": "off_policy/mean",
         "mean_length": """
             train/agg/effective/num_output_tokens/mean train/agg/effective/agent/num_output_tokens/mean""",
         "grad_norm": "optim/grad_norm",
@@ -215,7 +216,7 @@ ROLES_OF = {
         "train_reward": "reward/avg_raw_reward loss/avg_final_rewards",
         "entropy": "policy/policy_entropy",
         "ratio_clipped": "policy/loss_metrics/clip_ratio",
-        "age_mean": "async/staleness_mean",
+        "staleness_mean": "async/staleness_mean",
         "mean_length": "generate/avg_num_tokens",
         "kl": "policy/policy_kl",
         "grad_norm": "policy/grad_norm",
@@ -243,7 +244,7 @@ ROLES_OF = {
         "train_reward": "train/reward",
         "entropy": "train/approx_entropy",
         "truncated": "train/truncation_rate",
-        "age_mean": "train/avg_trajectory_age",
+        "staleness_mean": "train/avg_trajectory_age",
         "mean_length": "train/mean_gen_tokens_per_sample train/gen_tokens_per_sample/mean",
         "kl": "train/kl_penalty",
         "grad_norm": "train/grad_norm",
@@ -259,7 +260,7 @@ ROLES_OF = {
         "entropy": "policy/entropy_avg",
         "finished": "val/stop_rate",
         "ratio_clipped": "policy/clipfrac_avg",
-        "age_mean": "num_steps_off_policy",
+        "staleness_mean": "num_steps_off_policy",
         "mean_length": "val/sequence_lengths",
         "kl": "objective/kl2_avg",
         "grad_norm": "optim/grad_norm",

@@ -39,7 +39,7 @@ def test_on_policy_the_roles_take_turns():
     assert found.slots_in_use == pytest.approx(10 / 15)
     assert found.trainers_train == pytest.approx(5 / 15)
     assert found.wait_for_groups == pytest.approx(10 / 15)
-    assert found.age_histogram == (1.0,)
+    assert found.staleness_histogram == (1.0,)
 
 
 def test_every_cost_of_the_loop_is_in_the_step():
@@ -85,7 +85,7 @@ def test_an_overlapped_driver_works_while_the_trainer_steps():
     # What is left between two steps is the record.
     assert found.seconds_per_step == pytest.approx(5 + 0.7)
     assert found.wait_for_verification == 0
-    assert found.age_max <= 4
+    assert found.staleness_max <= 4
     same = simulate(replace(job(PipelineRL(4)), overlapped=True), rates, 4, 1)
     assert same.to_json() == found.to_json()
     # On-policy there is nothing to overlap with.
@@ -119,7 +119,7 @@ def test_off_policy_takes_turns_by_phases_and_ages_are_alike():
     found = simulate(job(OffPolicy(4)), SECOND, 1, 1)
     assert found.seconds_per_step == pytest.approx((4 * 10 + 4 * 5) / 4)
     assert found.generators_idle == pytest.approx(4 * 5 / 60)
-    assert found.age_histogram == pytest.approx((0.25, 0.25, 0.25, 0.25))
+    assert found.staleness_histogram == pytest.approx((0.25, 0.25, 0.25, 0.25))
 
 
 def random_rates(seed):
@@ -142,8 +142,8 @@ def random_rates(seed):
 def test_no_token_is_older_and_no_step_faster_than_it_can_be(schedule, seed):
     asked = replace(job(schedule, prompts=3, samples=4, rows=5), evaluate_every=4)
     found = simulate(asked, random_rates(seed), 3, 2, seed=seed, steps=400)
-    assert found.age_max <= schedule.max_age
-    assert sum(found.age_histogram) == pytest.approx(1)
+    assert found.staleness_max <= schedule.max_staleness
+    assert sum(found.staleness_histogram) == pytest.approx(1)
     assert 0 <= found.generators_idle <= 1
     assert 0 < found.slots_in_use <= 1
     waits = found.wait_for_groups + found.wait_for_verification + found.wait_for_driver
@@ -154,7 +154,7 @@ def test_no_token_is_older_and_no_step_faster_than_it_can_be(schedule, seed):
 
 def test_the_largest_age_is_reached_where_the_trainer_is_slow():
     rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), driver=DriverRates(step=0.5))
-    assert simulate(job(PipelineRL(3), rows=64), rates, 4, 1).age_max == 3
+    assert simulate(job(PipelineRL(3), rows=64), rates, 4, 1).staleness_max == 3
 
 
 def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_later():
@@ -162,7 +162,7 @@ def test_weights_that_are_installed_after_the_driver_has_looked_admit_a_step_lat
     rates = replace(SECOND, trainer=Trainer(0.0, fixed=50.0), weights=WeightRates(install=1.0))
     found = simulate(job(PipelineRL(3), rows=64), rates, 4, 1)
     assert found.wait_for_groups == 0
-    assert found.age_max == 2
+    assert found.staleness_max == 2
 
 
 def test_groups_come_in_order_so_that_one_long_completion_is_waited_for():
@@ -195,13 +195,13 @@ def test_admitted_is_consumed_and_in_flight(schedule):
         looked.append(loop.now)
         under_way = sum(group.left > 0 for group in loop._order)
         assert loop._in_flight.sum() == under_way
-        assert loop.admitted - loop._version * 4 <= schedule.in_flight_limit(4) + 4 * schedule.max_age
+        assert loop.admitted - loop._version * 4 <= schedule.in_flight_limit(4) + 4 * schedule.max_staleness
         assert loop.admitted <= loop._installed * 4 + schedule.in_flight_limit(4)
 
     loop._go = balanced
     loop.run(20, lambda done: None)
     assert len(looked) > 200
-    assert sum(loop.totals.ages.values()) == pytest.approx(loop.totals.tokens)
+    assert sum(loop.totals.staleness.values()) == pytest.approx(loop.totals.tokens)
 
 
 def test_weights_are_sent_one_version_after_the_other():

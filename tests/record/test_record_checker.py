@@ -219,9 +219,9 @@ MUTATIONS = {
     # single values
     "a share above 1": (step(5, "interrupted", 2.0), "which is no share"),
     "a mean above the largest": (step(13, "ratio_mean", 1e6), "ratio_mean is"),
-    "a token too old": (step(13, "age_max", 3), "ages"),
-    "a KV cache too old": (step(5, "kv_age_max", 3), "and 2 is the bound"),
-    "another mean age": (step(13, "age_mean", less), "age_mean is"),
+    "a token too old": (step(13, "staleness_max", 3), "shares"),
+    "a KV cache too old": (step(5, "kv_staleness_max", 3), "and 2 is the bound"),
+    "another mean age": (step(13, "staleness_mean", less), "staleness_mean is"),
     "another seed": (lambda folder: change_config(folder, seed=7), "seed 7, and 0 in its recipe"),
     "a checkpoint of the future": (lambda f: (f / "checkpoints" / "step-00099").mkdir(), "step-00099, and"),
     # forecasts and the timeline

@@ -207,7 +207,7 @@ def make_rollout():
         logp_T = np.full(length, -1.0, dtype=np.float32) if logp_T is None else logp_T
         return Rollout(
             prompt=Prompt(prompt, "3 + 4 =", "7"),
-            draw=0,
+            epoch=0,
             sample=0,
             prompt_T=np.array(prompt_T),
             token_T=np.arange(length) % 10 + 9 if token_T is None else np.array(token_T),

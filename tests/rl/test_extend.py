@@ -132,7 +132,7 @@ def test_ranks_of_torchrun(here, own):
 
 @pytest.mark.slow
 def test_actors_of_ray(here, own):
-    cluster = ["cluster.address=local", "cluster.verifiers=1", "cluster.patience.start=480"]
+    cluster = ["cluster.address=local", "cluster.verifiers=1", "cluster.timeouts.start=480"]
     overrides = [word for one in [*own, *cluster] for word in ("--set", one)]
     start = [sys.executable, "-m", "scalerl", "train", "demo", *overrides, "-o", "run"]
     subprocess.run(start, check=True, timeout=900)

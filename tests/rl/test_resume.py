@@ -116,7 +116,7 @@ def test_the_ledger_balances_and_every_group_ends_once(recipe, tmp_path):
     ends = [
         pair
         for row in lines(tmp_path / "run" / "groups.jsonl")
-        for pair in zip(row["prompt"], row["draw"], strict=True)
+        for pair in zip(row["prompt"], row["epoch"], strict=True)
     ]
     assert len(ends) == len(set(ends)) == 3 * STEPS
 
@@ -339,14 +339,14 @@ def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp
     run(recipe, tmp_path / "run", resume=True)
     record = RunRecord.read(tmp_path / "run")
     rows = lines(tmp_path / "run" / "groups.jsonl")
-    ends = [pair for row in rows for pair in zip(row["prompt"], row["draw"], strict=True)]
+    ends = [pair for row in rows for pair in zip(row["prompt"], row["epoch"], strict=True)]
     assert len(ends) == len(set(ends)) == 3 * STEPS
     steps = record.steps()
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
         ledger = step["ledger"]
         assert ledger["admitted"] == sum(n for name, n in ledger.items() if name != "admitted")
-        assert step.get("age_max", 0) <= 2
+        assert step.get("staleness_max", 0) <= 2
     assert check(tmp_path / "run") == []
     assert steps[-1]["restarted"] == len(saved["generator"]["in_flight"]) > 0
     assert not np.isnan(record.evals[-1].pass_rate)

@@ -149,10 +149,10 @@ def test_the_pipeline_is_in_flight_for_real_and_within_its_bound(recipe, run):
     steps = run.steps()
     late = steps[len(steps) // 3 :]
     assert np.mean([row["multi_version"] for row in late]) > 0.2
-    assert max(row["age_max"] for row in steps if "age_max" in row) <= recipe.schedule.k
+    assert max(row["staleness_max"] for row in steps if "staleness_max" in row) <= recipe.schedule.k
     for row in steps:
-        if "age_histogram" in row:
-            assert sum(row["age_histogram"]) == pytest.approx(1)
+        if "staleness_histogram" in row:
+            assert sum(row["staleness_histogram"]) == pytest.approx(1)
 
 
 def test_a_forecast_is_frozen_before_what_it_speaks_of_is_run(run):

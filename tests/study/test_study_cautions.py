@@ -9,8 +9,8 @@ from scalerl.study.verdict.answers import answers
 from scalerl.study.verdict.best import last_gains
 from scalerl.study.verdict.verdict import judge_study
 
-ONE = {"ratio_mean": 1.0, "ratio_max": 1.000004, "ratio_clipped": 0.0, "ess": 1.0, "age_max": 0}
-AGED = {"ratio_mean": 1.0, "ratio_max": 1.9, "ratio_clipped": 0.01, "ess": 0.97, "age_max": 8}
+ONE = {"ratio_mean": 1.0, "ratio_max": 1.000004, "ratio_clipped": 0.0, "ess": 1.0, "staleness_max": 0}
+AGED = {"ratio_mean": 1.0, "ratio_max": 1.9, "ratio_clipped": 0.01, "ess": 0.97, "staleness_max": 8}
 
 
 def cautions_of(studies, path, arms, **more):
@@ -38,7 +38,7 @@ def test_losses_that_cannot_be_told_apart_are_named(studies, tmp_path):
     close = ONE | {"ratio_max": 1.006, "ratio_clipped": 0.2}
     arms = {
         "base": truth(steps=(AGED,)),
-        "new": truth(changes=on_policy, steps=(AGED | {"age_max": 0},)),
+        "new": truth(changes=on_policy, steps=(AGED | {"staleness_max": 0},)),
         "close": truth(changes=on_policy, steps=(close,)),
     }
     assert cautions_of(studies, tmp_path / "c", arms) == ()

@@ -39,7 +39,7 @@ def check(recipe, run, steps):
     P = recipe.batch.prompts
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
     expected = [pool.draw() for _ in range(len(steps) * P)]
-    found = [(g.prompt, g.rollouts[0].draw) for step in steps for g in step.groups]
+    found = [(g.prompt, g.rollouts[0].epoch) for step in steps for g in step.groups]
     assert found == expected
     fates = {"consumed": len(steps) * P}
     ledger = run.pipeline.ledger(fates)
@@ -47,7 +47,7 @@ def check(recipe, run, steps):
     for step in steps:
         ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
         assert ages.min() >= 0
-        assert ages.max() <= recipe.schedule.max_age
+        assert ages.max() <= recipe.schedule.max_staleness
 
 
 def check_record(folder, n_steps):

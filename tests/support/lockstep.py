@@ -67,9 +67,9 @@ def edges(recipe, generator, rollout):
     logits_TV = generator.model(input_ids=tokens).logits[0, len(rollout.prompt_T) - 1 : -1].double()
     edge_TV = torch.softmax(logits_TV / recipe.temperature, -1).cumsum(-1).numpy()
     position_T = np.arange(len(rollout.token_T))
-    (key,) = stream_keys(recipe.seed, rollout.prompt.id, rollout.draw, last=[rollout.sample])
+    (key,) = stream_keys(recipe.seed, rollout.prompt.id, rollout.epoch, last=[rollout.sample])
     return edge_TV, uniform(np.full(len(position_T), key), position_T)
 
 
 def _stream(rollout):
-    return rollout.prompt.id, rollout.draw, rollout.sample
+    return rollout.prompt.id, rollout.epoch, rollout.sample

@@ -115,7 +115,9 @@ def test_the_largest_ratio_is_shown_beside_the_mean_and_the_clipped_share():
 
 
 def test_zeros_are_named_and_get_no_panel():
-    steps = [{"step": n, "ratio_clipped": 0.0, "age_mean": 0.0, "age_max": min(n, 3)} for n in range(9)]
+    steps = [
+        {"step": n, "ratio_clipped": 0.0, "staleness_mean": 0.0, "staleness_max": min(n, 3)} for n in range(9)
+    ]
     assert always_zero(steps) == [
         "ratios clipped (% of tokens)"
     ]  # the mean age shares a panel with the largest
@@ -137,7 +139,12 @@ def test_labels_that_would_touch_move_apart():
 
 def test_evidence_of_updates_in_flight():
     steps = [
-        {"multi_version": n / 30, "age_share_over_4": 0.3, "age_max": n % 9, "kv_age_max": 11}
+        {
+            "multi_version": n / 30,
+            "staleness_share_over_4": 0.3,
+            "staleness_max": n % 9,
+            "kv_staleness_max": 11,
+        }
         for n in range(30)
     ]
     assert in_flight_rows(steps, {"schedule": {"kind": "pipeline_rl", "k": 8}}) == [
@@ -150,9 +157,9 @@ def test_evidence_of_updates_in_flight():
         ("largest age of a trained token", "8 steps; the schedule allows k = 8"),
         ("largest age of an entry of a KV cache", "11 steps"),
     ]
-    off_policy = in_flight_rows([{"age_max": 7}], {"schedule": {"kind": "off_policy", "k": 8}})
+    off_policy = in_flight_rows([{"staleness_max": 7}], {"schedule": {"kind": "off_policy", "k": 8}})
     assert off_policy == [("largest age of a trained token", "7 steps; the schedule allows k - 1 = 7")]
-    assert in_flight_rows([{"age_max": 3}], None) == [("largest age of a trained token", "3 steps")]
+    assert in_flight_rows([{"staleness_max": 3}], None) == [("largest age of a trained token", "3 steps")]
     assert in_flight_rows([{"loss": 0.1}], None) == []
 
 

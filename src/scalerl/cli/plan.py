@@ -32,7 +32,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     plan = commands.add_parser(
         "plan",
         help="simulate a recipe on a cluster, before it is rented",
-        description="Simulate the loop of a recipe on a cluster: speed, idle time, ages, bounds and cost.",
+        description="Simulate the loop of a recipe on a cluster: speed, idle time, staleness, cost.",
         epilog=examples("""
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --generators 64 --trainers 16
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --devices 80 --price 2.5   # the best split
@@ -203,12 +203,12 @@ def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]
         [(name, f"{s:.3g}", f"{s / outcome.seconds_per_step:.0%}") for name, s in bounds],
     )
     print()
-    widest = max(outcome.age_histogram, default=0.0)
+    widest = max(outcome.staleness_histogram, default=0.0)
     print_table(
-        ("age", "of the trained tokens", ""),
+        ("staleness", "of the trained tokens", ""),
         [
-            (str(age), f"{part:.1%}", "#" * math.ceil(_WIDTH * part / widest))
-            for age, part in enumerate(outcome.age_histogram)
+            (str(lag), f"{part:.1%}", "#" * math.ceil(_WIDTH * part / widest))
+            for lag, part in enumerate(outcome.staleness_histogram)
         ],
     )
     if tried:
@@ -246,14 +246,14 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
     roles = f"{counted(outcome.generators, 'generator')}, {counted(outcome.trainers, 'trainer')}"
     steps, seconds = _readable(outcome.steps_per_hour), _readable(outcome.seconds_per_step)
     slots = f"{outcome.slots_in_use:.0%} of {job.decode_slots:,} decode slots in use"
-    ages = f"mean {outcome.age_mean:.2f}, largest {outcome.age_max}"
+    found = f"mean {outcome.staleness_mean:.2f}, largest {outcome.staleness_max}"
     return [
         ("devices", f"{outcome.devices:,}: {roles}"),
         ("speed", f"{steps} steps/hour, {seconds} s a step"),
         ("tokens", f"{_readable(outcome.tokens_per_second)} a second"),
         ("generators", f"{outcome.generators_idle:.0%} idle; {slots}"),
         ("trainers", f"train {outcome.trainers_train:.0%}" + (f", wait {shown}" if shown else "")),
-        ("age", f"{ages} (the bound is {job.schedule.max_age})"),
+        ("staleness", f"{found} (the bound is {job.schedule.max_staleness})"),
         ("queue", f"{outcome.generating:,.0f} groups generating, {outcome.generated:,.0f} generated"),
         ("bound by", outcome.bound_by),
     ]

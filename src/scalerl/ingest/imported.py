@@ -27,7 +27,7 @@ from scalerl.record.reader import AXES, DeviceSeconds, EvalPoint, Flops, RunReco
 
 OF_STEP = {
     **{"train_reward": "reward_mean", "entropy": "entropy", "truncated": "truncated", "kl": "kl"},
-    **{"mean_length": "mean_length", "ratio_clipped": "ratio_clipped", "age_mean": "age_mean"},
+    **{"mean_length": "mean_length", "ratio_clipped": "ratio_clipped", "staleness_mean": "staleness_mean"},
     **{"grad_norm": "grad_norm", "loss": "loss", "lr": "lr"},
 }
 """Roles of metrics, by the fields of steps.jsonl that they become."""

@@ -11,7 +11,7 @@ It is the loop of `scalerl.rl.loop.pipeline`, with parts that only take time:
 Where the driver is overlapped it admits and collects while the trainers step, one collection ahead; else it
 does one after the other. Every role has devices of its own.
 
-Shapes in names: A ages.
+Shapes in names: A staleness, in versions.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class SimulationResult:
     wait_for_verification: float
     wait_for_driver: float
     wait_for_evaluation: float
-    age_mean: float
-    age_max: int
-    age_histogram: tuple[float, ...]
-    """Share of the trained tokens by age, in versions."""
+    staleness_mean: float
+    staleness_max: int
+    staleness_histogram: tuple[float, ...]
+    """Share of the trained tokens by staleness, in versions."""
     generating: float
     """Groups in flight at the end of a step, on average: not complete, or not next in order."""
     generated: float
@@ -123,8 +123,8 @@ def simulate(
     loop.run(n, lambda done: watch((first + done) / (first + n)))
     seconds, totals = loop.now - began, loop.totals
     busy, row_seconds = (loop.spent() - before).tolist()
-    age_A = np.array([totals.ages[age] for age in range(max(totals.ages, default=-1) + 1)])
-    age_A = age_A / max(age_A.sum(), 1.0)
+    staleness_A = np.array([totals.staleness[lag] for lag in range(max(totals.staleness, default=-1) + 1)])
+    staleness_A = staleness_A / max(staleness_A.sum(), 1.0)
     shares = {what: spent / seconds for what, spent in totals.seconds.items()}
     return SimulationResult(
         generators=generators,
@@ -140,9 +140,9 @@ def simulate(
         wait_for_verification=shares.get("verification", 0.0),
         wait_for_driver=shares.get("driver", 0.0),
         wait_for_evaluation=shares.get("evaluation", 0.0),
-        age_mean=float(age_A @ np.arange(len(age_A))) if len(age_A) else math.nan,
-        age_max=max(np.flatnonzero(age_A > 1e-9).tolist(), default=0),
-        age_histogram=tuple(age_A.tolist()),
+        staleness_mean=float(staleness_A @ np.arange(len(staleness_A))) if len(staleness_A) else math.nan,
+        staleness_max=max(np.flatnonzero(staleness_A > 1e-9).tolist(), default=0),
+        staleness_histogram=tuple(staleness_A.tolist()),
         generating=totals.generating / n,
         generated=totals.generated / n,
         at_least=bounds(job, rates, generators, trainers),
@@ -156,8 +156,8 @@ class Totals:
         self.seconds = defaultdict[str, float](float)
         """Of the trainers, by what they did or waited for."""
         self.tokens = self.generating = self.generated = 0
-        self.ages = defaultdict[int, float](float)
-        """Trained tokens by age."""
+        self.staleness = defaultdict[int, float](float)
+        """Trained tokens by staleness, in versions."""
 
 
 class Simulation:
@@ -323,7 +323,7 @@ class Simulation:
         self._is("driver")
         for group in used:
             for version, tokens in group.tokens.items():
-                self.totals.ages[self._version - version] += tokens
+                self.totals.staleness[self._version - version] += tokens
         self.totals.tokens += sum(sum(group.lengths) for group in groups)
         self._version += 1
         publishes = self._job.schedule.publishes(self._version)

@@ -45,7 +45,7 @@ class Rollout:
     """One completion as it was sampled, with what the trainer must never have to guess afterwards."""
 
     prompt: Prompt
-    draw: int
+    epoch: int
     """How many times the prompt had been drawn before."""
     sample: int
     """Index of this completion within its group."""
@@ -105,7 +105,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Group:
-    """The completions of one draw of one prompt, verified."""
+    """The completions of one prompt in one epoch, verified."""
 
     rollouts: tuple[Rollout, ...]
     reward_G: np.ndarray
@@ -157,10 +157,10 @@ class Generator(Protocol):
     """Samples completions. Where and on what engine is its own business.
 
     Groups come back in the order in which they were submitted, whatever order they finish in: that is
-    what bounds the age of trained tokens.
+    what bounds the staleness of trained tokens.
     """
 
-    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+    def submit(self, prompt: Prompt, epoch: int, n_samples: int) -> int:
         """Admit a group of `n_samples` completions; returns its place in the order of admission."""
         ...
 

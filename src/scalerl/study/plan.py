@@ -232,7 +232,7 @@ def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
         yield "one seed an arm: what a seed does is guessed then, and no small difference can be told from it"
     elif len(seeds) < 3:
         yield f"{len(seeds)} seeds an arm say little of what a seed does; 3 or more do"
-    on_policy = [arm for arm in arms if arm.recipe.schedule.max_age == 0]
+    on_policy = [arm for arm in arms if arm.recipe.schedule.max_staleness == 0]
     losses = {repr(replace(arm.recipe, loss=arms[0].recipe.loss, name="")) for arm in on_policy}
     if len(losses) < len(on_policy):
         names = ", ".join(arm.name for arm in on_policy)

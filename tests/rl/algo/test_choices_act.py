@@ -66,7 +66,7 @@ def test_a_small_pool_comes_again_and_what_is_learnt_retires_by_its_history(reci
     always, later, *never = (prompt.id for prompt in recipe.task.prompts("train"))
 
     def verify(rollout):
-        learnt = rollout.prompt.id == always or (rollout.prompt.id == later and rollout.draw >= 1)
+        learnt = rollout.prompt.id == always or (rollout.prompt.id == later and rollout.epoch >= 1)
         return RIGHT if learnt else WRONG
 
     def drawn(curriculum):

@@ -54,9 +54,9 @@ def test_a_key_is_the_digest_of_its_name():
     assert stream_keys(7, "chain/1/2", 3, last=[4]).tolist() == [int.from_bytes(digest, "little")]
 
 
-def sample(generator, prompts, n_samples=3, draw=0):
+def sample(generator, prompts, n_samples=3, epoch=0):
     for prompt in prompts:
-        generator.submit(prompt, draw, n_samples)
+        generator.submit(prompt, epoch, n_samples)
     groups = generator.collect(len(prompts))
     return {(r.prompt.id, r.sample): r.token_T.tolist() for group in groups for r in group}
 
@@ -71,7 +71,7 @@ def test_a_completion_does_not_depend_on_what_shares_its_batch(llama_folder, mak
     some = sample(make_generator(llama_folder, rows=5), uneven_prompts[2:4])
     assert some == {key: alone[key] for key in some}
     assert sample(make_generator(llama_folder, seed=1), uneven_prompts) != alone
-    assert sample(make_generator(llama_folder), uneven_prompts, draw=1) != alone
+    assert sample(make_generator(llama_folder), uneven_prompts, epoch=1) != alone
 
 
 def test_rows_are_refilled_while_others_are_in_flight(llama_folder, make_generator, uneven_prompts):

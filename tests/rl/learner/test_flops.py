@@ -58,9 +58,9 @@ def cost(lengths_N):
 
 def test_a_generator_counts_each_completion_once(llama_folder, make_generator, uneven_prompts):
     generator = make_generator(llama_folder, rows=3)
-    for draw in range(4):
+    for epoch in range(4):
         for prompt in uneven_prompts:
-            generator.submit(prompt, draw, 1)
+            generator.submit(prompt, epoch, 1)
     rollouts = [rollout for group in generator.collect(24) for rollout in group]
     assert generator.counters.flops == cost([len(r.prompt_T) + len(r.token_T) for r in rollouts])
     assert generator.counters.tokens == sum(r.length for r in rollouts)

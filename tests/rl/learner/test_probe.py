@@ -75,7 +75,7 @@ def test_age_does_not_show_where_all_is_well(recipe, schedule):
     assert max(row["logp_gap_max"] for row in probes) < 2e-5
     assert FIGURES["sampling"].level(FIGURES["sampling"](probes)) is None
     shift = max(step.stats.logp_shift for step in steps if len(step.batch))
-    if schedule.max_age:
+    if schedule.max_staleness:
         assert shift > 0.05  # what the trained tokens themselves would have shown
     else:
         assert shift < 1e-5

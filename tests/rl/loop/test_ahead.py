@@ -142,7 +142,7 @@ def ages_of(steps):
 
 
 def draws_of(steps):
-    return [(group.prompt.id, group.rollouts[0].draw) for step in steps for group in step.groups]
+    return [(group.prompt.id, group.rollouts[0].epoch) for step in steps for group in step.groups]
 
 
 def sampled(steps):
@@ -153,7 +153,7 @@ def sampled(steps):
 
 def expected_draws(recipe, n):
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    return [(prompt.id, draw) for prompt, draw in filter(None, (pool.draw() for _ in range(n)))]
+    return [(prompt.id, epoch) for prompt, epoch in filter(None, (pool.draw() for _ in range(n)))]
 
 
 def test_groups_are_admitted_and_verified_while_the_learner_steps(start, recipe):
@@ -173,7 +173,7 @@ def test_no_token_is_too_old_whenever_a_step_ends(start, recipe, schedule):
     run = start(recipe)
     steps = take(run, 8)
     assert draws_of(steps) == expected_draws(recipe, 8 * P)
-    assert all(age.min() >= 0 and age.max() <= schedule.max_age for age in ages_of(steps))
+    assert all(age.min() >= 0 and age.max() <= schedule.max_staleness for age in ages_of(steps))
 
 
 def test_a_run_goes_on_from_between_two_steps_as_if_it_had_not_been_cut(start, recipe):

@@ -26,11 +26,11 @@ class Watched:
         self.generator = generator
         self.submitted, self.collected, self.tickets = [], [], []
 
-    def submit(self, prompt, draw, n_samples):
-        self.submitted.append((prompt.id, draw))
+    def submit(self, prompt, epoch, n_samples):
+        self.submitted.append((prompt.id, epoch))
         # A ticket is out from admission until the weights of the step that consumed it are installed.
         self.tickets.append(len(self.submitted) - P * self.generator.installed)
-        return self.generator.submit(prompt, draw, n_samples)
+        return self.generator.submit(prompt, epoch, n_samples)
 
     @property
     def ready(self):
@@ -62,7 +62,7 @@ class Watched:
 
     def take(self, n_groups):
         groups = self.generator.take(n_groups)
-        self.collected += [(rollouts[0].prompt.id, rollouts[0].draw) for rollouts in groups]
+        self.collected += [(rollouts[0].prompt.id, rollouts[0].epoch) for rollouts in groups]
         return groups
 
     def update(self, weights, version):
@@ -134,7 +134,7 @@ def test_completions_in_flight_meet_several_versions(run, recipe):
 def test_groups_are_consumed_in_order_of_admission(run, recipe):
     steps, generator, _ = run(recipe, 12)
     assert generator.collected == generator.submitted[: 12 * P]
-    consumed = [(g.prompt.id, g.rollouts[0].draw) for step in steps for g in step.groups]
+    consumed = [(g.prompt.id, g.rollouts[0].epoch) for step in steps for g in step.groups]
     assert consumed == generator.collected
     assert all(len(group.rollouts) == 4 for step in steps for group in step.groups)
 

@@ -70,7 +70,7 @@ def test_three_steps_of_any_family(family, save_model, make_recipe, tmp_path):
     assert [row["step"] for row in steps] == [1, 2, 3]
     for row in steps:
         assert not row["skipped"]
-        assert row["age_max"] == 0
+        assert row["staleness_max"] == 0
         # On-policy every ratio is one: the log-probabilities of generator and trainer are the same.
         assert row["ratio_mean"] == pytest.approx(1, abs=1e-5)
         assert row["ratio_max"] == pytest.approx(1, abs=1e-4)

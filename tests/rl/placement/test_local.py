@@ -63,11 +63,11 @@ def work(generator, seconds=60):
 
 def order_of_draws(recipe, n):
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, 0)
-    return [(prompt.id, draw) for prompt, draw in filter(None, (pool.draw() for _ in range(n)))]
+    return [(prompt.id, epoch) for prompt, epoch in filter(None, (pool.draw() for _ in range(n)))]
 
 
 def drawn(steps):
-    return [(g.prompt.id, g.rollouts[0].draw) for step in steps for g in step.groups]
+    return [(g.prompt.id, g.rollouts[0].epoch) for step in steps for g in step.groups]
 
 
 @pytest.mark.parametrize("schedule", [PipelineRL(k=8), PipelineRL(k=1), PipelineRL(k=0), OffPolicy(k=3)])
@@ -79,7 +79,7 @@ def test_no_token_is_older_than_the_schedule_allows(recipe, start, schedule, pro
     for step in steps:
         ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
         assert ages.min() >= 0
-        assert ages.max() <= schedule.max_age
+        assert ages.max() <= schedule.max_staleness
     assert drawn(steps) == order_of_draws(recipe, 12 * P)  # in the order of admission, each exactly once
     assert generator.counters.tokens >= sum(r.length for s in steps for g in s.groups for r in g.rollouts)
     assert generator.counters.seconds > 0
@@ -127,7 +127,7 @@ def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe,
     for step in steps:
         ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
         assert ages.min() >= 0
-        assert ages.max() <= recipe.schedule.max_age
+        assert ages.max() <= recipe.schedule.max_staleness
 
 
 def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recipe, monkeypatch):

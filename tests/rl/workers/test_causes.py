@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from scalerl.rl.workers.ray.members import Member, cause_of
+from scalerl.rl.workers.ray.actors import SupervisedActor, cause_of
 
 HEAD = """The actor died unexpectedly before finishing this task.
 \tclass_name: GeneratorActor
@@ -61,7 +61,7 @@ def died(text):
 )
 def test_the_cause_and_none_of_the_guesses(error, said):
     assert cause_of(error, 7) == said
-    member = Member("generator 3", None, 60.0, "node 10.0.0.3 (e5a55c88)", 7)
+    member = SupervisedActor("generator 3", None, 60.0, "node 10.0.0.3 (e5a55c88)", 7)
     lost = member.lost(error)
     assert str(lost) == f"generator 3 on node 10.0.0.3 (e5a55c88) is lost: {said}"
     assert (lost.who, lost.node) == (member.name, member.node)

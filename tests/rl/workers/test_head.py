@@ -10,7 +10,7 @@ import pytest
 from cluster_runs import SMALL, check_record, command, steps_of
 from ray_nodes import Nodes, simulated, until
 
-from scalerl.rl.workers.ray import contact
+from scalerl.rl.workers.ray import cluster_watch
 
 SILENCE = 10
 PATIENCE = 240
@@ -24,7 +24,7 @@ def actors_below():
 @pytest.mark.parametrize("kinds", [("gcs_server",), ("gcs_server", "raylet")], ids=["head", "node"])
 def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kinds, capsys):
     folder = tmp_path / "run"
-    limits = ["cluster.patience.start=240", f"cluster.patience.silence={SILENCE}", "cluster.generators=2"]
+    limits = ["cluster.timeouts.start=240", f"cluster.timeouts.heartbeat={SILENCE}", "cluster.generators=2"]
     changes = [
         f"model={small_base}",
         *SMALL,
@@ -56,7 +56,7 @@ def test_the_head_dies_and_a_resume_goes_on_elsewhere(small_base, tmp_path, kind
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if line.startswith("scalerl: [cluster]: ")]
     assert "--resume goes on" in line
-    assert took < SILENCE + contact.GRACE + 30
+    assert took < SILENCE + cluster_watch.GRACE + 30
     before = steps_of(folder)
     with simulated(3, 1) as others:
         driver = command(folder, f"cluster.address={others.address}", resume=True)
@@ -76,13 +76,13 @@ import time
 
 import psutil
 
-from scalerl.rl.workers.ray.contact import ClusterLostError, check
+from scalerl.rl.workers.ray.cluster_watch import ClusterLostError, check
 from scalerl.rl.workers.ray.session import connected
-from scalerl.rl.config.cluster import Cluster, Patience
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts
 
 below = []
 try:
-    with connected(Cluster(address="local", patience=Patience(silence=5))):
+    with connected(Cluster(address="local", timeouts=ClusterTimeouts(heartbeat=5))):
         below = psutil.Process().children(recursive=True)
         next(p for p in below if p.name() == "gcs_server").kill()
         while True:

@@ -9,8 +9,8 @@ import pytest
 from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.ray.generator_actor import GeneratorActor
-from scalerl.rl.workers.ray import members
-from scalerl.rl.workers.ray.members import Member
+from scalerl.rl.workers.ray import actors
+from scalerl.rl.workers.ray.actors import SupervisedActor
 
 
 class Handle:
@@ -36,15 +36,15 @@ def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
     def get(ref, timeout):
         asked.append(ref)
 
-    monkeypatch.setattr(members.ray, "wait", ready)
-    monkeypatch.setattr(members.ray, "get", get)
-    member = Member("trainer 0", Handle(), 20.0)
-    member.settled(("node a", 1))
-    member.check_life()  # asks
+    monkeypatch.setattr(actors.ray, "wait", ready)
+    monkeypatch.setattr(actors.ray, "get", get)
+    actor = SupervisedActor("trainer 0", Handle(), 20.0)
+    actor.settled(("node a", 1))
+    actor.check_life()  # asks
 
     def look():
         try:
-            member.check_life()
+            actor.check_life()
         except Exception as error:
             wrong.append(error)
 

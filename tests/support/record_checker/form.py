@@ -14,7 +14,7 @@ STEP_KEYS = (
     *("step", "version", "time", "skipped", "loss", "grad_norm", "lr", "entropy", "ratio_mean", "ratio_max"),
     *("ratio_clipped", "ess", "logp_shift", "kl", "reward_mean", "correct", "groups", "completions"),
     *("groups_used", "completions_used", "zero_variance", "truncated", "interrupted", "failed", "queue"),
-    *("mean_length", "multi_version", "kv_age_max", "pool", "ledger", "restarted", "wall_seconds"),
+    *("mean_length", "multi_version", "kv_staleness_max", "pool", "ledger", "restarted", "wall_seconds"),
     *("idle_seconds", "tokens", "flops", "device_seconds"),
 )
 EVAL_KEYS = (
@@ -63,7 +63,7 @@ class Record:
             ("config.json", [self.config], ("schema", "seed", "recipe", "placement", "versions", "devices"))
         ]
         asked += [("steps.jsonl", self.steps, STEP_KEYS), ("evals.jsonl", self.evals, EVAL_KEYS)]
-        asked += [("groups.jsonl", self.groups, ("step", "prompt", "draw", "fate", "correct", "n"))]
+        asked += [("groups.jsonl", self.groups, ("step", "prompt", "epoch", "fate", "correct", "n"))]
         asked += [("eval_prompts.jsonl", self.prompts, ("step", "prompt_set", "n", "id", "correct"))]
         asked += [("forecasts.jsonl", self.forecasts, FORECAST_KEYS)]
         for name, rows, keys in asked:

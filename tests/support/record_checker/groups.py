@@ -15,7 +15,7 @@ def groups_agree_with_steps(record: Record) -> Iterator[str]:
     batch = record.config["recipe"]["batch"]
     for step, row in zip(record.steps, record.groups, strict=False):
         where = f"step {step['step']}"
-        if len({len(row[key]) for key in ("prompt", "draw", "fate", "correct", "n")}) > 1:
+        if len({len(row[key]) for key in ("prompt", "epoch", "fate", "correct", "n")}) > 1:
             yield f"{where}: the lists of groups.jsonl are of several lengths"
             continue
         if any(not 0 <= c <= n for c, n in zip(row["correct"], row["n"], strict=True)):
@@ -68,13 +68,13 @@ def each_draw_once_and_in_order(record: Record) -> Iterator[str]:
     following: Counter[str] = Counter()
     seen = set()
     for row in record.groups:
-        for prompt, draw in zip(row["prompt"], row["draw"], strict=False):
-            if (prompt, draw) in seen:
-                yield f"step {row['step']}: draw {draw} of {prompt} comes twice"
-            elif draw != following[prompt]:
-                yield f"step {row['step']}: draw {draw} of {prompt}, and {following[prompt]} was next"
-            seen.add((prompt, draw))
-            following[prompt] = max(following[prompt], draw + 1)
+        for prompt, epoch in zip(row["prompt"], row["epoch"], strict=False):
+            if (prompt, epoch) in seen:
+                yield f"step {row['step']}: epoch {epoch} of {prompt} comes twice"
+            elif epoch != following[prompt]:
+                yield f"step {row['step']}: epoch {epoch} of {prompt}, and {following[prompt]} was next"
+            seen.add((prompt, epoch))
+            following[prompt] = max(following[prompt], epoch + 1)
 
 
 def ledger_balances(record: Record) -> Iterator[str]:

@@ -8,12 +8,12 @@ from fractions import Fraction
 
 from record_checker.form import Record, close, flat, short
 
-AGE_KEYS = ("age_mean", "age_max", "age_histogram", "age_share_over_4")
+STALENESS_KEYS = ("staleness_mean", "staleness_max", "staleness_histogram", "staleness_share_over_4")
 SHARES = (
     *("correct", "zero_variance", "truncated", "interrupted", "multi_version", "ratio_clipped", "ess"),
-    *("age_share_over_4", "failed", "pass_rate"),
+    *("staleness_share_over_4", "failed", "pass_rate"),
 )
-ORDERED = (("ratio_mean", "ratio_max"), ("age_mean", "age_max"), ("logp_gap", "logp_gap_max"))
+ORDERED = (("ratio_mean", "ratio_max"), ("staleness_mean", "staleness_max"), ("logp_gap", "logp_gap_max"))
 
 
 def each_step_once(record: Record) -> Iterator[str]:
@@ -25,7 +25,7 @@ def each_step_once(record: Record) -> Iterator[str]:
             yield f"step {row['step']}: its version is {row['version']}"
         if row["skipped"] != (row["groups_used"] == 0):
             yield f"step {row['step']}: skipped is {row['skipped']} with {row['groups_used']} groups used"
-        if missing := [key for key in AGE_KEYS if (key in row) == row["skipped"]]:
+        if missing := [key for key in STALENESS_KEYS if (key in row) == row["skipped"]]:
             yield f"step {row['step']}: {', '.join(missing)} where skipped is {row['skipped']}"
 
 
@@ -96,19 +96,21 @@ def ages_are_within_the_schedule(record: Record) -> Iterator[str]:
     schedule = record.config["recipe"]["schedule"]
     most = schedule["k"] - (schedule["kind"] == "off_policy")
     for row in record.steps:
-        if not 0 <= row["kv_age_max"] <= most:
-            yield f"step {row['step']}: a KV cache entry of age {row['kv_age_max']}, and {most} is the bound"
+        if not 0 <= row["kv_staleness_max"] <= most:
+            found = f"a KV cache entry of staleness {row['kv_staleness_max']}"
+            yield f"step {row['step']}: {found}, and {most} is the bound"
         if row["skipped"]:
             continue
-        where, share = f"step {row['step']}", row["age_histogram"]
-        if row["age_max"] > row["kv_age_max"]:
-            yield f"{where}: tokens of age {row['age_max']}, and a KV cache of {row['kv_age_max']}"
-        if not close(sum(share), 1, 1e-6) or len(share) != row["age_max"] + 1 or share[-1] <= 0:
-            yield f"{where}: ages {share}, and age_max {row['age_max']}"
-        if not close(sum(age * part for age, part in enumerate(share)), row["age_mean"], 1e-6):
-            yield f"{where}: age_mean is {row['age_mean']}, and the ages {share}"
-        if not close(sum(share[5:]), row["age_share_over_4"], 1e-6):
-            yield f"{where}: age_share_over_4 is {row['age_share_over_4']}, and the ages {share}"
+        where, share = f"step {row['step']}", row["staleness_histogram"]
+        if row["staleness_max"] > row["kv_staleness_max"]:
+            found = f"tokens of staleness {row['staleness_max']}"
+            yield f"{where}: {found}, and a KV cache of {row['kv_staleness_max']}"
+        if not close(sum(share), 1, 1e-6) or len(share) != row["staleness_max"] + 1 or share[-1] <= 0:
+            yield f"{where}: shares {share}, and staleness_max {row['staleness_max']}"
+        if not close(sum(lag * part for lag, part in enumerate(share)), row["staleness_mean"], 1e-6):
+            yield f"{where}: staleness_mean is {row['staleness_mean']}, shares {share}"
+        if not close(sum(share[5:]), row["staleness_share_over_4"], 1e-6):
+            yield f"{where}: staleness_share_over_4 is {row['staleness_share_over_4']}, shares {share}"
 
 
 def config_agrees(record: Record) -> Iterator[str]:

@@ -88,7 +88,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True, timeout=10)) as database:
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.ROW.most)
             database.execute("PRAGMA trusted_schema = OFF")
-            database.set_progress_handler(_patience(_bytes_of(path)), _STEPS_AT_ONCE)
+            database.set_progress_handler(_timeouts(_bytes_of(path)), _STEPS_AT_ONCE)
             yield database
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter in its messages on a damaged file
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -104,7 +104,7 @@ def _bytes_of(path: Path) -> int:
     return path.stat().st_size + (ahead.stat().st_size if ahead.is_file() else 0)
 
 
-def _patience(size: int) -> Callable[[], bool]:
+def _timeouts(size: int) -> Callable[[], bool]:
     """What tells SQLite to stop once it works for longer than a file of this size can need.
 
     Pages of a damaged file may lead to one another in a circle, or a hundred of them to each of a hundred.

@@ -25,7 +25,7 @@ ANY = Vocabulary(
     entropy=("entropy", "entropy/mean", "entropy_mean", "mean_entropy", "policy/entropy", "actor/entropy"),
     truncated=("truncated", "truncation_rate", "truncated_rate", "clipped_ratio", "is_truncated/mean"),
     ratio_clipped=("clip_fraction", "clip_frac", "clipfrac", "clip_ratio", "policy/clip_frac"),
-    age_mean=("age_mean", "staleness_mean", "staleness/mean", "staleness", "off_policy_steps"),
+    staleness_mean=("staleness_mean", "age_mean", "staleness/mean", "staleness", "off_policy_steps"),
     mean_length=(
         *("mean_length", "response_length", "response_length/mean", "response_length_mean"),
         *("completion_length", "mean_response_length"),

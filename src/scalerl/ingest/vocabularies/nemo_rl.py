@@ -24,7 +24,7 @@ NEMO_RL = Vocabulary(
     truncated=("truncation_rate",),
     # What share of ratios was clipped is not logged: probs_ratio_clamped is a ratio.
     # Of the asynchronous trainer.
-    age_mean=("avg_trajectory_age",),
+    staleness_mean=("avg_trajectory_age",),
     mean_length=("mean_gen_tokens_per_sample", "gen_tokens_per_sample/mean"),
     # To the reference policy, its weight taken out; 0 where that is 0.
     kl=("kl_penalty",),

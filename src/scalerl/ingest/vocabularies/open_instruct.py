@@ -25,7 +25,7 @@ OPEN_INSTRUCT = Vocabulary(
     finished=("val/stop_rate",),
     ratio_clipped=("policy/clipfrac_avg",),
     # One more than elsewhere: 1 is on-policy, as a step's number is compared with that of the step before.
-    age_mean=("num_steps_off_policy",),
+    staleness_mean=("num_steps_off_policy",),
     mean_length=("val/sequence_lengths",),
     # To the reference policy, by four estimators; 2 is the default of the loss, and loss/kl_avg has its
     # weight in it.

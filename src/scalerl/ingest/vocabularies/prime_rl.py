@@ -26,7 +26,7 @@ PRIME_RL = Vocabulary(
     # Tokens that the loss leaves out, as the trainer's policy is too far from that of inference.
     ratio_clipped=("is_masked/mean",),
     # By the version at the start of a rollout.
-    age_mean=("off_policy/mean",),
+    staleness_mean=("off_policy/mean",),
     mean_length=(
         "train/agg/effective/num_output_tokens/mean",
         "train/agg/effective/*/num_output_tokens/mean",

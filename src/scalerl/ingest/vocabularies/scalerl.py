@@ -4,13 +4,13 @@ from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 SCALERL = Vocabulary(
     trainer="scalerl",
-    signs=("eval/mean_p_1mp", "eval/gpu_hours", "train/kv_age_max"),
+    signs=("eval/mean_p_1mp", "eval/gpu_hours", "train/kv_staleness_max"),
     held_out=("eval/pass_rate",),
     train_reward=("train/reward_mean",),
     entropy=("train/entropy",),
     truncated=("train/truncated",),
     ratio_clipped=("train/ratio_clipped",),
-    age_mean=("train/age_mean",),
+    staleness_mean=("train/staleness_mean",),
     mean_length=("train/mean_length",),
     kl=("train/kl",),
     grad_norm=("train/grad_norm",),

@@ -23,7 +23,7 @@ SKYRL = Vocabulary(
     # What share of completions was cut off is not logged.
     ratio_clipped=("policy/loss_metrics/clip_ratio", "policy/ppo_clip_ratio"),
     # By the step at which a group was begun.
-    age_mean=("async/staleness_mean",),
+    staleness_mean=("async/staleness_mean",),
     mean_length=("generate/avg_num_tokens",),
     kl=("policy/policy_kl", "loss/avg_kl"),
     grad_norm=("policy/grad_norm", "policy/raw_grad_norm"),

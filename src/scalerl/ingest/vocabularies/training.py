@@ -10,8 +10,8 @@ from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.ingest.vocabularies.vocabulary import any_of, is_of_evaluation
 
 _OF_TRAINING = (
-    *("train_reward", "ratio_clipped", "age_mean", "kl", "grad_norm", "loss", "lr", "step_seconds", "tokens"),
-    "samples",
+    *("train_reward", "ratio_clipped", "staleness_mean", "kl", "grad_norm", "loss", "lr"),
+    *("step_seconds", "tokens", "samples"),
 )
 """Roles of what an evaluator does not log; lengths, entropies and counters so far it may."""
 _OF_EITHER = re.compile(r"(?:.*/)?(?:accuracy|acc|success_rate|scores?)", re.DOTALL)

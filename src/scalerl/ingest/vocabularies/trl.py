@@ -31,7 +31,7 @@ TRL = Vocabulary(
     truncated=("completions/clipped_ratio",),
     # Share of tokens outside of the clip range on the side that clips; `clip_ratio` before 0.17.
     ratio_clipped=("clip_ratio/region_mean", "clip_ratio"),
-    age_mean=("sample/staleness_mean",),
+    staleness_mean=("sample/staleness_mean",),
     mean_length=("completions/mean_length", "completion_length"),
     # To the reference model; logged where beta is not 0.
     kl=("kl",),

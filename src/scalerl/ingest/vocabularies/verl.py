@@ -26,7 +26,7 @@ VERL = Vocabulary(
     truncated=("response_length/clip_ratio",),
     ratio_clipped=("actor/pg_clipfrac",),
     # By the last version that had a part in a trajectory; the one by the first is trajectory_staleness_worst.
-    age_mean=("training/off_policy/trajectory_staleness/mean",),
+    staleness_mean=("training/off_policy/trajectory_staleness/mean",),
     mean_length=("response_length/mean",),
     # To the reference policy. `actor/ppo_kl` is that of a step to its start.
     kl=("actor/kl_loss", "actor/reward_kl_penalty"),

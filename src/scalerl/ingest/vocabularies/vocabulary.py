@@ -37,7 +37,7 @@ class Vocabulary:
     finished: tuple[str, ...] = ()
     """Share of completions that were not: 1 - truncated."""
     ratio_clipped: tuple[str, ...] = ()
-    age_mean: tuple[str, ...] = ()
+    staleness_mean: tuple[str, ...] = ()
     """Staleness of the trained tokens, in versions."""
     mean_length: tuple[str, ...] = ()
     kl: tuple[str, ...] = ()

@@ -41,8 +41,8 @@ class PipelineRL:
         return True
 
     @property
-    def max_age(self) -> int:
-        """The largest age that a trained token can have."""
+    def max_staleness(self) -> int:
+        """The largest staleness that a trained token can have, in versions."""
         return self.k
 
 
@@ -51,7 +51,7 @@ class OffPolicy:
     """Generate `k` batches, then make `k` updates with them: PPO-off-policy-k of arXiv 2510.13786.
 
     Generator and trainer take turns. All of a phase is sampled by the weights at its start, so that the
-    largest age is k - 1; k = 1 is on-policy.
+    largest staleness is k - 1; k = 1 is on-policy.
     """
 
     k: int = 8
@@ -74,8 +74,8 @@ class OffPolicy:
         return version % self.k == 0
 
     @property
-    def max_age(self) -> int:
-        """The largest age that a trained token can have."""
+    def max_staleness(self) -> int:
+        """The largest staleness that a trained token can have, in versions."""
         return self.k - 1
 
 

@@ -14,7 +14,7 @@ from scalerl.rl.config.vllm import Vllm
 
 
 @dataclass(frozen=True)
-class One:
+class OneProcess:
     """The learner of one process, in that of the driver."""
 
     kind: Literal["one"] = "one"
@@ -41,7 +41,7 @@ class Transport:
 
 
 @dataclass(frozen=True)
-class Share:
+class Resources:
     """What a process is given of its node."""
 
     cpus: float = 1.0
@@ -57,13 +57,13 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Patience:
+class ClusterTimeouts:
     """Seconds after which what is waited for is given up: a process is then killed, and replaced."""
 
     start: float = 300.0
     """For room on the cluster, and for a process that loads its model."""
-    silence: float = 60.0
-    """For a sign of life."""
+    heartbeat: float = 60.0
+    """For a heartbeat."""
     decode: float = 600.0
     """For a generator that has something to sample to get on with it."""
     weights: float = 300.0
@@ -87,15 +87,15 @@ class Cluster:
     """`auto` joins the cluster that runs here, `local` starts one on this machine; or HOST:PORT."""
     engine: Annotated[Torch | Vllm, Discriminator("kind")] = field(default_factory=Torch)
     """What samples: `generators` actors, or servers of vLLM, which are not Ray's to place."""
-    learner: Annotated[One | Fsdp2, Discriminator("kind")] = field(default_factory=One)
+    learner: Annotated[OneProcess | Fsdp2, Discriminator("kind")] = field(default_factory=OneProcess)
     transport: Transport = field(default_factory=Transport)
-    generator: Share = field(default_factory=Share)
+    generator: Resources = field(default_factory=Resources)
     """Of every generator, and of the evaluations, which have a process of their own."""
-    trainer: Share = field(default_factory=Share)
+    trainer: Resources = field(default_factory=Resources)
     """Of every process of a learner that is sharded."""
-    verifier: Share = field(default_factory=Share)
+    verifier: Resources = field(default_factory=Resources)
     """Of every verifier, its processes included."""
-    patience: Patience = field(default_factory=Patience)
+    timeouts: ClusterTimeouts = field(default_factory=ClusterTimeouts)
 
     def __post_init__(self) -> None:
         if self.generators < 1 or self.trainers < 1:

@@ -32,14 +32,14 @@ def decode(
     newer: Callable[[int], tuple[Weights, int] | None],
     began: float,
 ) -> None:
-    """Decode what is received, (place, prompt, draw, completions), until `CLOSED` is.
+    """Decode what is received, (seq_no, prompt, epoch, completions), until `CLOSED` is.
 
     `newer` gives the newest weights and their version where that is not the version it is given, and None is
-    received when it is to be called. What is sent is ("installed", version, counters), ("complete", (places,
+    received when it is to be called. What is sent is ("installed", version, counters), ("complete", (seq_nos,
     sizes, packed rollouts), counters) and ("decoding", None, counters). The process was started at `began`
     (`time.perf_counter`); it is starting until it has weights and is given something to do.
     """
-    places, clock = deque[int](), _DecodingClock(began)
+    seq_nos, clock = deque[int](), _DecodingClock(began)
     generator.version = -1
 
     def report(what: str, value: Any = None) -> None:
@@ -62,14 +62,14 @@ def decode(
                 clock.begin()
             if message is None:
                 break  # new weights
-            place, *group = message
-            places.append(place)
+            seq_no, *group = message
+            seq_nos.append(seq_no)
             generator.submit(*group)
         if generator.busy:
             generator.work()
         if groups := generator.take(generator.ready):
             packed = pack_rollouts([rollout for rollouts in groups for rollout in rollouts])
-            value = [places.popleft() for _ in groups], [len(rollouts) for rollouts in groups], packed
+            value = [seq_nos.popleft() for _ in groups], [len(rollouts) for rollouts in groups], packed
             report("complete", value)
         elif clock.due():
             report("decoding")

@@ -55,10 +55,10 @@ class Sampling:
 class _Request(NamedTuple):
     """A completion that waits for a row, or has one."""
 
-    place: int
+    seq_no: int
     prompt: Prompt
     prompt_T: np.ndarray
-    draw: int
+    epoch: int
     sample: int
     key: np.uint64
     interrupt_at: int
@@ -66,8 +66,8 @@ class _Request(NamedTuple):
 
 def _groups_of(requests: Sequence[_Request]) -> list[list[Any]]:
     """What the completions of one group share, once for each group."""
-    groups = {request.place: request for request in requests}
-    return [[place, dict(vars(r.prompt)), r.prompt_T.tolist(), r.draw] for place, r in groups.items()]
+    groups = {request.seq_no: request for request in requests}
+    return [[seq_no, dict(vars(r.prompt)), r.prompt_T.tolist(), r.epoch] for seq_no, r in groups.items()]
 
 
 _BY_ROW = (
@@ -117,9 +117,9 @@ class TorchGenerator:
 
     # -- the interface ---------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+    def submit(self, prompt: Prompt, epoch: int, n_samples: int) -> int:
         """Admit a group; see `scalerl.rl.types.Generator`."""
-        place = self._admitted
+        seq_no = self._admitted
         self._admitted += 1
         prompt_T = self._tokens(prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
@@ -127,17 +127,17 @@ class TorchGenerator:
                 f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
                 f"{self.sampling.max_prompt_tokens}"
             )
-        self._finished[place] = [None] * n_samples
-        self._waiting += self._requests(place, prompt, prompt_T, draw, range(n_samples))
-        return place
+        self._finished[seq_no] = [None] * n_samples
+        self._waiting += self._requests(seq_no, prompt, prompt_T, epoch, range(n_samples))
+        return seq_no
 
     def _requests(
-        self, place: int, prompt: Prompt, prompt_T: np.ndarray, draw: int, samples: Sequence[int]
+        self, seq_no: int, prompt: Prompt, prompt_T: np.ndarray, epoch: int, samples: Sequence[int]
     ) -> list[_Request]:
-        key_G = stream_keys(self.sampling.seed, prompt.id, draw, last=samples)
+        key_G = stream_keys(self.sampling.seed, prompt.id, epoch, last=samples)
         u_G = uniform(key_G, np.full(len(key_G), -2))  # the positions of tokens are 0 and above
         own = zip(samples, key_G, self.sampling.length.draw(u_G), strict=True)
-        return [_Request(place, prompt, prompt_T, draw, *values) for values in own]
+        return [_Request(seq_no, prompt, prompt_T, epoch, *values) for values in own]
 
     @property
     def ready(self) -> int:
@@ -161,9 +161,9 @@ class TorchGenerator:
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """The next `n_groups` groups in order of admission."""
-        places = range(self._collected, self._collected + n_groups)
-        self._collected = places.stop
-        return [tuple(r for r in self._finished.pop(place) if r is not None) for place in places]
+        seq_nos = range(self._collected, self._collected + n_groups)
+        self._collected = seq_nos.stop
+        return [tuple(r for r in self._finished.pop(seq_no) if r is not None) for seq_no in seq_nos]
 
     def collect(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """Decode until the next `n_groups` groups in order of admission are complete, and take them."""
@@ -208,18 +208,18 @@ class TorchGenerator:
         """Everything but the weights: the resumed run is the same run, bit for bit."""
         rows = np.flatnonzero(self._active_R)
         under_way = [request for row in rows if (request := self._rows[row])]
-        done = [(place, r) for place, group in self._finished.items() for r in group if r is not None]
+        done = [(seq_no, r) for seq_no, group in self._finished.items() for r in group if r is not None]
         return {
             "version": self.version,
             "admitted": self._admitted,
             "collected": self._collected,
             "counters": asdict(self.counters),
-            "sizes": [[place, len(group)] for place, group in self._finished.items()],
+            "sizes": [[seq_no, len(group)] for seq_no, group in self._finished.items()],
             "groups": _groups_of([*self._waiting, *under_way]),
-            "waiting": [[request.place, request.sample] for request in self._waiting],
-            "under_way": [[request.place, request.sample] for request in under_way],
+            "waiting": [[request.seq_no, request.sample] for request in self._waiting],
+            "under_way": [[request.seq_no, request.sample] for request in under_way],
             "done": pack_rollouts([rollout for _, rollout in done]),
-            "done_places": [place for place, _ in done],
+            "done_seq_nos": [seq_no for seq_no, _ in done],
             "rows": rows,
             "arrays": {name: getattr(self, name)[rows] for name in _BY_ROW},
             "length": self._state.save(rows),
@@ -237,18 +237,18 @@ class TorchGenerator:
         self.version = state["version"]
         self._admitted, self._collected = state["admitted"], state["collected"]
         self.counters = Counters(**state["counters"])
-        self._finished = {place: [None] * size for place, size in state["sizes"]}
-        for place, rollout in zip(state["done_places"], unpack_rollouts(state["done"]), strict=True):
-            self._finished[place][rollout.sample] = rollout
+        self._finished = {seq_no: [None] * size for seq_no, size in state["sizes"]}
+        for seq_no, rollout in zip(state["done_seq_nos"], unpack_rollouts(state["done"]), strict=True):
+            self._finished[seq_no][rollout.sample] = rollout
         groups = {
-            place: (place, Prompt.from_json(prompt), np.array(tokens, dtype=np.int64), draw)
-            for place, prompt, tokens, draw in state["groups"]
+            seq_no: (seq_no, Prompt.from_json(prompt), np.array(tokens, dtype=np.int64), epoch)
+            for seq_no, prompt, tokens, epoch in state["groups"]
         }
-        waiting = (self._requests(*groups[place], [sample]) for place, sample in state["waiting"])
+        waiting = (self._requests(*groups[seq_no], [sample]) for seq_no, sample in state["waiting"])
         self._waiting = deque(request for (request,) in waiting)
         rows = state["rows"]
-        for row, (place, sample) in zip(rows, state["under_way"], strict=True):
-            (self._rows[row],) = self._requests(*groups[place], [sample])
+        for row, (seq_no, sample) in zip(rows, state["under_way"], strict=True):
+            (self._rows[row],) = self._requests(*groups[seq_no], [sample])
         self._active_R[rows] = True
         for name in _BY_ROW:
             getattr(self, name)[rows] = state["arrays"][name]
@@ -328,7 +328,7 @@ class TorchGenerator:
             self._start_R[row] = self._next_R[row] = n
             self._first_version_R[row] = self.version
             self._state.start(row, request.interrupt_at)
-            groups.setdefault(request.place, []).append(row)
+            groups.setdefault(request.seq_no, []).append(row)
         self._active_R[free] = True
         return [np.array(rows) for rows in groups.values()]
 
@@ -340,9 +340,9 @@ class TorchGenerator:
         assert request is not None
         span = slice(int(self._start_R[row]), int(self._next_R[row]))
         sampled_T = self._sampled_RL[row, span].copy()
-        self._finished[request.place][request.sample] = Rollout(
+        self._finished[request.seq_no][request.sample] = Rollout(
             prompt=request.prompt,
-            draw=request.draw,
+            epoch=request.epoch,
             sample=request.sample,
             prompt_T=request.prompt_T,
             token_T=self._token_RL[row, span].copy(),

@@ -16,7 +16,7 @@ from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
 from scalerl.rl.types import Counters, Prompt, Rollout
 
 Asked = tuple[Prompt, int, int]
-"""A group to be sampled: prompt, draw, number of completions."""
+"""A group to be sampled: prompt, epoch, number of completions."""
 
 
 class OrderedGroups(ABC):
@@ -29,12 +29,12 @@ class OrderedGroups(ABC):
         """What was spent before the run was resumed."""
 
     @abstractmethod
-    def _place(self, place: int, group: Asked) -> None:
+    def _assign(self, seq_no: int, group: Asked) -> None:
         """Give a group to whoever is to sample it."""
 
     @abstractmethod
     def _under_way(self) -> Mapping[int, Asked]:
-        """The groups that are not complete, by their places."""
+        """The groups that are not complete, by their seq_nos."""
 
     @abstractmethod
     def _published(self) -> int:
@@ -45,12 +45,12 @@ class OrderedGroups(ABC):
     def counters(self) -> Counters:
         """What has been spent so far, the work before a resume included."""
 
-    def submit(self, prompt: Prompt, draw: int, n_samples: int) -> int:
+    def submit(self, prompt: Prompt, epoch: int, n_samples: int) -> int:
         """Admit a group; see `scalerl.rl.types.Generator`."""
-        place = self._admitted
+        seq_no = self._admitted
         self._admitted += 1
-        self._place(place, (prompt, draw, n_samples))
-        return place
+        self._assign(seq_no, (prompt, epoch, n_samples))
+        return seq_no
 
     @property
     def ready(self) -> int:
@@ -62,9 +62,9 @@ class OrderedGroups(ABC):
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
         """The next `n_groups` groups in order of admission, which are complete."""
-        places = range(self._taken, self._taken + n_groups)
-        self._taken = places.stop
-        return [self._complete.pop(place) for place in places]
+        seq_nos = range(self._taken, self._taken + n_groups)
+        self._taken = seq_nos.stop
+        return [self._complete.pop(seq_no) for seq_no in seq_nos]
 
     @property
     def in_flight(self) -> int:
@@ -81,9 +81,10 @@ class OrderedGroups(ABC):
             "taken": self._taken,
             "counters": counters,
             "in_flight": [
-                [place, dict(vars(p)), draw, n] for place, (p, draw, n) in sorted(self._under_way().items())
+                [seq_no, dict(vars(p)), epoch, n]
+                for seq_no, (p, epoch, n) in sorted(self._under_way().items())
             ],
-            "places": [place for place, _ in complete],
+            "seq_nos": [seq_no for seq_no, _ in complete],
             "sizes": [len(rollouts) for _, rollouts in complete],
             "complete": pack_rollouts([rollout for _, rollouts in complete for rollout in rollouts]),
         }
@@ -97,17 +98,17 @@ class OrderedGroups(ABC):
         if "taken" not in state:
             raise InputError("the run generates in the trainer's process (placement inline): it stays there")
         self._admitted, self._taken = state["admitted"], state["taken"]
-        self._keep(state["places"], state["sizes"], state["complete"])
-        for place, prompt, draw, n_samples in state["in_flight"]:
-            self._place(place, (Prompt.from_json(prompt), draw, n_samples))
+        self._keep(state["seq_nos"], state["sizes"], state["complete"])
+        for seq_no, prompt, epoch, n_samples in state["in_flight"]:
+            self._assign(seq_no, (Prompt.from_json(prompt), epoch, n_samples))
         self._before = Counters(**state["counters"])
         self._before.restarted += len(state["in_flight"])
 
-    def _keep(self, places: Sequence[int], sizes: Sequence[int], packed: dict[str, Any]) -> None:
+    def _keep(self, seq_nos: Sequence[int], sizes: Sequence[int], packed: dict[str, Any]) -> None:
         """Complete groups, one after the other in `packed`."""
         rollouts = iter(unpack_rollouts(packed))
-        for place, size in zip(places, sizes, strict=True):
-            self._complete[place] = tuple(islice(rollouts, size))
+        for seq_no, size in zip(seq_nos, sizes, strict=True):
+            self._complete[seq_no] = tuple(islice(rollouts, size))
 
 
 def sum_of(counters: Sequence[Counters]) -> Counters:

@@ -1,6 +1,6 @@
 """Counter-based random numbers: a completion does not depend on where it ran or on what shared its batch.
 
-Every number is a hash of (seed, prompt id, draw, sample) and the position; no generator carries state.
+Every number is a hash of (seed, prompt id, epoch, sample) and the position; no generator carries state.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 from scalerl.rl.types import Group, Prompt, Rollout
 
 _BY_TOKEN = ("token_T", "sampled_T", "logp_T", "version_T")
-_BY_ROLLOUT = ("draw", "sample", "first_version", "truncated", "interrupted")
+_BY_ROLLOUT = ("epoch", "sample", "first_version", "truncated", "interrupted")
 
 
 def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:

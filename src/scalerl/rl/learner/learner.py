@@ -45,7 +45,7 @@ class StepStats:
     ess: float = math.nan
     """Effective sample size of the importance ratios, (sum rho)^2 / (n sum rho^2), in (0, 1]."""
     logp_shift: float = math.nan
-    """Mean |log rho|, nats per token: how far trainer and generator are apart, age included."""
+    """Mean |log rho|, nats per token: how far trainer and generator are apart, staleness included."""
     kl: float = math.nan
     """Mean divergence from the base model by the recipe's estimator, nats per token; NaN where it is off."""
     flops: float = 0.0

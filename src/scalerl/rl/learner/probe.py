@@ -1,7 +1,7 @@
 """The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
 
-Trained tokens cannot tell: most are a few versions old, and a difference may be age. So the probe keeps a
-copy of the weights of one version, waits for completions that this version began, and scores them with that
+Trained tokens cannot tell: most are a few versions old, and a difference may be staleness. So the probe keeps
+a copy of the weights of one version, waits for completions that this version began, and scores them with that
 copy by the trainer's own forward pass:
 
     hold     the weights of version v as they are published
@@ -63,7 +63,7 @@ class Probe:
         some = fresh[:: max(1, len(fresh) // self._completions)][: self._completions]
         found = self._score(some) if some else {}
         now = self._learner.version
-        if now - self.version > self._schedule.max_age and self._schedule.publishes(now):
+        if now - self.version > self._schedule.max_staleness and self._schedule.publishes(now):
             self._hold()
         return found
 

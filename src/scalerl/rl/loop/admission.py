@@ -6,7 +6,7 @@ weights of the step that consumed it. So `PipelineRL(k)`, with k + 1 batches in 
 version g // P - k is installed: the group is sampled by that version or a later one, and no trained token is
 older than k versions (PipelineRL, arXiv 2509.19128; PipelineRL-k, arXiv 2510.13786). `OffPolicy(k)` has k
 batches in flight, all of a phase sampled by the weights at its start: the last of its batches is trained at
-age k - 1.
+staleness k - 1.
 """
 
 from __future__ import annotations

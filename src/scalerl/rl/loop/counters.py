@@ -118,7 +118,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
     generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
-    age_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
+    staleness_W = (before - step.batch.version_NT)[step.batch.sampled_NT]
     row = {
         "step": step.index,
         "version": step.index,
@@ -137,7 +137,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "mean_length": sum(r.length for r in rollouts) / n,
         **{key: value for key, value in vars(step.stats).items() if key not in ("flops", "tokens")},
         "multi_version": sum(bool(r.version_T[0] != r.version_T[-1]) for r in rollouts) / n,
-        "kv_age_max": max(before - r.first_version for r in rollouts),
+        "kv_staleness_max": max(before - r.first_version for r in rollouts),
         "pool": pipeline.pool_left,
         "queue": pipeline.queue(),
         "ledger": pipeline.ledger(counters.fates),
@@ -146,12 +146,12 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
         "wall_seconds": counters.wall_seconds,
         "idle_seconds": {"generate": generators_idle, "train": counters.waited_seconds},
     }
-    if len(age_W):
+    if len(staleness_W):
         row |= {
-            "age_mean": float(age_W.mean()),
-            "age_max": int(age_W.max()),
-            "age_share_over_4": float((age_W > 4).mean()),
-            "age_histogram": np.bincount(age_W) / len(age_W),
+            "staleness_mean": float(staleness_W.mean()),
+            "staleness_max": int(staleness_W.max()),
+            "staleness_share_over_4": float((staleness_W > 4).mean()),
+            "staleness_histogram": np.bincount(staleness_W) / len(staleness_W),
         }
     return row
 
@@ -162,7 +162,7 @@ def groups_row(step: Step) -> dict[str, Any]:
     return {
         "step": step.index,
         "prompt": [group.prompt.id for group in groups],
-        "draw": [group.rollouts[0].draw for group in groups],
+        "epoch": [group.rollouts[0].epoch for group in groups],
         "fate": list(step.batch.fates),
         "correct": [int(group.correct_G.sum()) for group in groups],
         "n": [len(group.rollouts) for group in groups],

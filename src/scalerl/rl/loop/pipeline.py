@@ -140,8 +140,8 @@ class Pipeline:
 
     def _admit(self) -> None:
         installed = self._generator.installed
-        while self._admission.allows(installed) and (draw := self._pool.draw()) is not None:
-            self._generator.submit(*draw, self._recipe.batch.samples)
+        while self._admission.allows(installed) and (drawn := self._pool.draw()) is not None:
+            self._generator.submit(*drawn, self._recipe.batch.samples)
             self._admission.admitted += 1
 
     @property

@@ -25,7 +25,7 @@ class PromptPool:
     seed: int
     passes: int = 0
     _queue: list[Prompt] = field(default_factory=list)
-    _draws: Counter[str] = field(default_factory=Counter)
+    _epochs: Counter[str] = field(default_factory=Counter)
     _history: dict[str, History] = field(default_factory=dict)
     _retired: set[str] = field(default_factory=set)
 
@@ -40,8 +40,8 @@ class PromptPool:
             while self._queue:
                 prompt = self._queue.pop()
                 if prompt.id not in self._retired:
-                    self._draws[prompt.id] += 1
-                    return prompt, self._draws[prompt.id] - 1
+                    self._epochs[prompt.id] += 1
+                    return prompt, self._epochs[prompt.id] - 1
             if not self.left:
                 return None
             order = np.random.default_rng([self.seed, self.passes]).permutation(len(self.prompts))
@@ -60,7 +60,7 @@ class PromptPool:
         return {
             "passes": self.passes,
             "queue": [prompt.id for prompt in self._queue],
-            "draws": dict(self._draws),
+            "epochs": dict(self._epochs),
             "history": {name: dict(vars(history)) for name, history in self._history.items()},
             "retired": sorted(self._retired),
         }
@@ -70,7 +70,7 @@ class PromptPool:
         by_id = {prompt.id: prompt for prompt in self.prompts}
         self.passes = state["passes"]
         self._queue = [by_id[name] for name in state["queue"]]
-        self._draws = Counter(state["draws"])
+        self._epochs = Counter(state["epochs"])
         self._history = {
             name: History(h["correct"], h["n"], tuple(h["latest"])) for name, h in state["history"].items()
         }

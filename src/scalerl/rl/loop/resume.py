@@ -145,7 +145,7 @@ def check_same_prompts(state: dict[str, Any], task: Any) -> None:
     if state["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
     here = {prompt.id for prompt in task.prompts("train")}
-    if gone := sorted({*state["pool"]["queue"], *state["pool"]["draws"]} - here):
+    if gone := sorted({*state["pool"]["queue"], *state["pool"]["epochs"]} - here):
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 

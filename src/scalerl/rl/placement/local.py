@@ -75,11 +75,11 @@ class LocalGenerator(OrderedGroups):
         """Processes that were lost and started again."""
         self._closed = False
 
-    def _place(self, place: int, group: Asked) -> None:
-        min(self._processes, key=lambda p: len(p.in_flight)).submit(place, group)
+    def _assign(self, seq_no: int, group: Asked) -> None:
+        min(self._processes, key=lambda p: len(p.in_flight)).submit(seq_no, group)
 
     def _under_way(self) -> Mapping[int, Asked]:
-        return {place: group for process in self._processes for place, group in process.in_flight.items()}
+        return {seq_no: group for process in self._processes for seq_no, group in process.in_flight.items()}
 
     def _published(self) -> int:
         return self._shared.version
@@ -141,10 +141,10 @@ class LocalGenerator(OrderedGroups):
         what, value, process.counters = message
         process.watchdog.moved()
         if what == "complete":
-            places, sizes, packed = value
-            self._keep(places, sizes, packed)
-            for place in places:
-                del process.in_flight[place]
+            seq_nos, sizes, packed = value
+            self._keep(seq_nos, sizes, packed)
+            for seq_no in seq_nos:
+                del process.in_flight[seq_no]
             process.deaths = 0
         elif what == "installed":
             if process.installed < 0:
@@ -198,9 +198,9 @@ class _Process:
     def sentinel(self) -> int:
         return self._process.sentinel
 
-    def submit(self, place: int, group: Asked) -> None:
-        self.in_flight[place] = group
-        self.tell((place, *group))
+    def submit(self, seq_no: int, group: Asked) -> None:
+        self.in_flight[seq_no] = group
+        self.tell((seq_no, *group))
 
     def tell(self, message: Any) -> None:
         self.outbox.put(message)
@@ -217,8 +217,8 @@ class _Process:
         self.buried.restarted += len(self.in_flight)
         self.installed = -1
         self.start()
-        for place, group in self.in_flight.items():
-            self.tell((place, *group))
+        for seq_no, group in self.in_flight.items():
+            self.tell((seq_no, *group))
 
     def _all_spent(self) -> Counters:
         """What it has spent, with the time since its last message, in which what it has done is lost."""

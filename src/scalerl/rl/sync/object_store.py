@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from scalerl.errors import LearnerLostError, brief_error
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.types import Weights
-from scalerl.rl.workers.ray.contact import check
+from scalerl.rl.workers.ray.cluster_watch import check
 
 Bucket = tuple[tuple[tuple[str, tuple[int, ...]], ...], Any]
 """Names and shapes of some tensors, and the reference to a mapping of them."""

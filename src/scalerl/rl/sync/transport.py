@@ -59,16 +59,16 @@ class Broadcast(ObjectStore):
         kind: str,
         bucket_mib: float,
         seconds: float,
-        silence: float,
+        heartbeat: float,
         address: str,
         send: Send | None,
     ) -> None:
         """`send` sends from elsewhere, which is at `address`; without it this process does.
 
-        A broadcast of one bucket may take `silence` seconds, so that nobody waits for long for who hangs.
+        A broadcast of one bucket may take `heartbeat` seconds, so that nobody waits for long for who hangs.
         """
         super().__init__(bucket_mib, seconds)
-        self._kind, self._address, self._silence = kind, address, silence
+        self._kind, self._address, self._heartbeat = kind, address, heartbeat
         self._here = None if send else WeightSender()
         self._send: Send = send or self._here_by_thread
         self._group: BroadcastGroup | None = None
@@ -80,7 +80,7 @@ class Broadcast(ObjectStore):
             return []
         if self._group is None or self._receivers != list(receivers):
             port = free_port(self._address)
-            self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._silence)
+            self._group = BroadcastGroup(self._kind, self._address, port, len(receivers) + 1, self._heartbeat)
             self._receivers = list(receivers)
         self._send(self._group, self.current, version)
         layout = self.current.layout
@@ -102,9 +102,9 @@ class Broadcast(ObjectStore):
 
 def transport_of(cluster: Any, learner: Any) -> ObjectStore:
     """The transport of `[cluster]`; a learner on actors sends from its first rank."""
-    kind, bucket_mib, patience = cluster.transport.kind, cluster.transport.bucket_mib, cluster.patience
+    kind, bucket_mib, timeouts = cluster.transport.kind, cluster.transport.bucket_mib, cluster.timeouts
     if kind == "object_store":
-        return ObjectStore(bucket_mib, patience.weights)
+        return ObjectStore(bucket_mib, timeouts.weights)
     send = getattr(learner, "send", None)
     address = learner.address if send else ray.util.get_node_ip_address()
-    return Broadcast(kind, bucket_mib, patience.weights, patience.silence, address, send)
+    return Broadcast(kind, bucket_mib, timeouts.weights, timeouts.heartbeat, address, send)

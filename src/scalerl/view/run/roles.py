@@ -56,14 +56,14 @@ def balances(ledger: Mapping[str, Any]) -> bool:
 
 
 def in_flight_rows(steps: Steps, recipe: Any = None) -> Rows:
-    """Rows (label, value) from the lines of steps.jsonl; nothing where they hold no ages.
+    """Rows (label, value) from the lines of steps.jsonl; nothing where they hold no staleness.
 
-    Shares are means over all steps and over the last tenth of them. The largest age stands beside the
+    Shares are means over all steps and over the last tenth of them. The largest staleness stands beside the
     one that the schedule of `recipe` allows.
     """
     shares = (
         ("completions sampled by two or more versions of the weights", "multi_version"),
-        ("trained tokens older than 4 steps", "age_share_over_4"),
+        ("trained tokens with a staleness over 4 steps", "staleness_share_over_4"),
     )
     rows = []
     for label, key in shares:
@@ -71,15 +71,15 @@ def in_flight_rows(steps: Steps, recipe: Any = None) -> Rows:
         if known_N.size:
             late = known_N[-max(known_N.size // 10, 1) :].mean()
             rows.append((label, f"{percent(known_N.mean())}; in the last tenth of the run {percent(late)}"))
-    age_N, cache_N = _known(steps, "age_max"), _known(steps, "kv_age_max")
-    if age_N.size:
+    staleness_N, cache_N = _known(steps, "staleness_max"), _known(steps, "kv_staleness_max")
+    if staleness_N.size:
         schedule = as_mapping(as_mapping(recipe).get("schedule"))
         k = schedule.get("k")
         name = "k - 1" if schedule.get("kind") == "off_policy" else "k"
         bound = f"; the schedule allows {name} = {plain(k - (name != 'k'))}" if k is not None else ""
-        rows.append(("largest age of a trained token", f"{plain(age_N.max())} steps{bound}"))
+        rows.append(("largest staleness of a trained token", f"{plain(staleness_N.max())} steps{bound}"))
     if cache_N.size:
-        rows.append(("largest age of an entry of a KV cache", f"{plain(cache_N.max())} steps"))
+        rows.append(("largest staleness of an entry of a KV cache", f"{plain(cache_N.max())} steps"))
     return rows
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from scalerl.errors import InputError, LearnerLostError, WorkerError
 from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.generator import Sampling
-from scalerl.rl.engine.vllm import fleet
+from scalerl.rl.engine.vllm import server_pool
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.engine.vllm.server import environment, find_python, place_servers
 from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
@@ -52,7 +52,7 @@ def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
     """A function that makes a generator over servers; it ends with the test."""
     made = []
     monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
-    monkeypatch.setattr(fleet, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(server_pool, "LOOK_EVERY", 0.1)
 
     def make(*peers, rows=8, length=rule, timeline=None, **changes):
         settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
@@ -495,7 +495,7 @@ def test_weights_that_are_elsewhere_come_bucket_by_bucket(peer, connect, weights
     assert [len(part) for part in parts] == [2, len(weights) - 2]
     for name, weight in weights.items():
         np.testing.assert_array_equal((parts[0] | parts[1])[name], weight)
-    assert generator._fleet._weights._weights is None  # they are let go of
+    assert generator._pool._weights._weights is None  # they are let go of
 
 
 def test_weights_that_went_with_their_learner_send_the_run_back_to_its_checkpoint(peer, connect, weights):
@@ -553,7 +553,7 @@ def test_an_error_in_the_task_of_a_completion_ends_the_run(peer, connect, monkey
     def parsed(*args):
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(fleet, "parsed", parsed)
+    monkeypatch.setattr(server_pool, "parsed", parsed)
     generator = connect(peer)
     generator.submit(PROMPTS[0], 0, 1)
     with pytest.raises(WorkerError, match="cannot go on: ZeroDivisionError: nobody has thought of this"):

@@ -14,7 +14,7 @@ from ray_nodes import Run, simulated, until
 from replayed_rollouts import TEMPERATURE, difference, models_of, replay
 
 from scalerl.rl.algo.curriculum import Uniform
-from scalerl.rl.config.cluster import Cluster, Patience
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.train import train
@@ -31,13 +31,13 @@ def recipe():
         *("optimiser.lr=3e-3", "budget.kind=steps", "budget.amount=10", "evaluation.count=2"),
         *("evaluation.samples=2", "schedule.k=4", "checkpoint.steps=4", f"temperature={TEMPERATURE}"),
     ]
-    cluster = Cluster(trainers=2, learner=Fsdp2(), engine=SETTINGS, patience=Patience(start=240))
+    cluster = Cluster(trainers=2, learner=Fsdp2(), engine=SETTINGS, timeouts=ClusterTimeouts(start=240))
     return replace(load_recipe("demo", small), cluster=cluster, curriculum=Uniform())
 
 
 def killing(generator):
     """Its `submit`, which kills the server once, as soon as the group is being sampled."""
-    submit, (server,), (pid,) = generator.submit, generator._fleet._servers, generator.pids
+    submit, (server,), (pid,) = generator.submit, generator._pool._servers, generator.pids
 
     def submit_and_kill(*group):
         place = submit(*group)

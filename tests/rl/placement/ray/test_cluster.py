@@ -12,7 +12,7 @@ from ray_nodes import simulated, until
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.cluster import Cluster, Patience, Transport
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Transport
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.build import load_learner
@@ -62,7 +62,7 @@ def test_two_generators_and_two_ranks_on_three_nodes(nodes, sharded, small_base,
     moving = replace(sharded.cluster, transport=Transport(transport, bucket_mib=0.05))
     recipe = replace(sharded, cluster=moving)
     run = start(recipe)
-    assert len({seat.member.node for seat in run.generator._seats}) == 2
+    assert len({worker.actor.node for worker in run.generator._workers}) == 2
     steps, lines = [], []
     for step in islice(run.pipeline.steps(), 20):
         steps.append(step)
@@ -76,7 +76,7 @@ def test_two_generators_and_two_ranks_on_three_nodes(nodes, sharded, small_base,
     assert who == {"generator 0", "generator 1"}
     ages = [s.index - 1 - r.version_T for s in steps for g in s.groups for r in g.rollouts]
     assert min(a.min() for a in ages) >= 0
-    assert 0 < max(a.max() for a in ages) <= recipe.schedule.max_age
+    assert 0 < max(a.max() for a in ages) <= recipe.schedule.max_staleness
     if transport == "gloo":
         assert run.generator._transport._group is not None
         assert "was not broadcast" not in str(run.generator.lost)
@@ -127,7 +127,7 @@ def pairs(step, like):
 
 
 def test_no_room_is_a_line(nodes, recipe, start):
-    small = replace(recipe, cluster=Cluster(generators=50, patience=Patience(start=3)))
+    small = replace(recipe, cluster=Cluster(generators=50, timeouts=ClusterTimeouts(start=3)))
     began = time.monotonic()
     with pytest.raises(InputError, match=r"asks for 50 generators of 1 CPU, .*; there are 6"):
         start(small)

@@ -19,7 +19,7 @@ from ray_nodes import Run, simulated, until
 from scalerl.errors import LearnerLostError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.train import train
 
@@ -64,9 +64,9 @@ def _title(process):
 
 def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base):
     with running(endless, small_base, 1, 1, 1) as (nodes, run):
-        loop, seat, steps = run.pipeline.steps(), run.generator._seats[0], []
+        loop, worker, steps = run.pipeline.steps(), run.generator._workers[0], []
         take_steps(loop, steps, lambda: len(steps) == 6)
-        node = seat.member.node
+        node = worker.actor.node
         nodes.kill_node_of(node)
         take_steps(loop, steps, lambda: run.generator.lost)
         assert node in run.generator.lost[0]
@@ -76,56 +76,56 @@ def test_the_node_of_a_generator_dies_and_another_joins_late(endless, small_base
         assert took_part == run.generator.alive == 1
         nodes.add(1)
         take_steps(loop, steps, lambda: run.generator.alive == 2)
-        assert seat.member.node != node
-        take_steps(loop, steps, lambda: seat.counters.tokens > 0)  # it gets work
+        assert worker.actor.node != node
+        take_steps(loop, steps, lambda: worker.counters.tokens > 0)  # it gets work
         check(endless, run, steps)
         print(f"\n{len(steps)} steps; lost: {run.generator.lost}")
 
 
 def test_the_groups_of_a_generator_that_hangs_are_sampled_by_others(endless, small_base):
-    hasty = replace(endless.cluster, patience=Patience(start=240, silence=15))
+    hasty = replace(endless.cluster, timeouts=ClusterTimeouts(start=240, heartbeat=15))
     recipe = replace(endless, cluster=hasty)
     with running(recipe, small_base, 3) as (_, run):
-        generator, seat = run.generator, run.generator._seats[1]
-        pid = seat.member.pid
+        generator, worker = run.generator, run.generator._workers[1]
+        pid = worker.actor.pid
         os.kill(pid, signal.SIGSTOP)
         asked = list(filter(None, (run.pool.draw() for _ in range(4))))
-        for prompt, draw in asked:
-            generator.submit(prompt, draw, 8)
-        assert len(seat.in_flight) == 2
+        for prompt, epoch in asked:
+            generator.submit(prompt, epoch, 8)
+        assert len(worker.in_flight) == 2
         until(lambda: generator.work() or generator.ready == 4)
-        assert f"no sign of life for 15 s (pid {pid})" in generator.lost[0]
-        found = [(group[0].prompt, group[0].draw) for group in generator.take(4)]
+        assert f"no heartbeat for 15 s (pid {pid})" in generator.lost[0]
+        found = [(group[0].prompt, group[0].epoch) for group in generator.take(4)]
         assert found == asked
         assert generator.counters.restarted == 2
         until(lambda: generator.work() or generator.alive == 2)  # another has come in its place
-        assert seat.member.pid != pid
+        assert worker.actor.pid != pid
         until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")
 
 
 def test_one_that_hangs_while_it_loads_is_replaced(endless, small_base):
     """It has come to its place, and says nothing any more before it takes part."""
-    hasty = replace(endless.cluster, patience=Patience(start=240, silence=15))
+    hasty = replace(endless.cluster, timeouts=ClusterTimeouts(start=240, heartbeat=15))
     recipe = replace(endless, cluster=hasty)
     with running(recipe, small_base, 3) as (_, run):
-        generator, seat = run.generator, run.generator._seats[1]
-        os.kill(seat.member.pid, signal.SIGKILL)
-        until(lambda: generator.work() or (len(generator.lost) == 1 and seat.member and seat.member.pid))
-        assert seat.starting is not None
-        node, pid = seat.member.node, seat.member.pid
+        generator, worker = run.generator, run.generator._workers[1]
+        os.kill(worker.actor.pid, signal.SIGKILL)
+        until(lambda: generator.work() or (len(generator.lost) == 1 and worker.actor and worker.actor.pid))
+        assert worker.starting is not None
+        node, pid = worker.actor.node, worker.actor.pid
         os.kill(pid, signal.SIGSTOP)
         until(lambda: generator.work() or len(generator.lost) == 2)
-        said = f"generator 1 on {node} is lost: no sign of life for 15 s (pid {pid})"
+        said = f"generator 1 on {node} is lost: no heartbeat for 15 s (pid {pid})"
         assert generator.lost[1] == said
         until(lambda: generator.work() or generator.alive == 2)
-        assert seat.member.pid != pid
+        assert worker.actor.pid != pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
     sharded, small_base, tmp_path, caplog, number
 ):
-    hasty = replace(sharded.cluster, patience=Patience(start=240, silence=20))
+    hasty = replace(sharded.cluster, timeouts=ClusterTimeouts(start=240, heartbeat=20))
     recipe = replace(sharded, cluster=hasty)
     folder, killed = tmp_path / "run", []
 
@@ -140,9 +140,7 @@ def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
     record = check_record(folder, 20)
     (heard,) = [r for r in caplog.records if "from its last checkpoint" in r.getMessage()]
     said = heard.getMessage()
-    cause = (
-        "no sign of life for 20 s" if number == signal.SIGSTOP else f"its process ended (pid {killed[0]}, "
-    )
+    cause = "no heartbeat for 20 s" if number == signal.SIGSTOP else f"its process ended (pid {killed[0]}, "
     assert said.startswith("trainer ")
     assert cause in said
     assert "on node " in said
@@ -163,16 +161,16 @@ def test_a_trainer_is_lost_and_the_run_goes_back_to_its_checkpoint(
 
 def test_a_learner_that_is_lost_while_generators_need_its_weights_is_missed(sharded, small_base, caplog):
     """Nothing is asked of it then: the next groups wait for a version that nobody can fetch any more."""
-    hasty = replace(sharded.cluster, patience=Patience(start=240, silence=60))
+    hasty = replace(sharded.cluster, timeouts=ClusterTimeouts(start=240, heartbeat=60))
     recipe = replace(sharded, curriculum=Uniform(), schedule=PipelineRL(k=0), cluster=hasty)
     with running(recipe, small_base, 4) as (_, run):
         update = run.generator.update
 
         def update_late(weights, version):
             if version == 2:
-                for member in run.learner._actors.members:
-                    os.kill(member.pid, signal.SIGKILL)
-                    until(lambda pid=member.pid: not psutil.pid_exists(pid))
+                for actor in run.learner._actors.actors:
+                    os.kill(actor.pid, signal.SIGKILL)
+                    until(lambda pid=actor.pid: not psutil.pid_exists(pid))
                 killed.append(time.monotonic())
             update(weights, version)
 

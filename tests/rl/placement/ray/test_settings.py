@@ -4,7 +4,7 @@ import pytest
 
 from scalerl.cli.main import main
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, Share
+from scalerl.rl.config.cluster import Cluster, Resources
 from scalerl.rl.config.fsdp import Fsdp2
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline
@@ -23,7 +23,7 @@ def test_a_recipe_without_a_cluster_says_nothing_of_one():
 def test_a_table_of_a_recipe_and_back():
     values = ["cluster.trainers=4", "cluster.learner.kind=fsdp2", "cluster.generators=8"]
     recipe = load_recipe("demo", [*values, "cluster.verifiers=2", "cluster.verifier.cpus=4"])
-    given = Cluster(generators=8, trainers=4, learner=Fsdp2(), verifiers=2, verifier=Share(cpus=4))
+    given = Cluster(generators=8, trainers=4, learner=Fsdp2(), verifiers=2, verifier=Resources(cpus=4))
     assert recipe.cluster == given
     assert (recipe.where.processes, recipe.where.devices) == (8, 12)
     assert from_dict(recipe.to_json()) == recipe
@@ -35,7 +35,7 @@ def test_a_table_of_a_recipe_and_back():
         ("cluster.generators=0", "at least 1"),
         ("cluster.trainers=2", 'learner.kind "one" is one trainer'),
         ("cluster.transport.kind=pigeon", "found 'pigeon'"),
-        ("cluster.patience.silence=0", "must be positive"),
+        ("cluster.timeouts.heartbeat=0", "must be positive"),
         ("cluster.generatos=3", "did you mean 'cluster.generators'"),
         ("cluster.generator.cpus=0", "one of them positive"),
         ("cluster.verifiers=-1", "must not be negative"),
@@ -74,7 +74,7 @@ def test_no_cluster_there_is_a_line():
 
 @pytest.mark.slow
 def test_a_local_cluster_that_can_never_have_room_is_refused_at_once():
-    cluster = Cluster(generators=60, address="local", generator=Share(gpus=1.0))
+    cluster = Cluster(generators=60, address="local", generator=Resources(gpus=1.0))
     complaint = (
         "asks for 60 generators of 1 CPU and 1 GPU, 1 evaluation of 1 CPU and 1 GPU: 61 CPUs and 61 GPUs; "
         "there are 61 CPUs and [0-9]+ GPUs? on 1 node, .* no other machine joins"

@@ -64,7 +64,7 @@ def start(recipe, small_base):
     made = []
 
     def make(task):
-        cluster = Cluster(generators=1, verifiers=2, patience=recipe.cluster.patience)
+        cluster = Cluster(generators=1, verifiers=2, timeouts=recipe.cluster.timeouts)
         recipe_ = replace(recipe, task=task, cluster=cluster)
         session = Session(cluster)
         made.append(session)
@@ -95,7 +95,7 @@ def test_rewards_and_failures_are_those_of_processes_beside_the_driver(
     here.close()
     assert there.failures == here.failures == {"raised": 2}
     assert there.new_failures() == here.new_failures() != []
-    assert len({seat.member.node for seat in there._seats}) == 2
+    assert len({worker.actor.node for worker in there._workers}) == 2
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ def test_a_verifier_that_is_lost_is_replaced_and_its_share_is_judged_by_another(
     verifier = start(task)
     groups = [[asking(make_rollout, "waits", str(free), length) for length in (2, 3)] for _ in range(8)]
     judging = verifier.begin(groups)
-    seat = verifier._seats[0]
-    pid, node = seat.member.pid, seat.member.node
+    worker = verifier._workers[0]
+    pid, node = worker.actor.pid, worker.actor.node
     children = until(lambda: psutil.Process(pid).children(recursive=True))
     assert not judging.wait(0.5)
     with caplog.at_level(logging.WARNING, logger="scalerl"):
@@ -126,12 +126,12 @@ def test_a_verifier_that_is_lost_is_replaced_and_its_share_is_judged_by_another(
     assert "verifier 0 on " + node in verifier.lost[0]
     assert caplog.records[0].getMessage() == verifier.lost[0] + "; others judge what it was given"
     until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
-    until(lambda: verifier.judge(groups) and seat.there)  # another has come in its place
+    until(lambda: verifier.judge(groups) and worker.there)  # another has come in its place
     events = [(e["kind"], e["role"], e["who"]) for e in verifier._timeline.events()]
     came = [("arrived", "verify", f"verifier {i}") for i in (0, 1)]
     assert events[:3] == [*came, ("lost", "verify", "verifier 0")]
     assert events[-1] == ("arrived", "verify", "verifier 0")
-    assert seat.member.pid != pid
+    assert worker.actor.pid != pid
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_the_driver_works_while_the_ranks_step(nodes, recipe, small_base):
             assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
     ages = [s.index - 1 - np.concatenate([r.version_T for g in s.groups for r in g.rollouts]) for s in steps]
     assert min(age.min() for age in ages) >= 0
-    assert max(age.max() for age in ages) <= recipe.schedule.max_age
+    assert max(age.max() for age in ages) <= recipe.schedule.max_staleness
     assert verified_ahead > 0
     print(f"\nmean age {np.mean(np.concatenate(ages)):.2f}")
 
@@ -166,8 +166,8 @@ def test_a_replacement_that_hangs_as_it_starts_is_replaced(nodes, recipe, small_
     path, hangs = tmp_path / "code.py", tmp_path / "hangs"
     path.write_text(f"import os, time\nwhile os.path.exists({str(hangs)!r}):\n    time.sleep(0.1)\n" + CODE)
     task = Dataset("unread", verifier=Function(f"{path}:judge"), limits=Limits(seconds=120.0, workers=1))
-    patience = replace(recipe.cluster.patience, start=30, silence=60)
-    cluster = Cluster(generators=1, verifiers=2, patience=patience)
+    timeouts = replace(recipe.cluster.timeouts, start=30, heartbeat=60)
+    cluster = Cluster(generators=1, verifiers=2, timeouts=timeouts)
     groups = [[make_rollout(length=2, prompt="a")] for _ in range(8)]
     with ExitStack() as closing:
         session = Session(cluster)
@@ -176,10 +176,10 @@ def test_a_replacement_that_hangs_as_it_starts_is_replaced(nodes, recipe, small_
         verifier = RayVerifier(recipe, str(small_base), session, Timeline())
         closing.callback(verifier.close)
         hangs.touch()
-        seat = verifier._seats[0]
-        os.kill(seat.member.pid, signal.SIGKILL)
+        worker = verifier._workers[0]
+        os.kill(worker.actor.pid, signal.SIGKILL)
         until(lambda: verifier.judge(groups) and len(verifier.lost) == 2)
         assert "verifier 0 on node " in verifier.lost[1]
         assert "it has not started within 30 s" in verifier.lost[1]
         hangs.unlink()
-        until(lambda: verifier.judge(groups) and seat.there)
+        until(lambda: verifier.judge(groups) and worker.there)

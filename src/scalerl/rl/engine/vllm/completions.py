@@ -1,4 +1,4 @@
-"""Completions asked of vLLM: as they are sent, as they come back, and what else a fleet of servers tells of.
+"""Requests to vLLM servers, their completions, and the other events of a server pool.
 
 Shapes in names: T tokens of a completion.
 """
@@ -18,7 +18,7 @@ from scalerl.errors import ScalerlError, WorkerError, brief
 class Request:
     """A completion to sample."""
 
-    place: int
+    seq_no: int
     sample: int
     prompt: tuple[int, ...] = field(compare=False)
     seed: int = field(compare=False)
@@ -58,10 +58,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class Restarted:
-    """A server died, and groups of these places with it."""
+    """A server died, and the groups with these sequence numbers with it."""
 
     server: int
-    places: set[int]
+    seq_nos: set[int]
     why: str
 
 

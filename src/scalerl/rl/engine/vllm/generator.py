@@ -1,7 +1,7 @@
 """Generation by vLLM: a `Generator` whose completions are sampled by servers over HTTP.
 
     this thread    groups, counters, order of admission; what a resume needs
-    the fleet's    servers, updates in flight, requests (`scalerl.rl.engine.vllm.fleet`)
+    the pool's     servers, updates in flight, requests (`scalerl.rl.engine.vllm.server_pool`)
 
 Shapes in names: T tokens of a completion.
 """
@@ -43,11 +43,11 @@ from scalerl.rl.engine.vllm.completions import (
     Request,
     Restarted,
 )
-from scalerl.rl.engine.vllm.fleet import Fleet
 from scalerl.rl.engine.vllm.follow import follow
 from scalerl.rl.engine.vllm.kept import Times
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.server import Server, find_python, flags, place_servers
+from scalerl.rl.engine.vllm.server_pool import ServerPool
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
 from scalerl.rl.model.prompt_tokens import prompt_tokens
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
@@ -58,7 +58,7 @@ class _Group:
     """A group in flight."""
 
     prompt: Prompt
-    draw: int
+    epoch: int
     prompt_T: np.ndarray
     interrupt_at: list[int]
     rollouts: list[Rollout | None]
@@ -132,7 +132,7 @@ class VllmGenerator(OrderedGroups):
         shape = shape_of(model.config.get_text_config())
         wanted = Wanted(tokenizer, texts, shape, positions, precision, sampling.fp32_logits, rows)
         self._names = [client.name for client, _ in clients]
-        self._fleet = Fleet(
+        self._pool = ServerPool(
             settings,
             sampling,
             wanted,
@@ -181,20 +181,20 @@ class VllmGenerator(OrderedGroups):
 
     # -- the interface ---------------------------------------------------------------------------------------
 
-    def _place(self, place: int, group: Asked) -> None:
-        prompt, draw, n_samples = group
+    def _assign(self, seq_no: int, group: Asked) -> None:
+        prompt, epoch, n_samples = group
         prompt_T = self._tokens(prompt)
         if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
             raise ValueError(
                 f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
                 f"{self.sampling.max_prompt_tokens}"
             )
-        key_G = stream_keys(self.sampling.seed, prompt.id, draw, last=range(n_samples))
+        key_G = stream_keys(self.sampling.seed, prompt.id, epoch, last=range(n_samples))
         interrupt_G = self.sampling.length.draw(uniform(key_G, np.full(n_samples, -2)))
-        self._groups[place] = _Group(prompt, draw, prompt_T, interrupt_G.tolist(), [None] * n_samples)
+        self._groups[seq_no] = _Group(prompt, epoch, prompt_T, interrupt_G.tolist(), [None] * n_samples)
         tokens, seed_G = tuple(prompt_T.tolist()), key_G.view(np.int64).tolist()
         own = zip(range(n_samples), seed_G, interrupt_G.tolist(), strict=True)
-        self._fleet.submit([Request(place, sample, tokens, seed, at) for sample, seed, at in own])
+        self._pool.submit([Request(seq_no, sample, tokens, seed, at) for sample, seed, at in own])
 
     def work(self) -> None:
         """Wait until something happens, and take note."""
@@ -203,7 +203,7 @@ class VllmGenerator(OrderedGroups):
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
         self._version = version
-        self._fleet.offer(weights, version)
+        self._pool.offer(weights, version)
 
     @property
     def installed(self) -> int:
@@ -216,7 +216,7 @@ class VllmGenerator(OrderedGroups):
     def counters(self) -> Counters:
         """What has been spent. Decode steps are not known; of what was lost with a server, so many tokens as
         it was seen to have."""
-        times = self._fleet.times
+        times = self._pool.times
         self._note_time(times)
         seconds, held, startup = (
             sum(of) for of in zip(*((t.worked, t.held, t.startup) for t in times), strict=True)
@@ -246,21 +246,21 @@ class VllmGenerator(OrderedGroups):
     @property
     def pids(self) -> list[int | None]:
         """Of the servers that were started here; None of one that is dead."""
-        return self._fleet.pids
+        return self._pool.pids
 
     def _under_way(self) -> Mapping[int, Asked]:
-        return {place: (g.prompt, g.draw, len(g.rollouts)) for place, g in self._groups.items()}
+        return {seq_no: (g.prompt, g.epoch, len(g.rollouts)) for seq_no, g in self._groups.items()}
 
     def _published(self) -> int:
         return self._version
 
     def close(self) -> None:
         """End the servers that were started here; what is in flight is lost."""
-        self._fleet.close()
+        self._pool.close()
         self._atexit()
         atexit.unregister(self._atexit)
 
-    # -- what the fleet says ---------------------------------------------------------------------------------
+    # -- events of the server pool ------------------------------------------------------------
 
     def _listen(self, block: bool) -> None:
         if self._error:
@@ -268,7 +268,7 @@ class VllmGenerator(OrderedGroups):
         while block or not self._events.empty():
             self._take_note(self._events.get())
             block = False
-        self._note_time(self._fleet.times)
+        self._note_time(self._pool.times)
 
     def _take_note(self, event: Event) -> None:
         try:
@@ -291,7 +291,7 @@ class VllmGenerator(OrderedGroups):
         elif isinstance(event, Restarted):
             self._installed[event.server] = -1
             self._away.add(event.server)
-            self._counters.restarted += len(event.places)
+            self._counters.restarted += len(event.seq_nos)
             self.restarts += 1
             self._tell("lost", event.server, f"is lost: {event.why}")
         else:
@@ -309,13 +309,13 @@ class VllmGenerator(OrderedGroups):
 
     def _finish(self, completed: Completed) -> None:
         request = completed.request
-        group = self._groups[request.place]
+        group = self._groups[request.seq_no]
         rollout = _rollout(group, completed, self.sampling)
         group.rollouts[request.sample] = rollout
         self._count(len(request.prompt), len(completed.token_T), completed.cached, rollout.length)
         if all(r is not None for r in group.rollouts):
-            self._complete[request.place] = tuple(r for r in group.rollouts if r is not None)
-            del self._groups[request.place]
+            self._complete[request.seq_no] = tuple(r for r in group.rollouts if r is not None)
+            del self._groups[request.seq_no]
 
     def _count(self, prompt: int, tokens: int, cached: int, sampled: int) -> None:
         """The last token is sampled and not read; those in the prefix cache are not read again."""
@@ -338,7 +338,7 @@ def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout
         version_T[start:] = version
     return Rollout(
         prompt=group.prompt,
-        draw=group.draw,
+        epoch=group.epoch,
         sample=sample,
         prompt_T=group.prompt_T,
         token_T=completed.token_T[:n],

@@ -1,4 +1,4 @@
-"""A server as the fleet keeps it: a process of ours, or only a client."""
+"""A server as the server pool keeps it: a process of ours, or only a client."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@
     update     gives the weights to the transport; waits for nothing. `installed` is the version that all that
                take part have installed
 
-Who is lost (its process or its node died, it gave no sign of life, it did not get its weights in time)
-leaves: its groups in flight keep their places and are sampled anew by others. Its room is asked for again,
+Who is lost (its process or its node died, it gave no heartbeat, it did not get its weights in time)
+leaves: its groups in flight keep their seq_nos and are sampled anew by others. Its room is asked for again,
 with a pause that doubles; whoever comes to it is first given the weights of the day, and takes part once it
 has installed a version as new as the one that groups have been admitted by. So no token is older than the
 schedule allows, whoever comes and goes.
@@ -26,15 +26,15 @@ from typing import Any
 import ray
 
 from scalerl.errors import ScalerlError, WorkerError, counted
-from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
 from scalerl.rl.placement.ray.generator_actor import GROUPS, GeneratorActor, Message
-from scalerl.rl.placement.ray.seat import Seat
+from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
 from scalerl.rl.sync.transport import ObjectStore
 from scalerl.rl.types import Counters, Weights
-from scalerl.rl.workers.ray.contact import check
-from scalerl.rl.workers.ray.members import FIRST_PAUSE, LostError, gather, remote, value_of
+from scalerl.rl.workers.ray.actors import FIRST_PAUSE, LostError, gather, remote, value_of
+from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.ray.timeline import Timeline
 from scalerl.rl.workers.supervision import Attention
@@ -50,7 +50,7 @@ class RayGenerator(OrderedGroups):
 
     Raises:
         InputError: there is no room on the cluster, or a generator cannot load the model.
-        WorkerError: a generator does not start; or all are lost, and none comes in their place.
+        WorkerError: a generator does not start; or all are lost, and none comes in their seq_no.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class RayGenerator(OrderedGroups):
     ) -> None:
         super().__init__()
         cluster = recipe.on_cluster
-        self._patience: Patience = cluster.patience
+        self._timeouts: ClusterTimeouts = cluster.timeouts
         self._transport, self._timeline = transport, timeline or Timeline()
         ask = remote(GeneratorActor, GROUPS, cluster.generator, session.room["generators"])
         self._attention = Attention()
-        self._homeless: dict[int, Asked] = {}
-        """Groups that nobody is there to sample, by place."""
+        self._unassigned: dict[int, Asked] = {}
+        """Groups that nobody is there to sample, by seq_no."""
         self._floor = 0
         self._deaths = 0
         self.lost: list[str] = []
@@ -80,8 +80,9 @@ class RayGenerator(OrderedGroups):
             handle = ask(i)
             return handle, handle.start.remote(recipe.without_prompts(), model_folder)
 
-        self._seats = [
-            Seat(f"generator {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.generators)
+        self._workers = [
+            RolloutWorker(f"generator {i}", self._timeouts, lambda i=i: start(i))
+            for i in range(cluster.generators)
         ]
         self._transport.publish(weights, version)
         self._version = version
@@ -89,16 +90,18 @@ class RayGenerator(OrderedGroups):
 
     def _begin(self) -> None:
         """Start all, and wait until they have the first weights."""
-        for seat in self._seats:
-            seat.fill()
-        starts = {seat.starting: seat.member for seat in self._seats if seat.member}
-        places = {seat.placing: seat.member for seat in self._seats if seat.member}
+        for worker in self._workers:
+            worker.fill()
+        starts = {worker.starting: worker.actor for worker in self._workers if worker.actor}
+        places = {worker.placing: worker.actor for worker in self._workers if worker.actor}
         try:
-            for seat, where in zip(self._seats, gather(places, self._patience.start, "come"), strict=True):
-                seat.placed(where)
-            gather(starts, self._patience.start, "started")
-            ends = time.monotonic() + self._patience.start
-            while self.installed < self._version or any(not seat.taking_part for seat in self._seats):
+            for worker, where in zip(
+                self._workers, gather(places, self._timeouts.start, "come"), strict=True
+            ):
+                worker.placed(where)
+            gather(starts, self._timeouts.start, "started")
+            ends = time.monotonic() + self._timeouts.start
+            while self.installed < self._version or any(not worker.taking_part for worker in self._workers):
                 self._listen(_WORK)
                 if time.monotonic() > ends or self.lost:
                     what = self.lost[-1] if self.lost else "the weights have not come"
@@ -118,13 +121,13 @@ class RayGenerator(OrderedGroups):
         self._listen(0)
         self._transport.publish(weights, version)
         self._version = version
-        seats = [seat for seat in self._seats if seat.taking_part]
-        parcels = self._transport.for_all([seat.arrival for seat in seats], version)
-        for seat, parcel in zip(seats, parcels, strict=True):
-            seat.offer(parcel, version)
-        for seat in self._seats:
-            if not seat.taking_part:
-                seat.offer(self._transport.for_one(), version)
+        workers = [worker for worker in self._workers if worker.taking_part]
+        parcels = self._transport.for_all([worker.arrival for worker in workers], version)
+        for worker, parcel in zip(workers, parcels, strict=True):
+            worker.offer(parcel, version)
+        for worker in self._workers:
+            if not worker.taking_part:
+                worker.offer(self._transport.for_one(), version)
         self._listen(0)
 
     def wait_until_started(self) -> None:
@@ -134,38 +137,44 @@ class RayGenerator(OrderedGroups):
     def installed(self) -> int:
         """The version that every generator which takes part has installed."""
         self._listen(0)
-        least = min((seat.installed for seat in self._seats if seat.taking_part), default=self._version)
+        least = min(
+            (worker.installed for worker in self._workers if worker.taking_part), default=self._version
+        )
         self._floor = max(self._floor, least)
         return self._floor
 
     @property
     def counters(self) -> Counters:
         """What all generators have spent, those that were lost included."""
-        return sum_of([self._before, *(c for seat in self._seats for c in (seat.counters, seat.buried))])
+        return sum_of(
+            [self._before, *(c for worker in self._workers for c in (worker.counters, worker.buried))]
+        )
 
     @property
     def alive(self) -> int:
         """Generators that take part."""
-        return sum(seat.taking_part for seat in self._seats)
+        return sum(worker.taking_part for worker in self._workers)
 
-    def _place(self, place: int, group: Asked) -> None:
-        seats = [seat for seat in self._seats if seat.taking_part]
-        if not seats:
-            self._homeless[place] = group
+    def _assign(self, seq_no: int, group: Asked) -> None:
+        workers = [worker for worker in self._workers if worker.taking_part]
+        if not workers:
+            self._unassigned[seq_no] = group
             return
-        min(seats, key=lambda seat: len(seat.in_flight)).submit({place: group})
+        min(workers, key=lambda worker: len(worker.in_flight)).submit({seq_no: group})
 
     def _under_way(self) -> Mapping[int, Asked]:
-        return self._homeless | {place: g for seat in self._seats for place, g in seat.in_flight.items()}
+        return self._unassigned | {
+            seq_no: g for worker in self._workers for seq_no, g in worker.in_flight.items()
+        }
 
     def _published(self) -> int:
         return self._version
 
     def close(self) -> None:
         """End the actors; what is in flight is lost."""
-        for seat in self._seats:
-            if seat.member is not None:
-                seat.member.kill()
+        for worker in self._workers:
+            if worker.actor is not None:
+                worker.actor.kill()
         self._transport.close()
 
     # -- who is there --------------------------------------------------------------------------------------
@@ -175,102 +184,104 @@ class RayGenerator(OrderedGroups):
         check()
         away = self._attention.away()
         self._alone_since += away
-        for seat in self._seats:
-            seat.excuse(away)
-        calls = {ref: seat for seat in self._seats for ref in seat.calls()}
+        for worker in self._workers:
+            worker.excuse(away)
+        calls = {ref: worker for worker in self._workers for ref in worker.calls()}
         done = ray.wait(list(calls), num_returns=1, timeout=timeout)[0] if calls else []
         if not calls and timeout:
             time.sleep(min(timeout, FIRST_PAUSE))  # until a place may be filled again
         if done:
             done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]
         for ref in done:
-            self._attempt(calls[ref], lambda seat, ref=ref: self._hear(seat, ref))
-        for seat in self._seats:
-            self._attempt(seat, Seat.check)
-            if seat.member is None and time.monotonic() >= seat.fill_at:
-                seat.fill()
-            elif time.monotonic() >= seat.offer_at:
-                seat.offer(self._transport.for_one(), self._version)
+            self._attempt(calls[ref], lambda worker, ref=ref: self._hear(worker, ref))
+        for worker in self._workers:
+            self._attempt(worker, RolloutWorker.check)
+            if worker.actor is None and time.monotonic() >= worker.fill_at:
+                worker.fill()
+            elif time.monotonic() >= worker.offer_at:
+                worker.offer(self._transport.for_one(), self._version)
         self._house()
         self._give_up_alone()
 
-    def _attempt(self, seat: Seat, do: Callable[[Seat], None]) -> None:
-        if seat.member is None:
+    def _attempt(self, worker: RolloutWorker, do: Callable[[RolloutWorker], None]) -> None:
+        if worker.actor is None:
             return
         try:
-            do(seat)
+            do(worker)
         except LostError as error:
-            self._lose(seat, error)
+            self._lose(worker, error)
         except ScalerlError as error:  # what it cannot load here, another node may have
-            self._lose(seat, seat.member.lost(str(error)))
+            self._lose(worker, worker.actor.lost(str(error)))
 
-    def _hear(self, seat: Seat, ref: Any) -> None:
-        assert seat.member is not None
-        if ref is seat.placing:
-            seat.placed(value_of(ref, seat.member))
+    def _hear(self, worker: RolloutWorker, ref: Any) -> None:
+        assert worker.actor is not None
+        if ref is worker.placing:
+            worker.placed(value_of(ref, worker.actor))
             return
-        if ref is seat.starting:
-            value_of(ref, seat.member)
-            seat.started()
-            seat.offer(self._transport.for_one(), self._version)
+        if ref is worker.starting:
+            value_of(ref, worker.actor)
+            worker.started()
+            worker.offer(self._transport.for_one(), self._version)
             return
-        for message in value_of(ref, seat.member):
-            self._take_note(seat, message)
-        seat.listen()
+        for message in value_of(ref, worker.actor):
+            self._take_note(worker, message)
+        worker.listen()
 
-    def _take_note(self, seat: Seat, message: Message) -> None:
+    def _take_note(self, worker: RolloutWorker, message: Message) -> None:
         what, value, counters, at = message
-        assert seat.member is not None
+        assert worker.actor is not None
         if what == "failed":
-            raise seat.member.lost(value)
+            raise worker.actor.lost(value)
         if what == "behind":
-            _LOG.warning("%s on %s did not get its weights (%s)", seat.name, seat.member.node, value)
+            _LOG.warning("%s on %s did not get its weights (%s)", worker.name, worker.actor.node, value)
             self._transport.failed()
-            seat.missed()
+            worker.missed()
             return
-        self._timeline.generated(seat.name, seat.member.node, at, counters.seconds - seat.counters.seconds)
-        seat.spent(counters)
+        self._timeline.generated(
+            worker.name, worker.actor.node, at, counters.seconds - worker.counters.seconds
+        )
+        worker.spent(counters)
         if what == "decoding":
             return
         if what == "installed":
-            seat.has_installed(value)
-            if value >= self._floor and not seat.taking_part:
-                seat.taking_part = True
-                node, what = seat.member.node, f"takes part from version {value}"
-                arrived = f"{seat.name} on {node} {what}"
-                self._timeline.event("arrived", "generate", seat.name, node, arrived)
+            worker.has_installed(value)
+            if value >= self._floor and not worker.taking_part:
+                worker.taking_part = True
+                node, what = worker.actor.node, f"takes part from version {value}"
+                arrived = f"{worker.name} on {node} {what}"
+                self._timeline.event("arrived", "generate", worker.name, node, arrived)
             return
-        places, sizes, packed = value
-        self._keep(places, sizes, packed)
-        for place in places:
-            del seat.in_flight[place]
-        self._deaths = seat.deaths = 0
+        seq_nos, sizes, packed = value
+        self._keep(seq_nos, sizes, packed)
+        for seq_no in seq_nos:
+            del worker.in_flight[seq_no]
+        self._deaths = worker.deaths = 0
 
-    def _lose(self, seat: Seat, error: LostError) -> None:
+    def _lose(self, worker: RolloutWorker, error: LostError) -> None:
         self.lost.append(why := str(error))
         self._deaths += 1
         self._timeline.event("lost", "generate", error.who, error.node, why, error.at)
-        groups = seat.vacate()
+        groups = worker.vacate()
         _LOG.warning("%s%s", why, _fate(len(groups), bool(self.alive)))
-        self._homeless |= groups
+        self._unassigned |= groups
         self._transport.failed()
-        if self._deaths > MOST_DEATHS * len(self._seats):
+        if self._deaths > MOST_DEATHS * len(self._workers):
             raise WorkerError(f"{self._deaths} generators were lost with no group complete in between: {why}")
 
     def _house(self) -> None:
         """Give groups that lost their generator to those that are there, the first first."""
-        if self._homeless and any(seat.taking_part for seat in self._seats):
-            homeless, self._homeless = sorted(self._homeless.items()), {}
-            for place, group in homeless:
-                self._place(place, group)
+        if self._unassigned and any(worker.taking_part for worker in self._workers):
+            unassigned, self._unassigned = sorted(self._unassigned.items()), {}
+            for seq_no, group in unassigned:
+                self._assign(seq_no, group)
 
     def _give_up_alone(self) -> None:
         """Not to wait for ever where nobody is left."""
-        if any(seat.taking_part for seat in self._seats):
+        if any(worker.taking_part for worker in self._workers):
             self._alone_since = time.monotonic()
-        elif time.monotonic() - self._alone_since > self._patience.start:
+        elif time.monotonic() - self._alone_since > self._timeouts.start:
             why = self.lost[-1] if self.lost else "none has started"
-            raise WorkerError(f"no generator is left, and none came within {self._patience.start:g} s: {why}")
+            raise WorkerError(f"no generator is left, and none came within {self._timeouts.start:g} s: {why}")
 
     _alone_since = float("inf")
 

@@ -60,13 +60,13 @@ class GeneratorActor:
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:
-        """A sign of life, while the model is loaded; afterwards `listen` is one."""
+        """A heartbeat, while the model is loaded; afterwards `listen` is one."""
 
     @ray.method(concurrency_group="tell")
     def submit(self, groups: Sequence[tuple[int, Asked]]) -> None:
-        """Admit groups, each at its place."""
-        for place, group in groups:
-            self._heard.put((place, *group))
+        """Admit groups, each at its seq_no."""
+        for seq_no, group in groups:
+            self._heard.put((seq_no, *group))
 
     @ray.method(concurrency_group="weights")
     def offer(self, parcel: Any, version: int) -> None:

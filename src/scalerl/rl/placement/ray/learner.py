@@ -30,8 +30,8 @@ from scalerl.rl.pending import Pending
 from scalerl.rl.placement.ray.trainer_actor import GROUPS, TrainerActor
 from scalerl.rl.sync.broadcast import BroadcastGroup
 from scalerl.rl.sync.object_store import StoredWeights
-from scalerl.rl.workers.ray.contact import check
-from scalerl.rl.workers.ray.members import Calls, LostError, Member, remote
+from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor, remote
+from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
 
 _AFTERMATH = 5.0  # seconds in which Ray tells which rank died first
@@ -46,22 +46,22 @@ class RayRanks:
     """
 
     def __init__(self, cluster: Cluster, session: Session) -> None:
-        self._patience, self.size = cluster.patience, cluster.trainers
+        self._timeouts, self.size = cluster.timeouts, cluster.trainers
         ask = remote(TrainerActor, GROUPS, cluster.trainer, session.room["trainers"])
-        self.members: list[Member] = []
+        self.actors: list[SupervisedActor] = []
         self._looked = -math.inf
         for rank in range(cluster.trainers):
-            self.members.append(Member(f"trainer {rank}", ask(rank), cluster.patience.silence))
+            self.actors.append(SupervisedActor(f"trainer {rank}", ask(rank), cluster.timeouts.heartbeat))
         self._meet(cluster)
 
     def _meet(self, cluster: Cluster) -> None:
-        found = self._on(dict.fromkeys(self.members, ()), "where", "started", cluster.patience.start)
-        for member, where in zip(self.members, found, strict=True):
-            member.settled(where)
-        first, world = self.members[0], cluster.trainers
+        found = self._on(dict.fromkeys(self.actors, ()), "where", "started", cluster.timeouts.start)
+        for actor, where in zip(self.actors, found, strict=True):
+            actor.settled(where)
+        first, world = self.actors[0], cluster.trainers
         (meeting,) = self._on({first: ()}, "meeting", "found a place to meet")
-        seconds = getattr(cluster.learner, "timeout", cluster.patience.start)
-        arguments = {m: (rank, world, meeting, seconds) for rank, m in enumerate(self.members)}
+        seconds = getattr(cluster.learner, "timeout", cluster.timeouts.start)
+        arguments = {m: (rank, world, meeting, seconds) for rank, m in enumerate(self.actors)}
         self._on(arguments, "meet", "met the others")
 
     def all(self, name: str, *args: Any) -> Any:
@@ -73,17 +73,17 @@ class RayRanks:
     def begin(self, name: str, *args: Any) -> Pending[Any]:
         """The same, under way."""
         check()
-        asked = dict.fromkeys(self.members, (name, ray.put(args)))
+        asked = dict.fromkeys(self.actors, (name, ray.put(args)))
         return _OfFirst(self._begin(asked, "all", f"done what it was asked ({name})"), self._losses)
 
     def first(self, name: str, *args: Any) -> Any:
         """A method on the first rank alone."""
-        arguments = {self.members[0]: (name, args)}
+        arguments = {self.actors[0]: (name, args)}
         return self._on(arguments, "first", f"done what it was asked ({name})")[0]
 
     def call(self, method: str, what: str, *args: Any) -> list[Any]:
         """A method of the actors on every rank; what each returns."""
-        return self._on(dict.fromkeys(self.members, args), method, what)
+        return self._on(dict.fromkeys(self.actors, args), method, what)
 
     def check_life(self) -> None:
         """Whether all live; waits for nothing."""
@@ -92,16 +92,20 @@ class RayRanks:
         self._looked = time.monotonic()
         check()
         with self._losses():
-            for member in self.members:
-                member.check_life()
+            for actor in self.actors:
+                actor.check_life()
 
     def close(self) -> None:
         """End the ranks."""
-        for member in self.members:
-            member.kill()
+        for actor in self.actors:
+            actor.kill()
 
     def _on(
-        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+        self,
+        arguments: Mapping[SupervisedActor, Sequence[Any]],
+        method: str,
+        what: str,
+        limit: float | None = None,
     ) -> list[Any]:
         calls = self._begin(arguments, method, what, limit)
         with self._losses():
@@ -109,10 +113,14 @@ class RayRanks:
             return calls.result()
 
     def _begin(
-        self, arguments: Mapping[Member, Sequence[Any]], method: str, what: str, limit: float | None = None
+        self,
+        arguments: Mapping[SupervisedActor, Sequence[Any]],
+        method: str,
+        what: str,
+        limit: float | None = None,
     ) -> Calls:
         calls = {getattr(m.handle, method).remote(*args): m for m, args in arguments.items()}
-        return Calls(calls, limit or self._patience.step, what)
+        return Calls(calls, limit or self._timeouts.step, what)
 
     @contextmanager
     def _losses(self) -> Iterator[None]:
@@ -127,14 +135,14 @@ class RayRanks:
     def _dead_first(self) -> LostError | None:
         """Who died, where somebody did: the others complain of their connection to it."""
         ends = time.monotonic() + _AFTERMATH
-        pings = {member.handle.ping.remote(): member for member in self.members}
+        pings = {actor.handle.ping.remote(): actor for actor in self.actors}
         while pings and time.monotonic() < ends:
             for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
-                member = pings.pop(ref)
+                actor = pings.pop(ref)
                 try:
                     ray.get(ref, timeout=_AFTERMATH)
                 except RayActorError as error:
-                    return member.lost(error)
+                    return actor.lost(error)
         return None
 
 
@@ -165,15 +173,15 @@ class RayLearner(LearnerGroup):
     def __init__(self, recipe: Recipe, model_folder: str, session: Session, settings: Fsdp2) -> None:
         cluster = recipe.on_cluster
         self._actors = RayRanks(cluster, session)
-        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.patience.weights
-        self.address = self._actors.members[0].node.split()[1]
+        self._bucket_mib, self._seconds = cluster.transport.bucket_mib, cluster.timeouts.weights
+        self.address = self._actors.actors[0].node.split()[1]
         """Where the first rank can be reached."""
         super().__init__(self._actors, recipe, model_folder, settings)
 
     @property
     def ranks(self) -> list[tuple[str, str]]:
         """Name and node of each."""
-        return [(member.name, member.node) for member in self._actors.members]
+        return [(actor.name, actor.node) for actor in self._actors.actors]
 
     def check_life(self) -> None:
         """Whether all ranks live, for a driver that waits for others; waits for nothing itself."""
@@ -187,7 +195,7 @@ class RayLearner(LearnerGroup):
 
     def send(self, group: BroadcastGroup, weights: StoredWeights, version: int) -> None:
         """Have the first rank broadcast weights to the generators; waits for nothing."""
-        self._actors.members[0].handle.send.remote(group, weights, version)
+        self._actors.actors[0].handle.send.remote(group, weights, version)
 
     def close(self) -> None:
         """End the ranks."""

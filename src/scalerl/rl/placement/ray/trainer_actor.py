@@ -50,7 +50,7 @@ class TrainerActor:
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:
-        """A sign of life."""
+        """A heartbeat."""
 
     def all(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """A method of `LearnerRank`, which all ranks call; the first returns what it does."""

@@ -21,14 +21,14 @@ import ray
 import torch
 
 from scalerl.errors import ScalerlError, WorkerError
-from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.pending import Pending
 from scalerl.rl.types import Prompt
 from scalerl.rl.verify.pool import Outcome
 from scalerl.rl.verify.verifier import Asked, Verification
-from scalerl.rl.workers.ray.members import Calls, LostError, Member, gather, pause_after, remote
+from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor, gather, pause_after, remote
 from scalerl.rl.workers.ray.session import Session, here
 from scalerl.rl.workers.ray.timeline import Timeline
 from scalerl.rl.workers.supervision import Attention
@@ -61,7 +61,7 @@ class VerifierActor:
 
     @ray.method(concurrency_group="life")
     def ping(self) -> None:
-        """A sign of life."""
+        """A heartbeat."""
 
     def judge(self, share: Share) -> list[Outcome]:
         """The outcome of every completion of a share."""
@@ -81,7 +81,7 @@ class RayVerifier(Verification):
     def __init__(self, recipe: Recipe, model_folder: str, session: Session, timeline: Timeline) -> None:
         super().__init__()
         cluster = recipe.on_cluster
-        self._patience: Patience = cluster.patience
+        self._timeouts: ClusterTimeouts = cluster.timeouts
         self._timeline = timeline
         self._least = recipe.task.limits.workers
         self._deaths = 0
@@ -95,94 +95,95 @@ class RayVerifier(Verification):
             handle = ask(i)
             return handle, handle.start.remote(*arguments)
 
-        self._seats = [
-            _Seat(f"verifier {i}", self._patience, lambda i=i: start(i)) for i in range(cluster.verifiers)
+        self._workers = [
+            _VerifierWorker(f"verifier {i}", self._timeouts, lambda i=i: start(i))
+            for i in range(cluster.verifiers)
         ]
         self._begin()
 
     def _begin(self) -> None:
-        ends = time.monotonic() + self._patience.start
+        ends = time.monotonic() + self._timeouts.start
         try:
-            for seat in self._seats:
-                seat.fill()
-            for seat in self._seats:
-                seat.start_within(ends - time.monotonic())
-                self._arrived(seat)
+            for worker in self._workers:
+                worker.fill()
+            for worker in self._workers:
+                worker.start_within(ends - time.monotonic())
+                self._arrived(worker)
         except ScalerlError:
             self.close()
             raise
 
     def ask(self, completions: Sequence[Asked]) -> Pending[list[Outcome]]:
         """Share completions out; what was begun before is given up."""
-        for seat in self._seats:
-            seat.drop()
-        size = max(math.ceil(len(completions) / (SHARES * len(self._seats))), self._least)
+        for worker in self._workers:
+            worker.drop()
+        size = max(math.ceil(len(completions) / (SHARES * len(self._workers))), self._least)
         judging = _RemoteVerdicts(self, [completions[i : i + size] for i in range(0, len(completions), size)])
         judging.wait(0.0)
         return judging
 
     def close(self) -> None:
         """End the actors."""
-        for seat in self._seats:
-            if seat.member is not None:
-                seat.member.kill()
+        for worker in self._workers:
+            if worker.actor is not None:
+                worker.actor.kill()
 
     def advance(
         self, waiting: deque[int], shares: Sequence[Sequence[Asked]], seconds: float
     ) -> dict[int, list[Outcome]]:
         """Give shares to whoever is free, wait `seconds` for outcomes, and replace whoever is lost."""
-        for seat in self._seats:
-            if seat.member is None and time.monotonic() >= seat.fill_at:
-                seat.fill()
-            elif seat.free and waiting:
+        for worker in self._workers:
+            if worker.actor is None and time.monotonic() >= worker.fill_at:
+                worker.fill()
+            elif worker.free and waiting:
                 number = waiting.popleft()
-                seat.give(number, _packed(shares[number]))
-        if under_way := [seat.ref for seat in self._seats if seat.ref is not None]:
+                worker.give(number, _packed(shares[number]))
+        if under_way := [worker.ref for worker in self._workers if worker.ref is not None]:
             ray.wait(under_way, timeout=seconds)
         else:
             time.sleep(seconds)  # until a place may be filled again
         found: dict[int, list[Outcome]] = {}
-        for seat in self._seats:
+        for worker in self._workers:
             try:
-                before = seat.there
-                found |= seat.outcomes()
-                if seat.there and not before:
-                    self._arrived(seat)
+                before = worker.there
+                found |= worker.outcomes()
+                if worker.there and not before:
+                    self._arrived(worker)
             except ScalerlError as error:  # what it cannot load here, another node may have
-                self._lose(seat, error, waiting)
+                self._lose(worker, error, waiting)
         self._deaths = 0 if found else self._deaths
         self._give_up_alone()
         return found
 
-    def _arrived(self, seat: _Seat) -> None:
-        assert seat.member is not None
-        name, node = seat.name, seat.member.node
+    def _arrived(self, worker: _VerifierWorker) -> None:
+        assert worker.actor is not None
+        name, node = worker.name, worker.actor.node
         self._timeline.event("arrived", "verify", name, node, f"{name} on {node} takes part")
 
-    def _lose(self, seat: _Seat, error: ScalerlError, waiting: deque[int]) -> None:
-        assert seat.member is not None
-        why = error if isinstance(error, LostError) else seat.member.lost(str(error))
+    def _lose(self, worker: _VerifierWorker, error: ScalerlError, waiting: deque[int]) -> None:
+        assert worker.actor is not None
+        why = error if isinstance(error, LostError) else worker.actor.lost(str(error))
         self.lost.append(str(why))
         self._deaths += 1
         self._timeline.event("lost", "verify", why.who, why.node, str(why), why.at)
-        shares = seat.vacate()
-        others = any(other.there for other in self._seats)
+        shares = worker.vacate()
+        others = any(other.there for other in self._workers)
         who = "others judge" if others else "another is waited for, to judge"
         _LOG.warning("%s%s", why, f"; {who} what it was given" if shares else "")
         waiting.extendleft(shares)
-        if self._deaths > MOST_DEATHS * len(self._seats):
+        if self._deaths > MOST_DEATHS * len(self._workers):
             raise WorkerError(f"{self._deaths} verifiers were lost with nothing judged in between: {why}")
 
     def _give_up_alone(self) -> None:
         """Not to wait for ever where nobody is left."""
         self._alone_since += self._attention.away()
-        if any(seat.there for seat in self._seats):
+        if any(worker.there for worker in self._workers):
             self._alone_since = math.inf
             return
         self._alone_since = min(self._alone_since, time.monotonic())
-        if time.monotonic() - self._alone_since > self._patience.start:
+        if time.monotonic() - self._alone_since > self._timeouts.start:
             why = self.lost[-1] if self.lost else "none has started"
-            raise WorkerError(f"no verifier is left, and none came within {self._patience.start:g} s: {why}")
+            raise WorkerError(f"no verifier is left, and none came within {self._timeouts.start:g} s: {why}")
 
 
 class _RemoteVerdicts:
@@ -211,13 +212,13 @@ class _RemoteVerdicts:
 
 
 @dataclass
-class _Seat:
+class _VerifierWorker:
     """Room for a verifier, and who has it."""
 
     name: str
-    patience: Patience
+    timeouts: ClusterTimeouts
     start: Callable[[], tuple[Any, Any]]
-    member: Member | None = None
+    actor: SupervisedActor | None = None
     there: bool = False
     """Whether it has started."""
     ref: Any = None
@@ -237,23 +238,23 @@ class _Seat:
     def fill(self) -> None:
         """Ask for an actor; it comes when there is room."""
         handle, self.starting = self.start()
-        self.member = Member(self.name, handle, self.patience.silence)
+        self.actor = SupervisedActor(self.name, handle, self.timeouts.heartbeat)
         self.ref = handle.where.remote()
-        self._call = Calls({self.ref: self.member}, math.inf, "come")
+        self._call = Calls({self.ref: self.actor}, math.inf, "come")
 
     def start_within(self, seconds: float) -> None:
         """Wait until it has started."""
-        assert self.member is not None
+        assert self.actor is not None
         ends = time.monotonic() + seconds
         for what in ("come", "started"):
-            gather({self.ref: self.member}, max(ends - time.monotonic(), 0.0), what)
+            gather({self.ref: self.actor}, max(ends - time.monotonic(), 0.0), what)
             self.outcomes()
 
     def give(self, number: int, share: Share) -> None:
         """Have it judge a share."""
-        assert self.member is not None
-        self.ref, self.share = self.member.handle.judge.remote(share), number
-        self._call = Calls({self.ref: self.member}, self.patience.step, "judged its share")
+        assert self.actor is not None
+        self.ref, self.share = self.actor.handle.judge.remote(share), number
+        self._call = Calls({self.ref: self.actor}, self.timeouts.step, "judged its share")
 
     def outcomes(self) -> dict[int, list[Outcome]]:
         """Those of its share, by the share's number, if it has judged it; waits for nothing.
@@ -262,13 +263,13 @@ class _Seat:
             LostError: it does not live.
             ScalerlError: it cannot load what it needs.
         """
-        if self.member is None or self._call is None or not self._call.wait(0.0):
+        if self.actor is None or self._call is None or not self._call.wait(0.0):
             return {}
         (found,) = self._call.result()
         if self.starting is not None:
-            self.member.settled(found)
+            self.actor.settled(found)
             self.ref, self.starting = self.starting, None
-            self._call = Calls({self.ref: self.member}, self.patience.start, "started")
+            self._call = Calls({self.ref: self.actor}, self.timeouts.start, "started")
             return {}
         number, self._call, self.ref, self.share = self.share, None, None, None
         if number is None:
@@ -283,10 +284,10 @@ class _Seat:
 
     def vacate(self) -> list[int]:
         """End whoever has it, and keep it free for a while; the share that it judged."""
-        assert self.member is not None
-        self.member.kill()
+        assert self.actor is not None
+        self.actor.kill()
         shares = [] if self.share is None else [self.share]
-        self.member = self.ref = self.starting = self.share = self._call = None
+        self.actor = self.ref = self.starting = self.share = self._call = None
         self.there = False
         self.fill_at = time.monotonic() + pause_after(self.deaths)
         self.deaths += 1

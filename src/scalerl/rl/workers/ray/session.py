@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from scalerl.errors import InputError, counted, first_line
-from scalerl.rl.config.cluster import Cluster, Share
-from scalerl.rl.workers.ray import contact
+from scalerl.rl.config.cluster import Cluster, Resources
+from scalerl.rl.workers.ray import cluster_watch
 
 _LOG = logging.getLogger("scalerl")
 _LOOK = 2.0  # seconds between two looks for room
@@ -42,8 +42,9 @@ def connected(cluster: Cluster) -> Iterator[None]:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it is the default to be, and warns
-    patience = round(cluster.patience.silence + 3 * contact.GRACE)  # Ray ends a driver then; see `contact`
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(patience))
+    # Ray ends a driver after this long without its head; `cluster_watch` does so before, and says why.
+    reconnect = round(cluster.timeouts.heartbeat + 3 * cluster_watch.GRACE)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(reconnect))
     if cluster.address == "local":
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # all sockets on the loopback
     ray = _ray()
@@ -52,7 +53,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
             yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    with contact.last_words(), _Began(cluster.address == "local") as began:
+    with cluster_watch.last_words(), _Began(cluster.address == "local") as began:
         try:
             with _masked():
                 _init(ray, cluster)
@@ -108,7 +109,7 @@ def _masked() -> Iterator[None]:
 
 def _watched(ray: Any, cluster: Cluster) -> AbstractContextManager[None]:
     head, own = ray.get_runtime_context().gcs_address, ray._private.worker._global_node.raylet_socket_name
-    return contact.watched(head, own, cluster.patience.silence)
+    return cluster_watch.watched(head, own, cluster.timeouts.heartbeat)
 
 
 def _init(ray: Any, cluster: Cluster) -> None:
@@ -147,7 +148,7 @@ def _answering(ray: Any, address: str) -> str:
         return found
 
 
-def _wanted(cluster: Cluster) -> list[tuple[str, int, Share, str]]:
+def _wanted(cluster: Cluster) -> list[tuple[str, int, Resources, str]]:
     """What a run has on a cluster: who, how many, what each is given, and how they are spread over nodes."""
     trainers = [("trainers", cluster.trainers, cluster.trainer, "PACK")]
     generators = [("generators", cluster.generators, cluster.generator, "SPREAD")]
@@ -170,14 +171,14 @@ class Session:
     """Room on the cluster for all parts of a run, given back with `close`.
 
     Raises:
-        InputError: there is not so much, and none came within `patience.start`.
+        InputError: there is not so much, and none came within `timeouts.start`.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        contact.check()
+        cluster_watch.check()
         self._groups = []
         self.room: dict[str, Callable[[int], Any]] = {}
         """By whom it is for: where the actor of each is to be put."""
@@ -192,20 +193,20 @@ class Session:
         begun, told = time.monotonic(), False
         for group in self._groups:
             while not group.wait(_LOOK):
-                contact.check()
+                cluster_watch.check()
                 if not told:
                     _LOG.warning("waiting for room: %s", _lack(cluster, before))
                     told = True
-                if time.monotonic() - begun > cluster.patience.start:
+                if time.monotonic() - begun > cluster.timeouts.start:
                     self.close()
-                    waited = f"waited {cluster.patience.start:g} s (cluster.patience.start)"
+                    waited = f"waited {cluster.timeouts.start:g} s (cluster.timeouts.start)"
                     raise InputError(f"{_lack(cluster, before)}; {waited}")
 
     def close(self) -> None:
         """Give back what was reserved."""
         from ray.util.placement_group import remove_placement_group
 
-        while self._groups and not contact.gone():
+        while self._groups and not cluster_watch.gone():
             remove_placement_group(self._groups.pop())
 
 

@@ -1,6 +1,6 @@
 """Actors of a run as the driver sees them: calls have a time limit, and who is lost is named with the cause.
 
-An actor whose call fails, or that gives no sign of life, is lost: it is killed, and its place may be taken by
+An actor whose call fails, or that gives no heartbeat, is lost: it is killed, and its place may be taken by
 another. Nothing here waits for longer than it was told to.
 """
 
@@ -19,8 +19,8 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from scalerl.errors import ScalerlError, brief_error, first_line
-from scalerl.rl.config.cluster import Share
-from scalerl.rl.workers.ray.contact import check
+from scalerl.rl.config.cluster import Resources
+from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.supervision import Attention, WorkerLostError
 
 FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before what failed is tried again
@@ -36,13 +36,13 @@ class LostError(WorkerLostError):
 
 
 @dataclass(eq=False)
-class Member:
+class SupervisedActor:
     """An actor, and what it was told to be."""
 
     name: str
     handle: Any
-    silence: float
-    """Seconds without a sign of life after which it is given up."""
+    heartbeat: float
+    """Seconds without a heartbeat after which it is given up."""
     node: str = "no node yet"
     pid: int = 0
     _ping: Any = None
@@ -61,7 +61,7 @@ class Member:
         self.node, self.pid = where
 
     def check_life(self) -> None:
-        """Ask for a sign of life, and look for the answer to the last question; waits for nothing.
+        """Ask for a heartbeat, and look for the answer to the last question; waits for nothing.
 
         Nothing is asked of one that has not said where it runs: it is starting, for which there is another
         limit.
@@ -82,11 +82,11 @@ class Member:
         if ray.wait([self._ping], timeout=0)[0]:
             ping, self._ping = self._ping, None
             try:
-                ray.get(ping, timeout=self.silence)
+                ray.get(ping, timeout=self.heartbeat)
             except RayError as error:
                 raise self.lost(error) from error
-        elif time.monotonic() - self._pinged > self.silence:
-            raise self.lost(f"no sign of life for {self.silence:g} s (pid {self.pid})")
+        elif time.monotonic() - self._pinged > self.heartbeat:
+            raise self.lost(f"no heartbeat for {self.heartbeat:g} s (pid {self.pid})")
 
     def kill(self) -> None:
         """End it now, whatever it does. Ray kills the process where that does not end by itself."""
@@ -95,7 +95,7 @@ class Member:
 
 
 def remote(
-    cls: type, groups: Mapping[str, int], share: Share, put: Callable[[int], Any]
+    cls: type, groups: Mapping[str, int], share: Resources, put: Callable[[int], Any]
 ) -> Callable[[int], Any]:
     """What asks for the actor of a number, which is of `cls`, has so many threads for each group of calls and
     `share` of a node, and is put where `put` says.
@@ -123,12 +123,12 @@ class Calls:
     """Calls under way, each by the actor that is asked; see `scalerl.rl.pending.Pending`.
 
     Raises (by any method):
-        LostError: an actor has died, or gave no sign of life, or has not done `what` within `limit` seconds.
+        LostError: an actor has died, or gave no heartbeat, or has not done `what` within `limit` seconds.
         ClusterLostError: nobody can be asked any more.
         ScalerlError: what an actor raised.
     """
 
-    def __init__(self, calls: Mapping[Any, Member], limit: float, what: str) -> None:
+    def __init__(self, calls: Mapping[Any, SupervisedActor], limit: float, what: str) -> None:
         self._calls, self._pending = calls, list(calls)
         self._limit, self._what = limit, what
         self._ends = time.monotonic() + limit
@@ -147,7 +147,7 @@ class Calls:
 
     def result(self) -> list[Any]:
         """What they return, in order."""
-        return [value_of(ref, member) for ref, member in self._calls.items()]
+        return [value_of(ref, actor) for ref, actor in self._calls.items()]
 
     def _take_note(self, timeout: float) -> None:
         check()
@@ -159,20 +159,20 @@ class Calls:
         if now - self._looked < _LOOK and now < self._ends:
             return
         self._looked = now
-        for member in {id(m): m for m in (self._calls[ref] for ref in self._pending)}.values():
+        for actor in {id(m): m for m in (self._calls[ref] for ref in self._pending)}.values():
             if now >= self._ends:
-                raise member.lost(f"it has not {self._what} within {self._limit:g} s")
-            member.check_life()
+                raise actor.lost(f"it has not {self._what} within {self._limit:g} s")
+            actor.check_life()
 
 
-def gather(calls: Mapping[Any, Member], limit: float, what: str) -> list[Any]:
+def gather(calls: Mapping[Any, SupervisedActor], limit: float, what: str) -> list[Any]:
     """What calls return, in order, once all have; raises what `Calls` does."""
     under_way = Calls(calls, limit, what)
     under_way.wait(math.inf)
     return under_way.result()
 
 
-def value_of(ref: Any, member: Member) -> Any:
+def value_of(ref: Any, actor: SupervisedActor) -> Any:
     """What a call that is over has returned.
 
     Raises:
@@ -180,13 +180,13 @@ def value_of(ref: Any, member: Member) -> Any:
         ScalerlError: what the actor raised, where it is meant for the user.
     """
     try:
-        return ray.get(ref, timeout=member.silence)
+        return ray.get(ref, timeout=actor.heartbeat)
     except RayTaskError as error:
         if isinstance(error.cause, ScalerlError):
             raise error.cause from None
-        raise member.lost(brief_error(error.cause)) from error
+        raise actor.lost(brief_error(error.cause)) from error
     except RayError as error:
-        raise member.lost(error) from error
+        raise actor.lost(error) from error
 
 
 _EXIT = re.compile(r"Worker exit type: (\w+)(?: Worker exit detail: (.+?)(?:\. |\.?$))?", re.MULTILINE)

@@ -25,7 +25,7 @@ _LOOK, _ANSWER = 1.0, 5.0  # seconds between two looks, and until an answer
 GRACE = 30.0
 """Seconds in which a run has to end once its cluster is lost; then it is ended."""
 _RESUME = "the run folder is whole up to its newest checkpoint, and --resume goes on, on a new cluster"
-_watched: Contact | None = None
+_watched: ClusterWatch | None = None
 _words: LastWords | None = None
 
 
@@ -49,27 +49,27 @@ def gone() -> bool:
 
 
 @contextmanager
-def watched(head: str, own: str, silence: float) -> Iterator[None]:
+def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
     """Look after the head at HOST:PORT, and after Ray's process on this node, which listens at a path `own`.
 
-    The head may be away for `silence` seconds.
+    The head may be away for `heartbeat` seconds.
 
     Raises:
         ClusterLostError: in place of whatever came of the loss.
     """
     global _watched
-    _watched = contact = Contact(head, own, silence)
+    _watched = watch = ClusterWatch(head, own, heartbeat)
     try:
         yield
     except ClusterLostError:
         raise
     except Exception as error:
-        if why := contact.lost or contact.look(0.0):
-            contact.lost = why
+        if why := watch.lost or watch.look(0.0):
+            watch.lost = why
             raise ClusterLostError(why) from error
         raise
     finally:
-        contact.close()
+        watch.close()
         _watched = None
 
 
@@ -100,24 +100,26 @@ def last_words() -> Iterator[None]:
         _words = None
 
 
-class Contact:
+class ClusterWatch:
     """A thread that looks whether head and node answer; `lost` says what does not, and what to do."""
 
-    def __init__(self, head: str, own: str, silence: float, end: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, head: str, own: str, heartbeat: float, end: Callable[[str], None] | None = None
+    ) -> None:
         """`end` is called where the run has not ended by itself in time."""
-        self._head, self._own, self._silence = head, own, silence
+        self._head, self._own, self.heartbeat = head, own, heartbeat
         self._end = end or _end
         self._answered = time.monotonic()
         self._told = False
         self._closed = threading.Event()
         self.lost = ""
-        threading.Thread(target=self._watch, name="contact", daemon=True).start()
+        threading.Thread(target=self._watch, name="cluster-watch", daemon=True).start()
 
     def close(self) -> None:
         """The run has ended by itself."""
         self._closed.set()
 
-    def look(self, silence: float, held: bool = False) -> str:
+    def look(self, heartbeat: float, held: bool = False) -> str:
         """What is lost, if anything: the head, where it has not answered for so many seconds.
 
         Ray on this node is there if a connection to it is `held`; to ask it anew is a line in its log.
@@ -127,14 +129,14 @@ class Contact:
         if not complaint:
             self._answered, self._told = time.monotonic(), False
         away = time.monotonic() - self._answered
-        if complaint and away >= silence:
+        if complaint and away >= heartbeat:
             return f"[cluster]: {head} is gone: no answer for {away:.0f} s ({complaint}); {_RESUME}"
         if not held and _has_ended(self._own):
             also = f", and {head} does not answer" if complaint else ""
             return f"[cluster]: Ray has ended on this node{also}; {_RESUME}"
         if complaint and not self._told:
             self._told = True
-            limit = f"{silence:g} s (cluster.patience.silence)"
+            limit = f"{heartbeat:g} s (cluster.timeouts.heartbeat)"
             _LOG.warning(
                 "[cluster]: %s does not answer (%s); the run waits for it %s", head, complaint, limit
             )
@@ -149,7 +151,7 @@ class Contact:
                     self._closed.wait(_LOOK)
                 elif select.select([connection], [], [], _LOOK)[0]:  # it has ended, which is seen at once
                     held = False
-                self.lost = self.look(self._silence, held)
+                self.lost = self.look(self.heartbeat, held)
         if self.lost and not self._closed.wait(GRACE):
             self._end(self.lost)
 

@@ -58,7 +58,7 @@ _NAME = re.compile(r"cmpl-(.+?)-0(?:-[0-9a-f]+)?")
 """vLLM's own name of a request, around ours."""
 
 
-class Fleet:
+class ServerPool:
     """The servers `clients`, each with its process where it is ours. `say` is told what happens."""
 
     def __init__(
@@ -262,9 +262,9 @@ class Fleet:
                 await self._reach(server)
                 await self._serve(server)
             except Gone as error:
-                self._bury(server, error)
+                self._remove_lost(server, error)
 
-    def _bury(self, server: Kept, why: Gone) -> None:
+    def _remove_lost(self, server: Kept, why: Gone) -> None:
         """Count the death, and put what was in flight back."""
         words = f" ({server.process.last_words()})" if server.process else ""
         if server.process:
@@ -287,7 +287,7 @@ class Fleet:
         self._weights.forget(server.client)
         server.count_loss()
         server.open, server.away, server.lost, server.installed = False, True, None, -1
-        self._say(Restarted(server.index, {request.place for request in requests}, f"{why}{words}"))
+        self._say(Restarted(server.index, {request.seq_no for request in requests}, f"{why}{words}"))
         self._queue(requests)
 
     async def _reach(self, server: Kept) -> None:

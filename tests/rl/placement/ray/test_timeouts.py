@@ -10,13 +10,13 @@ from ray_nodes import Run, simulated
 
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.cluster import Patience
-from scalerl.rl.placement.ray.seat import Seat
-from scalerl.rl.workers.ray import members
-from scalerl.rl.workers.ray.members import Calls, LostError, Member
+from scalerl.rl.config.cluster import ClusterTimeouts
+from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
+from scalerl.rl.workers.ray import actors
+from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor
 from scalerl.rl.workers.supervision import Attention
 
-PATIENCE = Patience(start=30, silence=20, decode=40, weights=10)
+TIMEOUTS = ClusterTimeouts(start=30, heartbeat=20, decode=40, weights=10)
 
 
 class Handle:
@@ -30,75 +30,75 @@ class Handle:
 
 
 @pytest.fixture
-def seat():
+def worker():
     """A generator that takes part."""
-    seat = Seat("generator 0", PATIENCE, lambda: (Handle(), "start"))
-    seat.fill()
-    seat.placed(("node a", 1))
-    seat.started()
-    return seat
+    worker = RolloutWorker("generator 0", TIMEOUTS, lambda: (Handle(), "start"))
+    worker.fill()
+    worker.placed(("node a", 1))
+    worker.started()
+    return worker
 
 
-def later(seat, seconds):
+def later(worker, seconds):
     """So many seconds go by."""
     for name in ("placed_at", "listening_since", "moved_at", "offered_at"):
-        setattr(seat, name, getattr(seat, name) - seconds)
+        setattr(worker, name, getattr(worker, name) - seconds)
 
 
-def test_one_that_installs_version_after_version_may_be_behind_for_ever(seat):
-    seat.offer("weights", 0)
+def test_one_that_installs_version_after_version_may_be_behind_for_ever(worker):
+    worker.offer("weights", 0)
     for version in range(6):
-        later(seat, 6)
-        seat.offer("weights", version + 1)  # before it has installed the last
-        seat.has_installed(version)
-        seat.listen()
-        seat.check()
-    later(seat, 12)
-    seat.listen()
+        later(worker, 6)
+        worker.offer("weights", version + 1)  # before it has installed the last
+        worker.has_installed(version)
+        worker.listen()
+        worker.check()
+    later(worker, 12)
+    worker.listen()
     with pytest.raises(LostError, match="version 6 of the weights was not installed in 10 s"):
-        seat.check()
+        worker.check()
 
 
-def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(seat):
+def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(worker):
     for version in range(4):  # offered again and again, and none arrives
-        seat.offer("weights", version)
-        later(seat, 3)
-    seat.listen()
+        worker.offer("weights", version)
+        later(worker, 3)
+    worker.listen()
     with pytest.raises(LostError, match="version 3 of the weights"):
-        seat.check()
+        worker.check()
 
 
-def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(seat):
-    seat.offer("weights", 0)
-    assert seat.offer_at == math.inf
+def test_weights_that_do_not_arrive_are_offered_again_after_ever_longer_pauses(worker):
+    worker.offer("weights", 0)
+    assert worker.offer_at == math.inf
     pauses = []
     for _ in range(6):
         before = time.monotonic()
-        seat.missed()
-        pauses.append(seat.offer_at - before)
-        seat.offer("weights", 0)
-        assert seat.offer_at == math.inf
+        worker.missed()
+        pauses.append(worker.offer_at - before)
+        worker.offer("weights", 0)
+        assert worker.offer_at == math.inf
     assert pauses == pytest.approx([0.5, 1.0, 1.25, 1.25, 1.25, 1.25], abs=0.2)  # an eighth of its time
-    seat.has_installed(0)
-    seat.missed()
-    assert seat.offer_at - time.monotonic() < 0.6
+    worker.has_installed(0)
+    worker.missed()
+    assert worker.offer_at - time.monotonic() < 0.6
 
 
-def test_time_in_which_nobody_listened_is_no_silence(seat):
-    seat.submit({0: "group"})
-    seat.offer("weights", 0)
-    later(seat, 1000)
-    seat.excuse(999)
-    seat.check()
-    later(seat, 20)
-    seat.excuse(0)
-    with pytest.raises(LostError, match="no sign of life for 20 s"):
-        seat.check()
+def test_time_in_which_nobody_listened_is_no_silence(worker):
+    worker.submit({0: "group"})
+    worker.offer("weights", 0)
+    later(worker, 1000)
+    worker.excuse(999)
+    worker.check()
+    later(worker, 20)
+    worker.excuse(0)
+    with pytest.raises(LostError, match="no heartbeat for 20 s"):
+        worker.check()
 
 
 def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(members.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(actors.time, "monotonic", lambda: clock[0])
     attention = Attention()
     for gap, away in ((0.02, 0.0), (1.0, 0.0), (61.5, 60.0), (1.0, 0.0)):
         clock[0] += gap
@@ -115,16 +115,16 @@ def listen(calls, clock):
 def unanswered(monkeypatch):
     """A clock, where no call to an actor has returned yet."""
     clock = [100.0]
-    monkeypatch.setattr(members.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(members.ray, "wait", lambda refs, **how: ([], refs))
+    monkeypatch.setattr(actors.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(actors.ray, "wait", lambda refs, **how: ([], refs))
     return clock
 
 
 def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
-    member = Member("trainer 0", Handle(), 20.0)
-    member.settled(("node a", 1))
-    calls = Calls({"call": member}, 30.0, "stepped")
-    assert not calls.wait(0.0)  # which asks for a sign of life
+    actor = SupervisedActor("trainer 0", Handle(), 20.0)
+    actor.settled(("node a", 1))
+    calls = Calls({"call": actor}, 30.0, "stepped")
+    assert not calls.wait(0.0)  # which asks for a heartbeat
     unanswered[0] += 1000.0
     assert not calls.wait(0.0)
     for _ in range(15):
@@ -132,15 +132,15 @@ def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswe
         assert not calls.wait(0.0)
     unanswered[0] += 1.5
     assert not calls.wait(0.0)
-    with pytest.raises(LostError, match="no sign of life for 20 s"):
+    with pytest.raises(LostError, match="no heartbeat for 20 s"):
         listen(calls, unanswered)
 
 
 @pytest.mark.slow
 def test_a_driver_that_is_busy_loses_nobody(recipe, small_base):
     """It steps for longer than anybody may be silent, and a version is always on its way meanwhile."""
-    patience = Patience(start=240, silence=4, weights=5)
-    cluster = replace(recipe.cluster, generators=1, patience=patience)
+    timeouts = ClusterTimeouts(start=240, heartbeat=4, weights=5)
+    cluster = replace(recipe.cluster, generators=1, timeouts=timeouts)
     recipe = replace(recipe, curriculum=Uniform(), schedule=PipelineRL(k=8), cluster=cluster)
     with simulated(2), ExitStack() as closing:
         run = Run(recipe, small_base, closing)

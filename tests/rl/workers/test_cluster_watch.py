@@ -10,8 +10,8 @@ import pytest
 from ray_nodes import until
 
 from scalerl.errors import WorkerError
-from scalerl.rl.workers.ray import contact
-from scalerl.rl.workers.ray.contact import ClusterLostError, Contact, watched
+from scalerl.rl.workers.ray import cluster_watch
+from scalerl.rl.workers.ray.cluster_watch import ClusterLostError, ClusterWatch, watched
 
 
 class Listening:
@@ -44,31 +44,31 @@ def use_ray(seconds=20):
     """What a driver does: it asks before every use."""
     ends = time.monotonic() + seconds
     while time.monotonic() < ends:
-        contact.check()
+        cluster_watch.check()
         time.sleep(0.01)
 
 
-def lose(there, who, silence=60.0, then=use_ray):
+def lose(there, who, heartbeat=60.0, then=use_ray):
     """A run that loses somebody, and goes on."""
-    with watched(there.head, there.own, silence):
-        contact.check()
-        assert not contact.gone()
+    with watched(there.head, there.own, heartbeat):
+        cluster_watch.check()
+        assert not cluster_watch.gone()
         there.end(who)
         then()
 
 
 def test_nobody_is_asked_where_there_is_no_cluster():
-    contact.check()
-    assert not contact.gone()
+    cluster_watch.check()
+    assert not cluster_watch.gone()
 
 
 def test_whoever_asks_is_told_that_the_head_is_gone(there):
     with pytest.raises(ClusterLostError) as told:
-        lose(there, "head", silence=1.0)
+        lose(there, "head", heartbeat=1.0)
     said = str(told.value)
     assert said.startswith(f"[cluster]: its head at {there.head} is gone: no answer for ")
     assert said.endswith("--resume goes on, on a new cluster")
-    contact.check()  # it is over
+    cluster_watch.check()  # it is over
 
 
 def test_a_head_that_comes_back_in_time_has_been_waited_for(there, caplog):
@@ -76,11 +76,11 @@ def test_a_head_that_comes_back_in_time_has_been_waited_for(there, caplog):
         there.end("head")
         until(lambda: caplog.records, 30)
         there.come_back()
-        assert not contact.gone()
-        contact.check()
+        assert not cluster_watch.gone()
+        cluster_watch.check()
     (said,) = [record.getMessage() for record in caplog.records]
     assert "does not answer (" in said
-    assert "the run waits for it 60 s (cluster.patience.silence)" in said
+    assert "the run waits for it 60 s (cluster.timeouts.heartbeat)" in said
 
 
 def test_the_end_of_ray_on_this_node_is_told_at_once(there):
@@ -99,10 +99,10 @@ def test_what_comes_of_the_loss_is_told_as_the_loss(there):
 
 
 def test_a_run_that_does_not_end_by_itself_is_ended(there, monkeypatch):
-    monkeypatch.setattr(contact, "GRACE", 0.2)
+    monkeypatch.setattr(cluster_watch, "GRACE", 0.2)
     ended = []
-    Contact(there.head, there.own, 60.0, lambda why: ended.append("who has ended")).close()
-    stuck = Contact(there.head, there.own, 60.0, ended.append)
+    ClusterWatch(there.head, there.own, 60.0, lambda why: ended.append("who has ended")).close()
+    stuck = ClusterWatch(there.head, there.own, 60.0, ended.append)
     there.end("own")
     until(lambda: ended, 30)
     assert ended == [stuck.lost]
@@ -111,7 +111,8 @@ def test_a_run_that_does_not_end_by_itself_is_ended(there, monkeypatch):
 @pytest.mark.parametrize("by", ["itself", "Ray"])
 def test_a_process_that_is_ended_has_last_words(by):
     how = {"itself": "pass", "Ray": "os._exit(1)"}[by]
-    code = f"import os\nfrom scalerl.rl.workers.ray.contact import last_words\nwith last_words():\n    {how}"
+    imported = "import os\nfrom scalerl.rl.workers.ray.cluster_watch import last_words"
+    code = f"{imported}\nwith last_words():\n    {how}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     said = (
         "scalerl: [cluster]: this process was ended by Ray, or from outside; the run folder is whole up to "

@@ -9,23 +9,23 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from scalerl.rl.config.cluster import Patience
+from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.engine.ordered import Asked, sum_of
 from scalerl.rl.types import Counters
-from scalerl.rl.workers.ray.members import Member, pause_after
+from scalerl.rl.workers.ray.actors import SupervisedActor, pause_after
 
 _LISTEN = 2.0  # seconds that an actor waits for something to be said
 _ARRIVALS = count()
 
 
 @dataclass
-class Seat:
+class RolloutWorker:
     """Room for a generator, and who has it."""
 
     name: str
-    patience: Patience
+    timeouts: ClusterTimeouts
     start: Callable[[], tuple[Any, Any]]
-    member: Member | None = None
+    actor: SupervisedActor | None = None
     arrival: int = -1
     """Which of all that have come this one is."""
     placing: Any = None
@@ -56,12 +56,12 @@ class Seat:
         handle, self.starting = self.start()
         self.placing = handle.where.remote()
         self.arrival = next(_ARRIVALS)
-        self.member = Member(self.name, handle, self.patience.silence)
+        self.actor = SupervisedActor(self.name, handle, self.timeouts.heartbeat)
 
     def placed(self, where: tuple[str, int]) -> None:
         """There was room, and it begins to load its model."""
-        assert self.member is not None
-        self.member.settled(where)
+        assert self.actor is not None
+        self.actor.settled(where)
         self.placing, self.placed_at = None, time.monotonic()
         self.came_at = self.placed_at
 
@@ -72,8 +72,8 @@ class Seat:
 
     def listen(self) -> None:
         """Ask for what it has to say."""
-        assert self.member is not None
-        self.listening = self.member.handle.listen.remote(min(_LISTEN, self.patience.silence / 4))
+        assert self.actor is not None
+        self.listening = self.actor.handle.listen.remote(min(_LISTEN, self.timeouts.heartbeat / 4))
         self.listening_since = time.monotonic()
 
     def spent(self, counters: Counters) -> None:
@@ -101,24 +101,24 @@ class Seat:
 
     def offer(self, parcel: Any, version: int) -> None:
         """Tell it of weights, once it has started."""
-        if self.member is not None and self.starting is None:
-            self.member.handle.offer.remote(parcel, version)
+        if self.actor is not None and self.starting is None:
+            self.actor.handle.offer.remote(parcel, version)
             if self.offered == self.installed:
                 self.offered_at = time.monotonic()
             self.offered, self.offer_at = version, math.inf
 
     def missed(self) -> None:
         """It did not get its weights: they are offered again after a pause, as the cause may last."""
-        self.offer_at = time.monotonic() + pause_after(self.misses, self.patience.weights / 8)
+        self.offer_at = time.monotonic() + pause_after(self.misses, self.timeouts.weights / 8)
         self.misses += 1
 
     def submit(self, groups: Mapping[int, Asked]) -> None:
-        """Give it groups to sample, by place."""
-        assert self.member is not None
+        """Give it groups to sample, by seq_no."""
+        assert self.actor is not None
         if not self.in_flight:
             self.moved_at = time.monotonic()
         self.in_flight |= groups
-        self.member.handle.submit.remote(list(groups.items()))
+        self.actor.handle.submit.remote(list(groups.items()))
 
     def check(self) -> None:
         """Whether it lives, and keeps up. One that waits for room is let be.
@@ -126,31 +126,31 @@ class Seat:
         Raises:
             LostError: it does not.
         """
-        assert self.member is not None
-        now, patience = time.monotonic(), self.patience
+        assert self.actor is not None
+        now, timeouts = time.monotonic(), self.timeouts
         if self.placing is not None:
             return
         if self.starting is not None:
-            self.member.check_life()
-            if now - self.placed_at > patience.start:
-                raise self.member.lost(f"it has not loaded its model within {patience.start:g} s")
+            self.actor.check_life()
+            if now - self.placed_at > timeouts.start:
+                raise self.actor.lost(f"it has not loaded its model within {timeouts.start:g} s")
             return
-        if now - self.listening_since > patience.silence:  # what was said before that has been heard
-            raise self.member.lost(f"no sign of life for {patience.silence:g} s (pid {self.member.pid})")
-        if self.in_flight and now - self.moved_at > patience.decode:
-            raise self.member.lost(f"it has decoded nothing for {patience.decode:g} s")
-        if self.installed < self.offered and now - self.offered_at > patience.weights:
-            version, seconds = self.offered, patience.weights
-            raise self.member.lost(f"version {version} of the weights was not installed in {seconds:g} s")
+        if now - self.listening_since > timeouts.heartbeat:  # what was said before that has been heard
+            raise self.actor.lost(f"no heartbeat for {timeouts.heartbeat:g} s (pid {self.actor.pid})")
+        if self.in_flight and now - self.moved_at > timeouts.decode:
+            raise self.actor.lost(f"it has decoded nothing for {timeouts.decode:g} s")
+        if self.installed < self.offered and now - self.offered_at > timeouts.weights:
+            version, seconds = self.offered, timeouts.weights
+            raise self.actor.lost(f"version {version} of the weights was not installed in {seconds:g} s")
 
     def vacate(self) -> dict[int, Asked]:
         """End whoever has it, and keep it free for a while; the groups that were in flight."""
-        assert self.member is not None
-        self.member.kill()
+        assert self.actor is not None
+        self.actor.kill()
         groups, self.in_flight = self.in_flight, {}
         self.buried, self.counters = sum_of([self.buried, self._all_spent()]), Counters()
         self.buried.restarted += len(groups)
-        self.member = self.placing = self.starting = self.listening = None
+        self.actor = self.placing = self.starting = self.listening = None
         self.came_at = 0.0
         self.installed = self.offered = -1
         self.offer_at, self.misses = math.inf, 0
