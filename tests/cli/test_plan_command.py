@@ -37,7 +37,7 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_table_says_speed_idle_time_ages_and_bounds(rates, capsys):
+def test_the_table_says_speed_idle_time_staleness_and_bounds(rates, capsys):
     words = [*SMALL, "--set", "schedule.k=0", "--generators", "1", "--trainers", "1", "--price", "2.5"]
     assert main(["plan", "demo", *rates, *words]) == 0
     out = capsys.readouterr().out
@@ -48,7 +48,7 @@ def test_the_table_says_speed_idle_time_ages_and_bounds(rates, capsys):
     assert shown["generators"] == "33% idle; 67% of 8 decode slots in use"
     assert shown["devices"] == "2: 1 generator, 1 trainer"
     assert shown["trainers"] == "train 33%, wait 67% for groups"
-    assert shown["age"] == "mean 0.00, largest 0 (the bound is 0)"
+    assert shown["staleness"] == "mean 0.00, largest 0 (the bound is 0)"
     assert shown["cost"] == "5.00 dollars an hour"
     assert "in order" in out
     assert "100.0%" in out

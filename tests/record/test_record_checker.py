@@ -98,7 +98,7 @@ def swap_steps(rows):
 
 def repeat_group(rows):
     """A group of one step again in the next."""
-    for key in ("prompt", "draw", "fate", "correct", "n"):
+    for key in ("prompt", "epoch", "fate", "correct", "n"):
         rows[5][key][0] = rows[4][key][0]
 
 
@@ -193,7 +193,7 @@ MUTATIONS = {
     "a list too short": (groups(3, "correct", lambda c: c[:-1]), "lists of groups.jsonl"),
     "a group repeated": (edit("groups.jsonl", repeat_group), "comes twice"),
     "groups in another order": (edit("groups.jsonl", swap_steps), "and the groups make it"),
-    "a draw left out": (groups(0, "draw", lambda d: [1, *d[1:]]), "and 0 was next"),
+    "an epoch left out": (groups(0, "epoch", lambda d: [1, *d[1:]]), "and 0 was next"),
     "another fate": (edit("groups.jsonl", move_fate), "and groups.jsonl {"),
     "a fate of no name": (groups(3, "fate", lambda f: ["lost", *f[1:]]), "unknown fates ['lost']"),
     "a correct completion more": (groups(3, "correct", lambda c: [c[0] ^ 1, *c[1:]]), "correct is"),

@@ -153,13 +153,13 @@ def test_evidence_of_updates_in_flight():
             "completions sampled by two or more versions of the weights",
             "48 %; in the last tenth of the run 93 %",
         ),
-        ("trained tokens older than 4 steps", "30 %; in the last tenth of the run 30 %"),
-        ("largest age of a trained token", "8 steps; the schedule allows k = 8"),
-        ("largest age of an entry of a KV cache", "11 steps"),
+        ("trained tokens with a staleness over 4 steps", "30 %; in the last tenth of the run 30 %"),
+        ("largest staleness of a trained token", "8 steps; the schedule allows k = 8"),
+        ("largest staleness of an entry of a KV cache", "11 steps"),
     ]
     off_policy = in_flight_rows([{"staleness_max": 7}], {"schedule": {"kind": "off_policy", "k": 8}})
-    assert off_policy == [("largest age of a trained token", "7 steps; the schedule allows k - 1 = 7")]
-    assert in_flight_rows([{"staleness_max": 3}], None) == [("largest age of a trained token", "3 steps")]
+    assert off_policy == [("largest staleness of a trained token", "7 steps; the schedule allows k - 1 = 7")]
+    assert in_flight_rows([{"staleness_max": 3}], None) == [("largest staleness of a trained token", "3 steps")]
     assert in_flight_rows([{"loss": 0.1}], None) == []
 
 

@@ -77,7 +77,7 @@ def test_the_page_states_what_was_forecast_and_what_came(run, html):
         "known ceiling .820",
         "base model, apart 2.20 TFLOP",
         "41 s, 2.20 TFLOP (15 % of the RL’s)",  # 2.2 of 14.64
-        "largest age of a trained token 8 steps; the schedule allows k = 8",
+        "largest staleness of a trained token 8 steps; the schedule allows k = 8",
         "log-logistic 0.55, Fréchet 0.31, Weibull 0.14",
         "trained on perfect demonstrations under the same budget",
         "max_ratio",
