@@ -273,7 +273,7 @@ def check(record: RunRecord) -> tuple[int, int, int]:
     """Steps, those whose ledger does not add up, and the largest age of a token."""
     rows = record.steps()
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "steps are missing, or there twice"
-    return len(rows), sum(not adds_up(row) for row in rows), max(row.get("age_max", 0) for row in rows)
+    return len(rows), sum(not adds_up(row) for row in rows), max(row.get("staleness_max", 0) for row in rows)
 
 
 def undisturbed(folder: Path, nodes: Nodes, seed: int, step: int, minutes: float) -> dict[int, Any]:

@@ -45,9 +45,9 @@ def check(recipe, run, steps):
     ledger = run.pipeline.ledger(fates)
     assert ledger["admitted"] == ledger["consumed"] + ledger["in_flight"]
     for step in steps:
-        ages = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
-        assert ages.min() >= 0
-        assert ages.max() <= recipe.schedule.max_staleness
+        staleness = step.index - 1 - np.concatenate([r.version_T for g in step.groups for r in g.rollouts])
+        assert staleness.min() >= 0
+        assert staleness.max() <= recipe.schedule.max_staleness
 
 
 def check_record(folder, n_steps):

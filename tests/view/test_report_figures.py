@@ -159,7 +159,9 @@ def test_evidence_of_updates_in_flight():
     ]
     off_policy = in_flight_rows([{"staleness_max": 7}], {"schedule": {"kind": "off_policy", "k": 8}})
     assert off_policy == [("largest staleness of a trained token", "7 steps; the schedule allows k - 1 = 7")]
-    assert in_flight_rows([{"staleness_max": 3}], None) == [("largest staleness of a trained token", "3 steps")]
+    assert in_flight_rows([{"staleness_max": 3}], None) == [
+        ("largest staleness of a trained token", "3 steps")
+    ]
     assert in_flight_rows([{"loss": 0.1}], None) == []
 
 

@@ -158,8 +158,8 @@ def test_the_four_averages_weigh_completions_of_mixed_lengths_differently(recipe
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_the_ages_of_off_policy_k_are_exactly_0_to_k_minus_1(recipe, start_run, k):
     steps, _ = weights_after(start_run(replace(recipe, schedule=OffPolicy(k=k))), 2 * k)
-    ages = [set((s.index - 1 - s.batch.version_NT)[s.batch.sampled_NT].tolist()) for s in steps]
-    assert ages == [{n % k} for n in range(2 * k)]
+    staleness = [set((s.index - 1 - s.batch.version_NT)[s.batch.sampled_NT].tolist()) for s in steps]
+    assert staleness == [{n % k} for n in range(2 * k)]
     ratios = [step.stats.ratio_max for step in steps]
     for n, ratio in enumerate(ratios):
         assert (ratio < 1.001) == (n % k == 0)  # only what the weights of the day have sampled has ratio 1

@@ -77,8 +77,8 @@ def test_every_pair_of_choices_trains(row, tiny_recipe, start_run):
     steps = list(islice(loop, 3))
     assert [step.index for step in steps] == [1, 2, 3]
     for step in steps:
-        ages = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]
-        assert ages.max(initial=0) <= recipe.schedule.max_staleness
+        staleness = (step.index - 1 - step.batch.version_NT)[step.batch.sampled_NT]
+        assert staleness.max(initial=0) <= recipe.schedule.max_staleness
         assert math.isfinite(step.stats.loss) == bool(len(step.batch))
         assert math.isfinite(step.stats.kl) == bool(len(step.batch) and recipe.kl.coefficient)
     assert any(len(step.batch) for step in steps)
