@@ -29,7 +29,7 @@ from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from scalerl.rl.config.health import FIGURES, Health
+from scalerl.rl.config.health import Health
 from scalerl.rl.config.recipe import Recipe, load_recipe
 from scalerl.rl.engine.build import load_generator
+from scalerl.rl.health.figures import FIGURES
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline

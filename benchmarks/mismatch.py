@@ -22,7 +22,7 @@ import torch
 from random_model import END_TOKEN, chain_tokenizer, random_qwen3
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.types import Prompt, Rollout

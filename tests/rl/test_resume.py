@@ -22,9 +22,8 @@ from scalerl.record.reader import RunRecord, final_folder
 from scalerl.rl.algo.loss import Cispo, Kl
 from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state
-from scalerl.rl.config.lora import Lora
 from scalerl.rl.config.recipe import load_recipe
-from scalerl.rl.config.settings import Checkpointing, Evaluation, Local, Steps
+from scalerl.rl.config.settings import Checkpointing, Evaluation, Local, Lora, Steps
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.train import train
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from scalerl.errors import ScalerlError
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.learner.fsdp.launch import lead_or_follow
 from scalerl.rl.learner.fsdp.learner import load_sharded_learner
 from scalerl.rl.train import train as train_run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm.server import VENV
 from scalerl.rl.model.demo_base import BaseModel, build_base
 from scalerl.rl.tasks.chain import Chain, Demonstrations

@@ -60,7 +60,7 @@ def rates_of(record: RunRecord) -> Rates:
         evaluate=last["device_seconds"]["evaluate"] / max(len(record.evals), 1),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
     )
-    return _as_busy(rates, job, recipe.where.processes, trainers, generate / max(generated, 1.0))
+    return _as_busy(rates, job, recipe.processes, trainers, generate / max(generated, 1.0))
 
 
 def evaluated_every(record: RunRecord) -> float | None:

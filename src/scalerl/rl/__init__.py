@@ -29,13 +29,11 @@ if TYPE_CHECKING:
     from scalerl.rl.algo.length import ForcedInterruption, LengthControl, LengthPenalty, NoLengthControl
     from scalerl.rl.algo.loss import Cispo, Dapo, Grpo, Gspo, Kl, Loss, Reinforce, TokenLoss
     from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-    from scalerl.rl.config.cluster import Cluster
-    from scalerl.rl.config.fsdp import Fsdp2
+    from scalerl.rl.config.cluster import Cluster, Fsdp2, Vllm
     from scalerl.rl.config.health import Health
-    from scalerl.rl.config.lora import Lora
-    from scalerl.rl.config.optimiser import AdamW
     from scalerl.rl.config.recipe import Recipe, load_recipe
     from scalerl.rl.config.settings import (
+        AdamW,
         BatchSize,
         BuiltInEngine,
         Checkpointing,
@@ -44,11 +42,11 @@ if TYPE_CHECKING:
         FlopsBudget,
         Inline,
         Local,
+        Lora,
         Steps,
         Timeouts,
+        Tracking,
     )
-    from scalerl.rl.config.tracking import Tracking
-    from scalerl.rl.config.vllm import Vllm
     from scalerl.rl.entry import evaluate, train
     from scalerl.rl.loop.progress import Progress
     from scalerl.rl.placement.evaluate import EvaluationResult
@@ -141,15 +139,10 @@ lazy(
         "tasks.dataset": "Dataset",
         "tasks.verifiers": "Exact Function Math Verifier",
         "types": "Limits Prompt Reward",
-        "config.settings": "BatchSize BuiltInEngine Checkpointing Context Evaluation FlopsBudget Inline "
-        "Local Steps Timeouts",
-        "config.cluster": "Cluster",
-        "config.fsdp": "Fsdp2",
-        "config.vllm": "Vllm",
-        "config.optimiser": "AdamW",
-        "config.lora": "Lora",
+        "config.settings": "AdamW BatchSize BuiltInEngine Checkpointing Context Evaluation FlopsBudget "
+        "Inline Local Lora Steps Timeouts Tracking",
+        "config.cluster": "Cluster Fsdp2 Vllm",
         "config.health": "Health",
-        "config.tracking": "Tracking",
         "placement.evaluate": "EvaluationResult",
         "loop.progress": "Progress",
         "tracking.tracker": "TrackedRun Tracker",

@@ -249,7 +249,7 @@ class _TrainingRun:
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
-        self.counters = RunCounters(recipe.where.processes, self.learner.trainers, recipe.where.apart)
+        self.counters = RunCounters(recipe.processes, self.learner.trainers, recipe.apart)
         asked = recipe.evaluation.count, recipe.evaluation.forecast_at
         self.view, self.agenda = View(watch), Agenda(*asked)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)

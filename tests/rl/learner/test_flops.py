@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import FlopCount, load_model

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
-from scalerl.rl.config.health import FIGURES, Health
-from scalerl.rl.config.optimiser import AdamW
-from scalerl.rl.config.settings import BatchSize
+from scalerl.rl.config.health import Health
+from scalerl.rl.config.settings import AdamW, BatchSize
 from scalerl.rl.engine.build import load_generator
+from scalerl.rl.health.figures import FIGURES
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.held import ranks_of
 from scalerl.rl.learner.probe import Probe

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.settings import Lora
 from scalerl.rl.kernels import compiled, packed
 from scalerl.rl.kernels.packing import Packing
 from scalerl.rl.learner import score as score_module

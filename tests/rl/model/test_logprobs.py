@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import load_model
 

@@ -4,8 +4,7 @@ import torch
 
 from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.checkpoint.store import save_model
-from scalerl.rl.config.lora import Lora
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW, Lora
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import copy_weights, install_weights, load_model, load_tokenizer
 from scalerl.rl.model.lora import add_adapters

@@ -1,8 +1,8 @@
 """Every setting of a recipe, and the recipe itself.
 
     recipe.py     Recipe, and how it is read from TOML and config.json
-    settings.py   batch, context, budget, evaluation, placement, checkpoints, timeouts
-    cluster.py, fsdp.py, vllm.py, tracking.py, health.py, lora.py, optimiser.py    one table each
+    cluster.py    the table `[cluster]`, with `Fsdp2` and `Vllm`; health.py the table `[health]`
+    settings.py   all other tables: batch, context, budget, optimiser, evaluation, placement, checkpoints ...
     form.py, toml.py     values written by hand, checked with messages in the words of their writer
 
 It may import `scalerl.rl.algo` and `scalerl.rl.tasks`. What implements a setting imports it.

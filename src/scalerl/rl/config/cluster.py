@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Discriminator
 
-from scalerl.rl.config.bounds import positive
-from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.settings import at_least, positive
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,90 @@ class Torch:
     """The built-in generator, one for each actor."""
 
     kind: Literal["torch"] = "torch"
+
+
+@dataclass(frozen=True)
+class Fsdp2:
+    """The learner sharded by PyTorch FSDP2: parameters, gradients and the optimiser's moments.
+
+    None of these changes the result but by rounding.
+    """
+
+    micro_tokens: int = 0
+    """Tokens of a forward pass of one process, at least one completion; 0 is `batch.micro` completions."""
+    chunk: int = 1024
+    """Tokens whose logits are in memory at once."""
+    packed: bool = True
+    """Completions of a pass one after another instead of padded, where the model's attention can keep them
+    apart."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """The model's attention; packed completions cost the square of a pass without flash attention."""
+    sync: Literal["step", "pass"] = "step"
+    """When gradients are reduced over the processes: once a step, which holds them whole meanwhile, or after
+    every pass."""
+    tensor_parallel: int = 1
+    """Processes that share every matrix product; a divisor of the number of processes."""
+    timeout: float = 600.0
+    """Seconds that a process waits for another before it ends with an error."""
+    kind: Literal["fsdp2"] = "fsdp2"
+
+    def __post_init__(self) -> None:
+        if self.micro_tokens < 0:
+            raise ValueError("micro_tokens must not be negative")
+        if self.chunk < 1 or self.tensor_parallel < 1:
+            raise ValueError("chunk and tensor_parallel must be at least 1")
+        positive(timeout=self.timeout)
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Completions are sampled by servers of vLLM: our own, or those at `urls`."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that others have started, as docs/vllm.md says: http://, https:// (with /v1 or without), or
+    unix:// and a socket. Each is one engine: no balancer in front of several."""
+    servers: int = 1
+    """Servers to start on this machine, where there are no `urls`."""
+    python: str = ""
+    """The Python of the environment that has vLLM; else $SCALERL_VLLM_PYTHON, else .vllm-venv (make vllm)."""
+    api_key_env: str = "SCALERL_VLLM_API_KEY"
+    """The environment variable with the key of the servers at `urls`; our own have a random one."""
+    tensor_parallel: int = 1
+    """GPUs of each server that is started here: the last of the machine, as the trainer has the first."""
+    gpu_memory: float = 0.85
+    """The share of a GPU's memory that a server started here takes."""
+    cpu_cache_gib: int = 1
+    """Of KV cache, where a server started here computes on CPUs."""
+    arguments: tuple[str, ...] = ()
+    """More arguments for the servers that are started here."""
+    transport: Literal["file", "nccl"] = "file"
+    """How weights get there: safetensors files in memory that server and trainer both see, or NCCL."""
+    weights_folder: str = "/dev/shm"
+    """Where those files and the servers' sockets are; for servers at `urls`, a folder that they can read."""
+    start_seconds: float = 600.0
+    """How long a server may take to start, or one at `urls` to come back."""
+    request_seconds: float = 3600.0
+    """How long one completion may take."""
+    answer_seconds: float = 120.0
+    """How long anything else may take that a server is asked for."""
+    kind: Literal["vllm"] = "vllm"
+
+    def __post_init__(self) -> None:
+        at_least(1, servers=self.servers, tensor_parallel=self.tensor_parallel)
+        at_least(1, cpu_cache_gib=self.cpu_cache_gib)
+        positive(start_seconds=self.start_seconds, request_seconds=self.request_seconds)
+        positive(answer_seconds=self.answer_seconds)
+        if not 0 < self.gpu_memory <= 1:
+            raise ValueError("gpu_memory must be a share between 0 and 1")
+        if bad := [url for url in self.urls if not _is_one(url)]:
+            raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")
+        if len({url.rstrip("/").removesuffix("/v1") for url in self.urls}) < len(self.urls):
+            raise ValueError("urls must be of different servers")
+
+
+def _is_one(url: str) -> bool:
+    parts = urlsplit(url)
+    return bool(parts.hostname) if parts.scheme in ("http", "https") else url.startswith("unix:///")
 
 
 @dataclass(frozen=True)
@@ -112,14 +195,11 @@ class Cluster:
             if self.transport.kind != "object_store":
                 raise ValueError("transport is the built-in engine's; vLLM has engine.transport")
         if self.transport.kind == "nccl":
-            without = [name for name in self._receivers_and_senders() if getattr(self, name).gpus < 1]
-            if without:
-                raise ValueError(
-                    f'transport.kind "nccl" needs a GPU for each: {without[0]}.gpus = 1, or another kind'
-                )
-
-    def _receivers_and_senders(self) -> list[str]:
-        return ["generator", *["trainer"] * (self.learner.kind != "one")]
+            for name in ("generator", *["trainer"] * (self.learner.kind != "one")):
+                if getattr(self, name).gpus < 1:
+                    raise ValueError(
+                        f'transport.kind "nccl" needs a GPU for each: {name}.gpus = 1, or another kind'
+                    )
 
     @property
     def processes(self) -> int:
@@ -127,13 +207,3 @@ class Cluster:
         if isinstance(self.engine, Vllm):
             return len(self.engine.urls) or self.engine.servers
         return self.generators
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted: the generators and the trainers."""
-        return self.processes + self.trainers
-
-    @property
-    def apart(self) -> bool:
-        """Whether generators have devices of their own."""
-        return True

@@ -30,13 +30,11 @@ from scalerl.rl.algo.curriculum import AnyCurriculum, Curriculum, NoPositiveResa
 from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
-from scalerl.rl.config.bounds import at_least
 from scalerl.rl.config.cluster import Cluster
 from scalerl.rl.config.form import Form
 from scalerl.rl.config.health import Health
-from scalerl.rl.config.lora import Lora
-from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.settings import (
+    AdamW,
     BatchSize,
     BuiltInEngine,
     Checkpointing,
@@ -45,11 +43,13 @@ from scalerl.rl.config.settings import (
     FlopsBudget,
     Inline,
     Local,
+    Lora,
     Steps,
     Timeouts,
+    Tracking,
+    at_least,
 )
 from scalerl.rl.config.toml import add_override, parse_toml
-from scalerl.rl.config.tracking import Tracking
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.task import Task
@@ -120,9 +120,22 @@ class Recipe:
             raise ValueError("placement: with [cluster], that says where everything is; leave placement out")
 
     @property
-    def where(self) -> Inline | Local | Cluster:
-        """Where the parts of the run are."""
-        return self.cluster or self.placement
+    def processes(self) -> int:
+        """Processes that decode."""
+        if self.cluster is not None:
+            return self.cluster.processes
+        return self.placement.generators if isinstance(self.placement, Local) else 1
+
+    @property
+    def apart(self) -> bool:
+        """Whether generators have devices of their own; else they take turns with the trainer on its own."""
+        return self.cluster is not None or isinstance(self.placement, Local)
+
+    @property
+    def devices(self) -> int:
+        """Devices whose time is counted: those of the generators and of the trainers."""
+        trainers = self.cluster.trainers if self.cluster is not None else 1
+        return self.processes + trainers if self.apart else trainers
 
     @property
     def on_cluster(self) -> Cluster:

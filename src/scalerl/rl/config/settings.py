@@ -1,12 +1,29 @@
-"""Settings of a run that are no choice of algorithm: batch, context, budget, placement, checkpoints."""
+"""The tables of a recipe that are no choice of algorithm, but for `[cluster]` and `[health]`.
+
+Numbers out of range raise a ValueError that names the key.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from scalerl.rl.config.bounds import at_least, positive
+from pydantic import BeforeValidator
+
+
+def positive(**values: float) -> None:
+    """Raise a ValueError unless all `values` are above 0 and finite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite")
+
+
+def at_least(bound: int, **values: float) -> None:
+    """Raise a ValueError unless all `values` are `bound` or more."""
+    for name, value in values.items():
+        if value < bound:
+            raise ValueError(f"{name} must be at least {bound}")
 
 
 @dataclass(frozen=True)
@@ -94,21 +111,6 @@ class Inline:
 
     kind: Literal["inline"] = "inline"
 
-    @property
-    def processes(self) -> int:
-        """Processes that decode."""
-        return 1
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted, where one process trains."""
-        return 1
-
-    @property
-    def apart(self) -> bool:
-        """Whether generators have devices of their own."""
-        return False
-
 
 EngineKind = Literal["auto", "kernels", "transformers"]
 
@@ -133,21 +135,6 @@ class Local:
 
     def __post_init__(self) -> None:
         at_least(1, generators=self.generators)
-
-    @property
-    def processes(self) -> int:
-        """Processes that decode."""
-        return self.generators
-
-    @property
-    def devices(self) -> int:
-        """Devices whose time is counted: the generators and the trainer."""
-        return self.generators + 1
-
-    @property
-    def apart(self) -> bool:
-        """Whether generators have devices of their own."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -181,3 +168,80 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         positive(**vars(self))
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW (arXiv 1711.05101) with a linear warm-up to a constant rate; no decay of biases and norms.
+
+    `eps` is the paper's 1e-15: a step is lr m / (sqrt(v) + eps), which the usual 1e-8 makes smaller wherever
+    gradients are not far above it. The learning rate has no part in that.
+    `max_grad_norm` clips the norm of the whole gradient.
+    """
+
+    lr: float = 5e-7
+    warmup_steps: int = 100
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-15
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    kind: Literal["adamw"] = "adamw"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr <= 1000:
+            raise ValueError("lr must be positive, and at most 1000")
+        if not 0 < self.eps <= 1 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError("eps must be positive and at most 1, and betas in [0, 1)")
+        if self.warmup_steps < 0 or not 0 <= self.weight_decay <= 1000 or not self.max_grad_norm > 0:
+            raise ValueError(
+                "warmup_steps must not be negative, weight_decay must be in [0, 1000], and max_grad_norm "
+                "positive"
+            )
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of the step that makes version `step` + 1; skipped steps count in the warm-up."""
+        return self.lr * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else self.lr
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (arXiv 2106.09685) on every linear layer but the head; off at rank 0.
+
+    An adapter adds alpha / rank * B A to a weight, B being 0 at first. No dropout: the trainer's
+    log-probabilities must be those of the weights that are published.
+    """
+
+    rank: int = 0
+    alpha: int = 32
+
+    def __post_init__(self) -> None:
+        if self.rank < 0 or not self.alpha > 0:
+            raise ValueError("rank must not be negative, and alpha must be positive")
+
+
+def _listed(value: Any) -> Any:
+    """One name is a list of one: `--set tracking.to=wandb`."""
+    return (value,) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Trackers that a run is logged to; nothing that is trained depends on them."""
+
+    to: Annotated[
+        tuple[Literal["wandb", "tensorboard", "mlflow", "trackio"], ...], BeforeValidator(_listed)
+    ] = ()
+    project: str = "scalerl"
+    """Of W&B and trackio; MLflow calls it an experiment."""
+    name: str = ""
+    """Of the run; that of its folder where it is empty."""
+    group: str = ""
+    """Of runs that belong together; a study's name is that of its runs."""
+    close_seconds: float = 30.0
+    """The longest that trackers have at the end of a run for what is not logged yet."""
+
+    def __post_init__(self) -> None:
+        if not self.project:
+            raise ValueError("project must not be empty")
+        if not 0 <= self.close_seconds < math.inf:
+            raise ValueError("close_seconds must not be negative")

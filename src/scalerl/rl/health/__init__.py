@@ -1,5 +1,7 @@
 """The health of a run: alarms from the lines of steps.jsonl and the evaluations.
 
-Thresholds and figures are in `scalerl.rl.config.health`. It may import `scalerl.record` and
-`scalerl.rl.config`.
+    watch.py      what is reported, and when
+    figures.py    the definition of every figure; thresholds are in `scalerl.rl.config.health`
+
+It may import `scalerl.record` and `scalerl.rl.config`.
 """

@@ -1,7 +1,7 @@
-"""The watch: from the lines of steps.jsonl and the evaluations, what is to be said of the run's health.
+"""The watch: reports on the run's health, from the lines of steps.jsonl and the evaluations.
 
-Something is said once when it begins, once more if a warning becomes an alarm, and once when it is over
-(`Figure.is_over` keeps a value at a threshold from coming and going). Nothing is said of what is not known.
+A finding is reported once when it starts, once more if a warning becomes an alarm, and once when it is over
+(`Figure.is_over` keeps a value at a threshold from coming and going). Unknown values change nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from scalerl.record.reader import EvalPoint
-from scalerl.rl.config.health import FIGURES, LONGEST_WINDOW, Figure, Health, Level, Rows
+from scalerl.rl.config.health import LONGEST_WINDOW, Health
+from scalerl.rl.health.figures import FIGURES, READ, Figure, Level, Rows, figures_of
 
 _STEPS_KEPT = 2 * LONGEST_WINDOW
 
@@ -44,68 +45,67 @@ class Finding:
 
 
 class Watch:
-    """Judges a run by the thresholds of `health`, for weights of `precision`, and says what it finds."""
+    """Holds a run to the thresholds of `health`, for weights of `precision`, and reports findings."""
 
-    def __init__(self, health: Health, precision: str, say: Callable[[Finding], None]) -> None:
-        self._of_steps = health.figures(precision)
+    def __init__(self, health: Health, precision: str, report: Callable[[Finding], None]) -> None:
+        self._of_steps = figures_of(health, precision)
         self._of_points = {"pass_rate_drop": self._of_steps.pop("pass_rate_drop")}
-        self._kept = {key for figure in self._of_steps.values() for key in figure.reads}
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=_STEPS_KEPT)
         self._points: list[Mapping[str, float]] = []
         self._open: dict[str, Finding] = {}
-        self._say = say
+        self._report = report
         self._pauses = health.on_alarm == "pause"
         self.pause_for: Finding | None = None
-        """The alarm for which the run is to pause. An alarm that was told before a resume is none: whoever
-        resumed has seen it."""
+        """The alarm for which the run is to pause; one that was reported before a resume does not pause it
+        again."""
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Judge a line of steps.jsonl."""
-        self._rows.append({key: row[key] for key in self._kept if key in row})
-        self._judge(row["step"], list(self._rows), self._of_steps)
+        """Check a line of steps.jsonl."""
+        self._rows.append({key: row[key] for key in READ if key in row})
+        self._check(row["step"], list(self._rows), self._of_steps)
 
     def evaluation(self, point: EvalPoint) -> None:
-        """Judge an evaluation."""
+        """Check an evaluation."""
         p, n = point.pass_rate, point.n_prompts * point.n_samples
         noise = point.noise_sd if math.isfinite(point.noise_sd) else math.sqrt(p * (1 - p) / max(n, 1))
         self._points.append({"pass_rate": p, "noise_sd": noise})
-        self._judge(point.step, self._points, self._of_points)
+        self._check(point.step, self._points, self._of_points)
 
     def diverged(self, step: int) -> None:
-        """Say that the gradient of `step`, or an evaluation after it, is not finite, which ends the run."""
-        self._say(Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0))
+        """Report that the gradient of `step`, or an evaluation after it, is not finite: the run ends."""
+        self._report(Finding(step, "non_finite", "alarm", 1.0, 1.0, step, 1.0))
 
     def state(self) -> dict[str, Any]:
         """What a resume needs, as JSON has it (NaN apart)."""
-        told = {name: asdict(finding) for name, finding in self._open.items()}
-        return {"rows": list(self._rows), "points": list(self._points), "open": told}
+        open_findings = {name: asdict(finding) for name, finding in self._open.items()}
+        return {"rows": list(self._rows), "points": list(self._points), "open": open_findings}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`: what was told is not told again."""
+        """Go on from `state`: what was reported is not reported again."""
         self._rows = deque(state["rows"], maxlen=_STEPS_KEPT)
         self._points = list(state["points"])
         self._open = {name: Finding(**finding) for name, finding in state["open"].items()}
 
-    def _judge(self, step: int, rows: Rows, figures: Mapping[str, Figure]) -> None:
+    def _check(self, step: int, rows: Rows, figures: Mapping[str, Figure]) -> None:
         for name, figure in figures.items():
             value = figure(rows)
             if not math.isnan(value):
-                self._judge_one(step, name, figure, value)
+                self._check_one(step, name, figure, value)
 
-    def _judge_one(self, step: int, name: str, figure: Figure, value: float) -> None:
-        told = self._open.get(name)
-        if told is not None:
-            worst = max(told.worst, value) if figure.sign > 0 else min(told.worst, value)
-            told = self._open[name] = replace(told, worst=worst)
-            if figure.is_over(value, told.level):
-                self._say(replace(self._open.pop(name), step=step, value=value, over=True))
+    def _check_one(self, step: int, name: str, figure: Figure, value: float) -> None:
+        known = self._open.get(name)
+        if known is not None:
+            worst = max(known.worst, value) if figure.sign > 0 else min(known.worst, value)
+            known = self._open[name] = replace(known, worst=worst)
+            if figure.is_over(value, known.level):
+                self._report(replace(self._open.pop(name), step=step, value=value, over=True))
                 return
         level = figure.level(value)
-        if level is None or (told is not None and (told.level, level) != ("warning", "alarm")):
+        if level is None or (known is not None and (known.level, level) != ("warning", "alarm")):
             return
         threshold = figure.thresholds.alarm if level == "alarm" else figure.thresholds.warning
         found = Finding(step, name, level, value, threshold, step, value)
         self._open[name] = found
         if level == "alarm" and self._pauses:
             self.pause_for = found
-        self._say(found)
+        self._report(found)

@@ -19,7 +19,7 @@ from scalerl.errors import DivergedError, InputError
 from scalerl.rl.algo.loss import Kl, Loss
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write, copied_state
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.held import copies, scores_of_held
 from scalerl.rl.learner.score import Scorer

@@ -55,7 +55,7 @@ class Probe:
 
         `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance`, and with a low precision
         `head_gap` and `head_gap_rms` in nats, all over `probe_tokens` tokens. `sampling` and `head` of
-        `scalerl.rl.config.health.FIGURES` say what they are for.
+        `scalerl.rl.health.figures.FIGURES` say what they are for.
         """
         if not self._completions:
             return {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.errors import InputError
-from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.settings import Lora
 
 
 def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:

@@ -8,7 +8,7 @@
     wandb.py, tensorboard.py, mlflow.py, trackio.py
 
 Nothing of a run depends on them: they have a process of their own, which is ended if it does not end. The
-recipe's table `tracking` is in `scalerl.rl.config.tracking`.
+recipe's table `tracking` is in `scalerl.rl.config.settings`.
 """
 
 from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from scalerl.errors import InputError
-from scalerl.rl.config.tracking import Tracking
+from scalerl.rl.config.settings import Tracking
 from scalerl.rl.tracking.mlflow import MlflowTracker
 from scalerl.rl.tracking.tensorboard import TensorboardTracker
 from scalerl.rl.tracking.tracker import Tracker

@@ -98,7 +98,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
     runs = sum(arm.runs for arm in arms)
     training, evaluation = sum(arm.gpu_hours for arm in arms), sum(arm.evaluation_hours for arm in arms)
     hours = training + evaluation
-    devices = plan.arms[0].recipe.where.devices
+    devices = plan.arms[0].recipe.devices
     at_once = min(max(cores // devices, 1), runs)
     return StudyCost(
         arms=tuple(arms),
@@ -204,5 +204,5 @@ def _memory(recipe: Recipe) -> int | None:
     positions = recipe.context.prompt + recipe.context.sampled
     cache = cache_bytes(model, recipe.decode_slots + recipe.evaluation.decode_slots, positions)
     # The generators and the evaluation have the weights in their own precision.
-    copies = recipe.where.processes + 1
+    copies = recipe.processes + 1
     return weights * (_MASTER_BYTES + copies * size) + cache

@@ -33,7 +33,7 @@ class RunTask:
     @property
     def cores(self) -> int:
         """That it keeps busy."""
-        return self.recipe.where.devices
+        return self.recipe.devices
 
 
 class RunJob:

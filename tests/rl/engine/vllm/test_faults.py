@@ -15,7 +15,7 @@ from faulty_server import KEY, FaultyServer, after, drop, first, slow, status
 from safetensors.numpy import load_file
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm import server_pool
 from scalerl.rl.engine.vllm.generator import VllmGenerator

@@ -14,8 +14,7 @@ from ray_nodes import Run, simulated, until
 from replayed_rollouts import TEMPERATURE, difference, models_of, replay
 
 from scalerl.rl.algo.curriculum import Uniform
-from scalerl.rl.config.cluster import Cluster, ClusterTimeouts
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.train import train
 

@@ -23,9 +23,8 @@ from replayed_rollouts import TEMPERATURE, difference, models_of, perturbed, rep
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.length import ForcedInterruption, LengthRule, LengthState, Marker
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.optimiser import AdamW
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import BatchSize, Context, Steps
+from scalerl.rl.config.settings import AdamW, BatchSize, Context, Steps
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm.generator import VllmGenerator
 from scalerl.rl.learner.build import load_learner
@@ -329,7 +328,7 @@ from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.model.causal_lm import copy_weights, load_model, load_tokenizer
 from scalerl.rl.engine.vllm.generator import VllmGenerator
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.cluster import Vllm
 folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)

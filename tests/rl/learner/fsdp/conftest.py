@@ -7,7 +7,7 @@ from learner_ranks import Ranks
 
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.types import Group, Reward
 

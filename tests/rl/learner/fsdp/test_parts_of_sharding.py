@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.nn.functional import linear
 
 from scalerl.errors import InputError
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.fsdp.checkpoint import check_index
 from scalerl.rl.learner.fsdp.rows import passes, passes_of_rank, share_rows

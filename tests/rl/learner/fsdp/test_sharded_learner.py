@@ -10,8 +10,8 @@ from learner_ranks import Ranks
 from safetensors.numpy import load_file
 
 from scalerl.rl.algo.loss import Gspo, Kl
-from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.config.lora import Lora
+from scalerl.rl.config.cluster import Fsdp2
+from scalerl.rl.config.settings import Lora
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 

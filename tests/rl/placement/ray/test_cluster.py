@@ -12,8 +12,7 @@ from ray_nodes import simulated, until
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Transport
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Cluster, ClusterTimeouts, Fsdp2, Transport
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.learner.build import load_learner
 

@@ -19,8 +19,7 @@ from ray_nodes import Run, simulated, until
 from scalerl.errors import LearnerLostError
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
-from scalerl.rl.config.cluster import ClusterTimeouts
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import ClusterTimeouts, Fsdp2
 from scalerl.rl.train import train
 
 pytestmark = pytest.mark.slow

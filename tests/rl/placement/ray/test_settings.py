@@ -4,8 +4,7 @@ import pytest
 
 from scalerl.cli.main import main
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster, Resources
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Cluster, Fsdp2, Resources
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.config.settings import Inline
 from scalerl.rl.engine.build import load_generator
@@ -16,7 +15,7 @@ from scalerl.rl.workers.ray.session import connected
 def test_a_recipe_without_a_cluster_says_nothing_of_one():
     recipe = load_recipe("demo")
     assert recipe.cluster is None
-    assert recipe.where == Inline()
+    assert recipe.placement == Inline()
     assert "cluster" not in recipe.to_dict()
 
 
@@ -25,7 +24,7 @@ def test_a_table_of_a_recipe_and_back():
     recipe = load_recipe("demo", [*values, "cluster.verifiers=2", "cluster.verifier.cpus=4"])
     given = Cluster(generators=8, trainers=4, learner=Fsdp2(), verifiers=2, verifier=Resources(cpus=4))
     assert recipe.cluster == given
-    assert (recipe.where.processes, recipe.where.devices) == (8, 12)
+    assert (recipe.processes, recipe.devices) == (8, 12)
     assert from_dict(recipe.to_json()) == recipe
 
 

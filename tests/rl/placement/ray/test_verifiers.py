@@ -13,8 +13,7 @@ import pytest
 from ray_nodes import Run, simulated, until
 
 from scalerl.errors import InputError
-from scalerl.rl.config.cluster import Cluster
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Cluster, Fsdp2
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.placement.ray.verifier import RayVerifier, _packed, _unpacked
 from scalerl.rl.tasks.dataset import Dataset

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from scalerl.errors import InputError, ScalerlError
+from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.generator import PROMPTS_KEPT, Sampling
 from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of

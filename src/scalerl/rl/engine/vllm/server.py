@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.vllm.protocol import LENGTH_CONTROL, WORKER
 
 _ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
-from scalerl.rl.config.vllm import Vllm
+from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.generator import Sampling
 from scalerl.rl.engine.vllm.client import Client, Wanted, check_server
 from scalerl.rl.engine.vllm.completions import (

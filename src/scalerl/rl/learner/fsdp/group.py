@@ -25,7 +25,7 @@ from torch import Tensor
 from scalerl.errors import WriteError
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe, from_dict
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving

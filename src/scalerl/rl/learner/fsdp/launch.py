@@ -22,7 +22,7 @@ from torch import Tensor
 
 from scalerl.errors import InputError, ScalerlError, WorkerError
 from scalerl.rl.checkpoint.store import with_arrays, without_arrays
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
 from scalerl.rl.pending import Done, Pending

@@ -31,9 +31,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from scalerl.errors import InputError
 from scalerl.rl.algo.loss import Kl, Loss
-from scalerl.rl.config.fsdp import Fsdp2
-from scalerl.rl.config.optimiser import AdamW
+from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.config.settings import AdamW
 from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.batch import Batch
 from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving, State, load, save

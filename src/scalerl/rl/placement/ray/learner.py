@@ -22,8 +22,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.config.cluster import Cluster
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Cluster, Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup
 from scalerl.rl.pending import Pending

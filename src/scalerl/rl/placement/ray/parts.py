@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.errors import LearnerLostError
-from scalerl.rl.config.fsdp import Fsdp2
+from scalerl.rl.config.cluster import Fsdp2, Vllm
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.vllm import Vllm
 from scalerl.rl.engine.build import check_sampler
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.learner import Learner

@@ -1,0 +1,216 @@
+"""The figures of a run's health: the definition of each, and the text of its alarm.
+
+Thresholds, with their sources, are in `scalerl.rl.config.health`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from scalerl.rl.config.health import Health, Thresholds
+
+Rows = Sequence[Mapping[str, Any]]
+"""Lines of steps.jsonl, or evaluations, the latest last."""
+Level = Literal["warning", "alarm"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the run's health, with its thresholds."""
+
+    label: str
+    """In the text of an alarm, with the unit."""
+    value: Callable[[Rows, int], float]
+    """The figure over a window of rows; NaN where they do not hold enough of it."""
+    thresholds: Thresholds
+    sign: Literal[1, -1] = 1
+    """-1 where low is bad."""
+
+    def of(self, precision: str) -> Figure:
+        """Return the figure with the thresholds for weights of a precision."""
+        return replace(self, thresholds=self.thresholds.of(precision))
+
+    def __call__(self, rows: Rows) -> float:
+        """Return the figure over the window of its thresholds."""
+        return self.value(rows, self.thresholds.window)
+
+    def level(self, value: float) -> Level | None:
+        """Return what a value calls for."""
+        if self.sign * value >= self.sign * self.thresholds.alarm:
+            return "alarm"
+        return "warning" if self.sign * value >= self.sign * self.thresholds.warning else None
+
+    def is_over(self, value: float, level: Level) -> bool:
+        """Whether what was reported has ended: an alarm below the *warning*, a warning a fifth below that, so
+        that a value at a threshold does not come and go."""
+        bound = self.thresholds.warning * (1 if level == "alarm" else 1 - 0.2 * self.sign)
+        return self.sign * value < self.sign * bound
+
+
+def _known(rows: Rows, key: str, most: int | None = None) -> list[float]:
+    """The values of a field, where it is known; the latest `most` of them."""
+    found: list[float] = []
+    for row in reversed(rows):
+        if len(found) == most:
+            break
+        value = row.get(key)
+        if value is not None and math.isfinite(value):
+            found.append(value)
+    return found[::-1]
+
+
+def _mean(values: Sequence[float], window: int) -> float:
+    """The mean of the latest `window` values; NaN where there are fewer."""
+    return statistics.fmean(values[-window:]) if len(values) >= window else math.nan
+
+
+def _mean_of(key: str) -> Callable[[Rows, int], float]:
+    return lambda rows, window: _mean(_known(rows, key, window), window)
+
+
+def _probes(rows: Rows, window: int, key: str = "probe_tokens") -> Rows:
+    return [row for row in rows if row.get(key)][-window:]
+
+
+def _logp_gap(rows: Rows, window: int) -> float:
+    """|log pi_train - log pi_gen| of one version of the weights, mean over the probe's tokens."""
+    probes = _probes(rows, window)
+    tokens = sum(row["probe_tokens"] for row in probes)
+    return sum(row["logp_gap"] * row["probe_tokens"] for row in probes) / tokens if tokens else math.nan
+
+
+def _head(rows: Rows, window: int) -> float:
+    """Whether the generator's LM head has the precision of the trainer's; only in a low precision.
+
+    Per token |trainer - recorded| less the same with the trainer's head in the other precision; the sum over
+    the root of the sum of squares. It is negative as long as the heads agree, and grows with the root of the
+    number of tokens where they do not.
+    """
+    probes = _probes(rows, window, "head_gap_rms")
+    squares = sum(row["probe_tokens"] * row["head_gap_rms"] ** 2 for row in probes)
+    excess = sum(row["probe_tokens"] * row["head_gap"] for row in probes)
+    return max(excess, 0.0) / math.sqrt(squares) if probes else math.nan
+
+
+def _sampling(rows: Rows, window: int) -> float:
+    """How far the sampled tokens are from a sample of the trainer's distribution.
+
+    The rank of a token is the probability of all likelier ones and half of its own. Where the token was
+    sampled from that distribution its mean is 1/2 and its variance (1 - sum p^3) / 12, whatever the
+    distribution: the mid-p form of the probability integral transform. The mean is below 1/2 where sampling
+    is sharper than the trainer believes (temperature, top-p, top-k), and above where it is flatter; recorded
+    log-probabilities do not show that.
+    """
+    probes = _probes(rows, window)
+    variance = sum(row["probe_tokens"] * row["rank_variance"] for row in probes)
+    if variance < 2.5:  # ten tokens that could have been others: too few for a normal distribution
+        return math.nan
+    return abs(sum(row["probe_tokens"] * (row["rank"] - 0.5) for row in probes)) / math.sqrt(variance)
+
+
+def _length_drift(rows: Rows, window: int) -> float:
+    """Mean length of a window over that of the window before, or its inverse; under a token is one."""
+    lengths = _known(rows, "mean_length", 2 * window)
+    before, now = _mean(lengths[:-window], window), _mean(lengths, window)
+    ratio = max(now, 1.0) / max(before, 1.0)
+    return max(ratio, 1 / ratio) if math.isfinite(before) else math.nan
+
+
+def _grad_norm(rows: Rows, window: int) -> float:
+    """Gradient norm before clipping: median of the latest 5 steps over that of the `window` before them.
+
+    One spike is clipped, and does no harm; a norm that stays high does.
+    """
+    norms = _known(rows, "grad_norm", 5 + window)
+    before = norms[-5 - window : -5]
+    if len(before) < min(window, 10):
+        return math.nan
+    usual = statistics.median(before)
+    return statistics.median(norms[-5:]) / usual if usual > 0 else math.nan
+
+
+def _reward_drop(rows: Rows, window: int) -> float:
+    """How far the share correct in training is below the best window that is remembered."""
+    total = np.cumsum([0.0, *_known(rows, "correct")])
+    means = (total[window:] - total[:-window]) / window
+    return float(means.max() - means[-1]) if len(means) else math.nan
+
+
+def _pass_rate_drop(rows: Rows, window: int) -> float:
+    """How far the held-out pass rate is below its best so far, beyond three standard errors of the
+    difference; mean of the latest `window` evaluations, which the rows are."""
+    if len(rows) <= window:
+        return math.nan
+    now = statistics.fmean(row["pass_rate"] for row in rows[-window:])
+    best = max(rows, key=lambda row: row["pass_rate"])
+    noise = math.hypot(best["noise_sd"], rows[-1]["noise_sd"] / math.sqrt(window))
+    return max(best["pass_rate"] - now - 3 * noise, 0.0)
+
+
+def _failed(rows: Rows, window: int) -> float:
+    """Share of the completions whose verification failed, mean over steps."""
+    shares = [sum(row["failed"].values()) / row["completions"] for row in rows if row.get("completions")]
+    return _mean(shares, window)
+
+
+_FINITE = ("loss", "entropy", "ratio_mean", "ess", "grad_norm")
+
+
+def _non_finite(rows: Rows, window: int) -> float:
+    """How many figures of the latest step are not finite, where its gradient was."""
+    row = rows[-1]
+    values = [] if row["skipped"] else [row[key] for key in _FINITE if key in row]
+    return float(sum(value is None or not math.isfinite(value) for value in values))
+
+
+FIGURES = {
+    "truncated": Figure("share of truncated completions", _mean_of("truncated"), Health.truncated),
+    # The two differ by kernels and precision alone: see `scalerl.rl.learner.probe`.
+    "logp_gap": Figure(
+        "gap between the log-probabilities of trainer and generator (nats)", _logp_gap, Health.logp_gap
+    ),
+    "head": Figure(
+        "sign that the LM head of the generator has another precision (standard errors)", _head, Health.head
+    ),
+    "sampling": Figure(
+        "distance of the sampled tokens from the trainer's distribution (standard errors)",
+        _sampling,
+        Health.sampling,
+    ),
+    # (sum rho)^2 / (n sum rho^2) over the trained tokens, in (0, 1]: the share of the batch that is left once
+    # the importance ratios have weighed it (Kong, 1992).
+    "ess": Figure("effective sample size", _mean_of("ess"), Health.ess, sign=-1),
+    # Of the trained tokens those on which a bound of the loss acts.
+    "ratio_clipped": Figure(
+        "share of importance ratios clipped", _mean_of("ratio_clipped"), Health.ratio_clipped
+    ),
+    "length_drift": Figure("factor by which the mean length changed", _length_drift, Health.length_drift),
+    "zero_variance": Figure(
+        "share of groups without signal", _mean_of("zero_variance"), Health.zero_variance
+    ),
+    "grad_norm": Figure("gradient norm over its usual size", _grad_norm, Health.grad_norm),
+    "reward_drop": Figure("drop of the share correct in training", _reward_drop, Health.reward_drop),
+    "pass_rate_drop": Figure("drop of the held-out pass rate", _pass_rate_drop, Health.pass_rate_drop),
+    "failed": Figure("share of completions whose verification failed", _failed, Health.failed),
+    # One is an alarm. It cannot be set.
+    "non_finite": Figure("number of figures that are not finite", _non_finite, Thresholds(1.0, 1.0, 1)),
+}
+READ = (
+    *(*_FINITE, "skipped", "truncated", "ratio_clipped", "mean_length", "zero_variance", "correct", "failed"),
+    *("completions", "probe_tokens", "logp_gap", "head_gap", "head_gap_rms", "rank", "rank_variance"),
+)
+"""The fields of a line of steps.jsonl that figures read."""
+
+
+def figures_of(health: Health, precision: str) -> dict[str, Figure]:
+    """Return the figures by name, with the thresholds of a recipe for weights of this precision."""
+    return {
+        name: replace(figure, thresholds=getattr(health, name, figure.thresholds)).of(precision)
+        for name, figure in FIGURES.items()
+    }
