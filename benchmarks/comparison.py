@@ -5,7 +5,7 @@
 A group is one recipe: its curve (R_0 .25-.40, a gain of .20-.42, B 1.2-2.4; a fifth Weibull, the others
 log-logistic), the tau of its seeds, its evaluations (data to 3-6 C_mid, 14-40 of them and one at step 0) and
 their noise (sd .0045-.01, AR(1) 0-.8). Its runs differ by seed effect and noise. `any` is the share of pairs
-with any verdict, `ceiling` and `efficiency` with that one, `no claim` where a ceiling was not identified,
+with any verdict, `ceiling` and `efficiency` with that one, `inconclusive` where a ceiling was not identified,
 `A .05` and `C .05` the two p-values before Holm, `runs alone` any without the seed variance (Bonferroni). The
 standard error counts groups, not pairs. Variants are compared in half as many pairs; three seeds with three
 once in each group.
@@ -127,16 +127,16 @@ def _at_most(p: float | None, alpha: float) -> bool:
 
 def line(title: str, claims: list[Claims], group_P: np.ndarray) -> str:
     """One line of the table: shares of the pairs, with a standard error over groups."""
-    made = np.array([[c.verdict not in ("not distinguishable", "no claim") for c in pair] for pair in claims])
+    made = np.array([[c.verdict not in ("not significant", "inconclusive") for c in pair] for pair in claims])
     raw = np.array([[_at_most(c.p, 0.05) for c in pair] for pair in claims])
     runs_only = np.array([any(_at_most(c.p_runs_only, 0.025) for c in pair) for pair in claims])
     anything: np.ndarray = np.any(made, axis=1)
     by_group = [anything[group_P == g].mean() for g in np.unique(group_P)]
     error = np.std(by_group, ddof=1) / np.sqrt(len(by_group))
-    unclaimed = np.mean([pair[0].verdict == "no claim" for pair in claims])
+    unclaimed = np.mean([pair[0].verdict == "inconclusive" for pair in claims])
     return (
         f"{title:<36} {len(claims):>5} {anything.mean():>6.3f} +-{error:.3f} {made[:, 0].mean():>8.3f} "
-        f"{made[:, 1].mean():>10.3f} {unclaimed:>9.3f} {raw[:, 0].mean():>7.3f} {raw[:, 1].mean():>7.3f} "
+        f"{made[:, 1].mean():>10.3f} {unclaimed:>12.3f} {raw[:, 0].mean():>7.3f} {raw[:, 1].mean():>7.3f} "
         f"{runs_only.mean():>10.3f}"
     )
 
@@ -163,8 +163,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(f"{'pairs of':<36} {'n':>5} {'any':>6} {'':>7} {'ceiling':>8} {'efficiency':>10} {'no claim':>9} "
-          f"{'A .05':>7} {'C .05':>7} {'runs alone':>10}")  # fmt: skip
+    print(f"{'pairs of':<36} {'n':>5} {'any':>6} {'':>7} {'ceiling':>8} {'efficiency':>10} "
+          f"{'inconclusive':>12} {'A .05':>7} {'C .05':>7} {'runs alone':>10}")  # fmt: skip
     for scale in args.scales:
         for text in table(scale, args.groups, args.runs, args.pairs, args.seed, variants=scale == 1.0):
             print(text, flush=True)

@@ -57,7 +57,7 @@ def answer(study: Study, names: tuple[str, ...], seeds: int, paired: bool) -> Co
 
 
 TRUE = {"higher": ("higher ceiling", ""), "sooner": ("", "reaches it sooner")}
-NOTHING = ("not distinguishable", "no claim")
+NOTHING = ("not significant", "inconclusive")
 
 
 def line(title: str, answers: list[Comparison]) -> str:

@@ -147,14 +147,14 @@ def test_of_a_misfit_no_ceiling_is_shown(tmp_path, capsys):
     assert pair["paper"] is None
     assert pair["differences"]["pass_rate"]["median"] is not None
     for claim in (pair["ceiling"], pair["efficiency"]):
-        assert claim["verdict"] == "no claim"
+        assert claim["verdict"] == "inconclusive"
         assert claim["why"].startswith("no saturating curve describes a run of jump: the pass rate jumps")
         assert [claim[name] for name in ("p", "p_adjusted", "p_runs_only", "seeds")] == [None] * 4
     assert main(["compare", even, str(jump), *columns]) == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
     assert rows["ceiling A"].strip() == "withheld"
     assert rows["crossing"].strip() == "withheld"
-    assert rows["ceiling"].strip() == f"NO CLAIM   {pair['ceiling']['why']}"
+    assert rows["ceiling"].strip() == f"INCONCLUSIVE   {pair['ceiling']['why']}"
     assert rows["the paper's rule would say"].strip().startswith("nothing: no saturating curve describes")
 
 

@@ -111,7 +111,7 @@ def test_logs_are_compared_and_backtested_as_runs_are(tmp_path, capsys):
     logs = [write(tmp_path / f"{name}.jsonl", verl_rows(seed)) for seed, name in enumerate("abc")]
     groups = ["--group", f"old={logs[0]},{logs[1]}", "--group", f"new={logs[2]}", "--devices", "8"]
     assert main(["compare", *groups, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["pairs"][0]["ceiling"]["verdict"] == "not distinguishable"
+    assert json.loads(capsys.readouterr().out)["pairs"][0]["ceiling"]["verdict"] == "not significant"
     assert main(["backtest", logs[0], "--devices", "8", "--json"]) == 0
 
 

@@ -103,16 +103,16 @@ def test_a_difference_that_is_not_claimed_says_so_beside_itself(tmp_path):
     sources = ("a", "b", "c")
     assert report(tmp_path, "-o", tmp_path / "p.html", "--markdown", tables, sources=sources) == 0
     rows = rows_of(tables.read_text(), "Compared with base")
-    assert rows["early (1 and 1 seeds)"][1].startswith("no claim")
-    assert "(no claim: [" in rows["early (1 and 1 seeds)"][2]
-    assert not rows["whole (1 and 1 seeds)"][1].startswith("no claim")
-    assert "no claim" not in rows["whole (1 and 1 seeds)"][2]
+    assert rows["early (1 and 1 seeds)"][1].startswith("inconclusive")
+    assert "(inconclusive: [" in rows["early (1 and 1 seeds)"][2]
+    assert not rows["whole (1 and 1 seeds)"][1].startswith("inconclusive")
+    assert "inconclusive" not in rows["whole (1 and 1 seeds)"][2]
     note = tables.read_text().split("## Compared with base")[1].split("\n\n")[2]
     assert "A of both sides is given one family of curves, so that its difference is not that of" in note
 
 
 def test_a_row_whose_interval_excludes_what_its_verdict_leaves_open_says_why():
-    alone = Claim("not distinguishable", 0.02, 0.12, 0.001, 9, "")
+    alone = Claim("not significant", 0.02, 0.12, 0.001, 9, "")
     assert _claim_cell(alone, 0.95).beside == "p .120 corrected, .020 alone; 9 seeds would tell"
     assert _claim_cell(alone, 0.99).beside == "p .120; 9 seeds would tell"
 

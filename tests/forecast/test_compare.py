@@ -63,7 +63,7 @@ def test_known_curves_and_a_known_seed_sd_give_the_normal_answer():
     assert pair.differences["A"].median == pytest.approx(0.02, abs=5e-4)
     assert pair.ceiling.p_runs_only is not None
     assert pair.ceiling.p_runs_only < 1e-3
-    assert pair.ceiling.verdict == "not distinguishable"
+    assert pair.ceiling.verdict == "not significant"
     # (2.2414 + .8416)^2 * 2 * .013^2 / .02^2 = 8.03, with .05 split between two questions.
     assert pair.ceiling.seeds in (8, 9)
     # The efficiency sd of two seeds: sqrt(2) * hypot(.06, .08 log(3) / 1.92) in log C.
@@ -73,7 +73,7 @@ def test_known_curves_and_a_known_seed_sd_give_the_normal_answer():
 
 def test_seeds_turn_a_difference_into_a_verdict(base, higher):
     one = only_pair({"base": [base], "higher": [higher]})
-    assert one.ceiling.verdict == "not distinguishable"
+    assert one.ceiling.verdict == "not significant"
     three = only_pair(
         {
             "base": [base, run(seed=2), run(seed=3)],
@@ -81,7 +81,7 @@ def test_seeds_turn_a_difference_into_a_verdict(base, higher):
         }
     )
     assert three.ceiling.verdict == "higher ceiling"
-    assert three.efficiency.verdict == "not distinguishable"
+    assert three.efficiency.verdict == "not significant"
     # Replicates that agree also say that the seeds of these recipes are close.
     one_low, one_high = one.differences["A"].interval
     low, high = three.differences["A"].interval
@@ -91,7 +91,7 @@ def test_seeds_turn_a_difference_into_a_verdict(base, higher):
 def test_a_recipe_that_is_twice_as_quick_reaches_it_sooner(base):
     pair = only_pair({"base": [base], "quick": [run(C_mid=1250.0, seed=1)]})
     assert pair.efficiency.verdict == "reaches it sooner"
-    assert pair.ceiling.verdict == "not distinguishable"
+    assert pair.ceiling.verdict == "not significant"
     assert pair.differences["C_mid"].median == pytest.approx(0.5, abs=0.03)
     slow = only_pair({"base": [base], "slow": [run(C_mid=5000.0, seed=1, top=25_000.0)]})
     assert slow.efficiency.verdict == "reaches it later"
@@ -120,7 +120,7 @@ def test_both_sides_share_one_family():
 def test_a_ceiling_that_is_not_identified_is_not_claimed(base):
     short = run(A=0.75, seed=3, top=2500.0, n=12)
     pair = only_pair({"base": [base], "short": [short]})
-    assert pair.ceiling.verdict == "no claim"
+    assert pair.ceiling.verdict == "inconclusive"
     assert pair.ceiling.why.startswith("the ceiling of short is not identified")
 
 
@@ -143,7 +143,7 @@ def test_the_same_answer_twice_and_as_text(base, higher):
     text = str(first)
     assert "higher against base" in text
     assert "again against base" in text
-    assert "NOT DISTINGUISHABLE" in text
+    assert "NOT SIGNIFICANT" in text
     assert "gpu_hours   log-logistic " in text
     assert f"sd {SEED_PRIOR.A:g} in A" in text
 
@@ -181,7 +181,7 @@ def test_seeds_of_one_recipe_are_seldom_told_apart():
             {s: [run(sd=0.003, seed=1000 + 2 * i + j, n=20, tau=tau)] for j, s in enumerate("ab")}
         )
         claims = (pair.ceiling, pair.efficiency)
-        claimed += any(claim.verdict not in ("not distinguishable", "no claim") for claim in claims)
+        claimed += any(claim.verdict not in ("not significant", "inconclusive") for claim in claims)
         told += any(claim.p_runs_only is not None and claim.p_runs_only <= 0.025 for claim in claims)
     assert claimed <= 3  # more with probability .016 at a rate of .05
     assert told >= 4  # what the seed variance is for
@@ -203,6 +203,6 @@ def test_no_ceiling_is_claimed_where_the_family_that_both_share_decides():
     }
     pair = only_pair(recipes)
     assert pair.differences["A"].median > 0.02
-    assert (pair.ceiling.verdict, pair.efficiency.verdict) == ("no claim", "no claim")
+    assert (pair.ceiling.verdict, pair.efficiency.verdict) == ("inconclusive", "inconclusive")
     assert "the curve decides, not the data" in pair.ceiling.why
     assert pair.efficiency.why == pair.ceiling.why  # three quarters of which gain?

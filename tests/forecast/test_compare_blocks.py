@@ -64,11 +64,11 @@ def test_pairing_finds_what_the_base_models_hide(base, higher):
     recipes = {"base": base, "higher": higher}
     apart = compare(recipes).pairs[0]
     assert apart.common_seeds is None
-    assert apart.ceiling.verdict == "not distinguishable"
+    assert apart.ceiling.verdict == "not significant"
     pair = only_pair(recipes)
     assert pair.common_seeds == 4
     assert pair.ceiling.verdict == "higher ceiling"
-    assert pair.efficiency.verdict == "not distinguishable"
+    assert pair.efficiency.verdict == "not significant"
     assert pair.differences["A"].median == pytest.approx(0.03, abs=0.006)
     assert pair.differences["C_mid"].median == pytest.approx(1.0, abs=0.05)
     (low, high), (apart_low, apart_high) = pair.differences["A"].interval, apart.differences["A"].interval
@@ -116,7 +116,7 @@ def test_a_misfit_without_a_partner_stands_in_the_way_of_nothing(base, higher):
     recipes = {"base": [*base, peaked], "higher": higher}
     seeds = {"base": range(5), "higher": range(4)}
     assert only_pair(recipes, seeds).ceiling.verdict == "higher ceiling"
-    assert compare(recipes).pairs[0].ceiling.verdict == "no claim"
+    assert compare(recipes).pairs[0].ceiling.verdict == "inconclusive"
 
 
 def test_one_common_seed_is_no_pairing_and_counts_the_blocks_as_seeds(base, higher):
@@ -124,7 +124,7 @@ def test_one_common_seed_is_no_pairing_and_counts_the_blocks_as_seeds(base, high
     pair = only_pair(recipes)
     assert pair.common_seeds is None
     assert pair.differences == compare(recipes).pairs[0].differences
-    assert pair.ceiling.verdict == "not distinguishable"
+    assert pair.ceiling.verdict == "not significant"
 
 
 def test_order_of_the_runs_is_nothing(base, higher):

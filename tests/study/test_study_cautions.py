@@ -116,7 +116,7 @@ def test_a_ceiling_that_one_of_two_runs_leaves_open_is_claimed_of_nobody(studies
     study = StudyRecord.read(studies.write(tmp_path, arms, seeds=2))
     verdict = judge_study(study)
     assert [run.fit.identified for run in verdict.arms[1].runs] == [True, False]
-    assert verdict.pairs["low"].ceiling.verdict == "no claim"
+    assert verdict.pairs["low"].ceiling.verdict == "inconclusive"
     assert "the ceiling of low is not identified" in verdict.pairs["low"].ceiling.why
 
 

@@ -70,23 +70,23 @@ def test_what_moves_what_is_told_apart_from_noise(verdict):
 
 def test_of_a_run_that_no_curve_describes_no_claim_is_shown(misfit):
     rows = verdict_table(misfit).rows
-    assert [row.cells[1].text for row in rows] == ["the base", *["no claim"] * 3]
+    assert [row.cells[1].text for row in rows] == ["the base", *["inconclusive"] * 3]
     assert all("no saturating curve describes a run of base" in row.cells[1].beside for row in rows[1:])
     assert {row["ceiling_p_adjusted"] for row in by_key(verdict_table(misfit))} == {None}
     assert rows[1].cells[3].text == "withheld"
     pair = misfit.pairs["loss=dapo"]
-    assert kind_of(pair) == "no claim"
+    assert kind_of(pair) == "inconclusive"
     assert forest_figure(misfit) is not None
-    assert all(one.text.startswith("allows no claim") for one in answers(misfit)[1:])
+    assert all(one.text.startswith("is inconclusive") for one in answers(misfit)[1:])
 
 
 def test_one_claim_of_two_says_what_it_is_about(verdict):
     pair = verdict.comparison.pairs[1]
-    held = replace(pair.ceiling, verdict="no claim", why="the ceiling of <x> is not identified")
+    held = replace(pair.ceiling, verdict="inconclusive", why="the ceiling of <x> is not identified")
     one = replace(verdict, comparison=replace(verdict.comparison, pairs=(replace(pair, ceiling=held),)))
     text = answers(one)[2].text
     assert text.startswith("gets to 3/4 of its own gain sooner")
-    assert text.endswith("; no claim about its ceiling: the ceiling of <x> is not identified.")
+    assert text.endswith("; its ceiling is inconclusive: the ceiling of <x> is not identified.")
 
 
 def test_stability_counts_outcomes_alarms_and_causes(verdict):

@@ -35,7 +35,7 @@ def verdict(study):
 
 
 def made(claim):
-    return claim.verdict not in ("not distinguishable", "no claim")
+    return claim.verdict not in ("not significant", "inconclusive")
 
 
 def test_what_moved_is_told_from_what_did_not(verdict):
@@ -263,11 +263,11 @@ def test_forecasts_are_judged_once_and_against_rivals_of_their_time(studies, for
     assert again.scores[1].coverage < verdict.scores[1].coverage
 
 
-OPEN = Claim("not distinguishable", 0.3, 0.6, 0.1, 7, "")
+OPEN = Claim("not significant", 0.3, 0.6, 0.1, 7, "")
 FAR = replace(OPEN, seeds=None)
 HIGHER, SOONER = replace(OPEN, verdict="higher ceiling"), replace(OPEN, verdict="reaches it sooner")
-VAGUE = replace(OPEN, verdict="no claim", why="A is open", seeds=2)
-PEAKED = replace(OPEN, verdict="no claim", why="peaked")
+VAGUE = replace(OPEN, verdict="inconclusive", why="A is open", seeds=2)
+PEAKED = replace(OPEN, verdict="inconclusive", why="peaked")
 
 
 @pytest.mark.parametrize(
@@ -276,10 +276,10 @@ PEAKED = replace(OPEN, verdict="no claim", why="peaked")
         (HIGHER, OPEN, "moves the ceiling"),
         (OPEN, SOONER, "moves the efficiency"),
         (HIGHER, SOONER, "moves the ceiling and the efficiency"),
-        (OPEN, FAR, "not distinguishable"),
+        (OPEN, FAR, "not significant"),
         (VAGUE, SOONER, "moves the efficiency"),
-        (VAGUE, OPEN, "no claim"),
-        (PEAKED, PEAKED, "no claim"),
+        (VAGUE, OPEN, "inconclusive"),
+        (PEAKED, PEAKED, "inconclusive"),
     ],
 )
 def test_words(ceiling, efficiency, words):
@@ -293,9 +293,9 @@ def test_a_ceiling_above_what_is_known_to_be_possible_is_claimed_of_nobody(studi
     for run in StudyRecord.read(path).runs:
         (path / run.plan.folder / "config.json").write_text('{"ceiling": {"value": 0.65}}')
     verdict = judge_study(StudyRecord.read(path))
-    assert verdict.pairs["high"].ceiling.verdict == "no claim"
+    assert verdict.pairs["high"].ceiling.verdict == "inconclusive"
     assert "above the 0.650 that is known" in verdict.pairs["high"].ceiling.why
-    assert verdict.pairs["sooner"].ceiling.verdict == "not distinguishable"
+    assert verdict.pairs["sooner"].ceiling.verdict == "not significant"
     assert verdict.pairs["sooner"].efficiency.verdict == "reaches it sooner"
     assert any("above the one known beforehand in high (0.7" in text for text in verdict.cautions)
 

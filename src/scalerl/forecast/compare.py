@@ -143,7 +143,7 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
 def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: float, tests: int) -> Claim:
     """The verdict on one question, and how many seeds would tell if it is none."""
     if side.misfit:
-        return Claim("no claim", None, None, None, None, side.misfit)
+        return Claim("inconclusive", None, None, None, None, side.misfit)
     base_n, recipe_n = map(question.quantity, side.recipes)
     difference = float(np.median(recipe_n - base_n))
     # A further run is taken to be worth what these are.
@@ -152,11 +152,11 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
     why = _vague(side) if question.of_ceiling else ""
     verdict = question.more if difference > 0 else question.less
     if not why and adjusted > 1 - level:
-        verdict = "not distinguishable"
+        verdict = "not significant"
     else:
         why = why or _decided_by_the_family(side)
     if why:
-        verdict = "no claim"
+        verdict = "inconclusive"
     return Claim(
         verdict=verdict,
         p=p,

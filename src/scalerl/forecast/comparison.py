@@ -19,8 +19,8 @@ Verdict = Literal[
     "lower ceiling",
     "reaches it sooner",
     "reaches it later",
-    "not distinguishable",
-    "no claim",
+    "not significant",
+    "inconclusive",
 ]
 
 
@@ -70,7 +70,7 @@ class Claim:
             text += f"   p {self.p:.3g}, adjusted {self.p_adjusted:.3g}"
         if self.why:
             return f"{text}   {self.why}"
-        if self.verdict != "not distinguishable":
+        if self.verdict != "not significant":
             return text
         needed = "more than 100" if self.seeds is None else f"{self.seeds}"
         return f"{text}   {needed} seeds of each would tell the observed difference (power .8)"

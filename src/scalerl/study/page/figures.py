@@ -84,8 +84,8 @@ def study_figures(verdict: StudyVerdict) -> list[StudyFigure]:
 
 _FOREST = (
     "Thin line: interval over seeds. Thick: of these very runs, the variance between seeds left out. Filled: "
-    "a verdict that holds for all arms together; hollow: not distinguishable; cross: no claim. Right of each "
-    "line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
+    "a verdict that holds for all arms together; hollow: not significant; diamond: inconclusive. Right of "
+    "each line: the verdict, its p corrected for all questions, and how many seeds of each side would tell a "
     "difference of this size."
 )
 _FORECASTS = (
@@ -157,7 +157,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
 def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple[float, float]) -> str:
     """One line of the plot: what leaves the frame does so through an arrow. Returns its colour."""
     sure = is_made(claim)
-    colour = FORECAST if sure else INK if claim.verdict == "not distinguishable" else MUTED
+    colour = FORECAST if sure else INK if claim.verdict == "not significant" else MUTED
     low, high = ends
     for interval, width in ((found.interval, 1.1), (found.runs_only, 3.4)):
         inside = np.clip(interval, low, high)
@@ -166,7 +166,7 @@ def _effect(axes: Axes, place: int, found: Difference, claim: Claim, ends: tuple
         if (end < edge) if sign == "<" else (end > edge):
             axes.plot([edge], [place], sign, ms=6, color=colour, clip_on=False, zorder=4)
     if low <= found.median <= high:
-        marker = "D" if claim.verdict == "no claim" else "o"
+        marker = "D" if claim.verdict == "inconclusive" else "o"
         face = colour if sure else PAPER
         axes.plot([found.median], [place], marker, ms=7, mfc=face, mec=colour, mew=1.4, zorder=5)
     return colour

@@ -17,8 +17,8 @@ HEADINGS: dict[Kind, str] = {
     "both": "Moves the ceiling and the efficiency",
     "ceiling": "Moves the ceiling",
     "efficiency": "Moves the efficiency",
-    "noise": "Noise, as far as these seeds can tell",
-    "no claim": "No claim",
+    "noise": "No significant difference",
+    "inconclusive": "Inconclusive",
     "not compared": "Not compared",
 }
 MOVED = {
@@ -53,9 +53,9 @@ def answers(verdict: StudyVerdict) -> list[Answer]:
 
 
 def claim_text(claim: Claim) -> str:
-    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `no claim`."""
-    if claim.verdict == "no claim":
-        return "no claim"
+    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `inconclusive`."""
+    if claim.verdict == "inconclusive":
+        return "inconclusive"
     p = _p(claim)
     if claim.verdict in ADVERBS:
         return f"{ADVERBS[claim.verdict]}, {p}"
@@ -77,9 +77,9 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     claims = pair.ceiling, pair.efficiency
     if kind == "noise":
         return Answer(arm.name, kind, _noise_text(pair))
-    if all(claim.verdict == "no claim" for claim in claims):
+    if all(claim.verdict == "inconclusive" for claim in claims):
         reasons = "; ".join(dict.fromkeys(claim.why for claim in claims))
-        return Answer(arm.name, kind, f"allows no claim: {reasons}.")
+        return Answer(arm.name, kind, f"is inconclusive: {reasons}.")
     # What moves comes first.
     parts = [_moved_text(pair, claim) for claim in claims if is_made(claim)]
     parts += [_open_text(pair, claim) for claim in claims if not is_made(claim)]
@@ -109,15 +109,15 @@ def _moved_text(pair: Pair, claim: Claim) -> str:
 
 def _open_text(pair: Pair, claim: Claim) -> str:
     what = "ceiling" if claim is pair.ceiling else "efficiency"
-    if claim.verdict == "no claim":
-        return f"no claim about its {what}: {claim.why}"
-    return f"its {what} is not distinguishable ({_would_tell(pair, claim)})"
+    if claim.verdict == "inconclusive":
+        return f"its {what} is inconclusive: {claim.why}"
+    return f"the difference in {what} is not significant ({_would_tell(pair, claim)})"
 
 
 def _noise_text(pair: Pair) -> str:
     ceiling, efficiency = _would_tell(pair, pair.ceiling), _would_tell(pair, pair.efficiency)
     return (
-        f"is not distinguishable from {pair.base}, neither in the ceiling ({ceiling}) "
+        f"does not differ significantly from {pair.base}, neither in the ceiling ({ceiling}) "
         f"nor in the efficiency ({efficiency})."
     )
 

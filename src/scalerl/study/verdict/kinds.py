@@ -6,15 +6,15 @@ from typing import Literal
 
 from scalerl.forecast.comparison import Claim, Pair
 
-Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "no claim", "not compared"]
+Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "inconclusive", "not compared"]
 
 WORDS: dict[Kind, str] = {
     "base": "the base",
     "both": "moves the ceiling and the efficiency",
     "ceiling": "moves the ceiling",
     "efficiency": "moves the efficiency",
-    "noise": "not distinguishable",
-    "no claim": "no claim",
+    "noise": "not significant",
+    "inconclusive": "inconclusive",
     "not compared": "not compared",
 }
 """The verdict on an arm in a few words, in the order in which a page gives them."""
@@ -22,7 +22,7 @@ WORDS: dict[Kind, str] = {
 
 def is_made(claim: Claim) -> bool:
     """Whether something is claimed."""
-    return claim.verdict not in ("not distinguishable", "no claim")
+    return claim.verdict not in ("not significant", "inconclusive")
 
 
 def kind_of(pair: Pair) -> Kind:
@@ -32,4 +32,4 @@ def kind_of(pair: Pair) -> Kind:
         return "both"
     if ceiling or efficiency:
         return "ceiling" if ceiling else "efficiency"
-    return "no claim" if "no claim" in (pair.ceiling.verdict, pair.efficiency.verdict) else "noise"
+    return "inconclusive" if "inconclusive" in (pair.ceiling.verdict, pair.efficiency.verdict) else "noise"

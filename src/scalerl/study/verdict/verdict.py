@@ -134,7 +134,7 @@ def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Compari
                 f"the fitted ceiling of {arm.name} is above the {arm.above:.3f} that is known to be possible"
             )
             # Its own gain is too large then, and the compute to a share of that too long.
-            withheld = {"verdict": "no claim", "why": why}
+            withheld = {"verdict": "inconclusive", "why": why}
             pair = replace(
                 pair,
                 ceiling=replace(pair.ceiling, **withheld),

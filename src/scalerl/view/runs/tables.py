@@ -175,7 +175,7 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
         f"Each interval holds with {percent(found.level)} by itself, and counts that seeds of one recipe "
         "differ, but for 'these runs'. p is corrected (Holm) over both questions about every recipe, "
         f"{2 * len(found.pairs)} in all, and the intervals are not: one that excludes no difference may "
-        "stand beside 'not distinguishable'. How many seeds of each would tell the difference observed is "
+        "stand beside 'not significant'. How many seeds of each would tell the difference observed is "
         f"at power .8. Curves cross: the probability that the lead changes {sought}. A of both sides is "
         "given one family of curves, so that its difference is not that of the table above."
     )
@@ -195,8 +195,8 @@ def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
         share(probability, percent(probability)),
     ]
     claims = {pair.ceiling.verdict, pair.efficiency.verdict}
-    moved = claims - {"no claim", "not distinguishable"}
-    return Row(tuple(cells), "moved" if moved else "open" if "no claim" in claims else "")
+    moved = claims - {"inconclusive", "not significant"}
+    return Row(tuple(cells), "moved" if moved else "open" if "inconclusive" in claims else "")
 
 
 def _difference_cell(found: Difference | None, without: str = DASH, claim: Claim | None = None) -> Cell:
@@ -205,7 +205,7 @@ def _difference_cell(found: Difference | None, without: str = DASH, claim: Claim
     if found is None:
         return cell
     alone = difference_cell(replace(found, interval=found.runs_only)).beside
-    unclaimed = "no claim:\n" if claim is not None and claim.verdict == "no claim" else ""
+    unclaimed = "inconclusive:\n" if claim is not None and claim.verdict == "inconclusive" else ""
     return replace(cell, beside=f"{unclaimed}{cell.beside}\nthese runs:\n{alone}")
 
 
@@ -217,7 +217,7 @@ def _claim_cell(claim: Claim, level: float) -> Cell:
     beside = claim.why
     if not beside:
         beside = f"p {p_value(claim.p_adjusted)}"
-        if claim.verdict == "not distinguishable":
+        if claim.verdict == "not significant":
             if claim.p is not None and claim.p <= 1 - level:
                 beside += f" corrected, {p_value(claim.p)} alone"
             many = ">100" if claim.seeds is None else str(claim.seeds)
