@@ -34,7 +34,15 @@ _MAIN = ("__main__", "__mp_main__")
 OWN = "your own as module:Class or file.py:Class"
 
 Group = Literal[
-    "losses", "advantages", "averagings", "curricula", "lengths", "tasks", "verifiers", "importers"
+    "losses",
+    "advantages",
+    "averagings",
+    "curricula",
+    "lengths",
+    "tasks",
+    "verifiers",
+    "importers",
+    "families",
 ]
 """Entry points of `scalerl.GROUP` announce kinds of a package."""
 

@@ -46,6 +46,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     fit.add_argument(
         "--prior-from", nargs="+", metavar="RUN", help="five or more sibling runs, for a prior of B and A"
     )
+    fit.add_argument(
+        "--family",
+        action="append",
+        default=[],
+        metavar="FILE.py:CLASS",
+        help="a curve of your own, averaged with the package's; repeatable",
+    )
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
     fit.add_argument("--paper", action="store_true", help="the paper's own procedure, and nothing else")
@@ -63,12 +70,19 @@ def run(args: argparse.Namespace) -> None:
         _paper(args, points)
         return
     from scalerl.curve import fit
+    from scalerl.curve.families import load_family
 
     start = fit_options(args)
     end = math.inf if args.max_compute is None else args.max_compute
-    options: dict[str, Any] = {"r0": args.r0, "max_compute": end, "level": args.level}
+    extra = [load_family(kind) for kind in args.family]
+    options: dict[str, Any] = {
+        "r0": args.r0,
+        "max_compute": end,
+        "level": args.level,
+        "extra_families": extra,
+    }
     # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
-    siblings = read_siblings(args.prior_from or (), data, args, **start)
+    siblings = read_siblings(args.prior_from or (), data, args, **start, extra_families=extra)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
@@ -101,7 +115,7 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
     """The paper's procedure alone, so that published numbers can be matched."""
     from scalerl.forecast.paper import paper_fit
 
-    others = ("target", "worth", "prior_from", "sensitivity", "cross_check")
+    others = ("target", "worth", "prior_from", "family", "sensitivity", "cross_check")
     unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
     if unanswered:
         raise InputError(f"--paper has no answer to {', '.join(unanswered)}: ask without it")

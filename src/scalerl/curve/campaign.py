@@ -120,9 +120,11 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
     that no family describes (`Fit.misfit`) does not count.
 
     Raises:
-        InputError: a sibling is on another compute axis, where B is another.
+        InputError: a sibling is on another compute axis, where B is another, or has other families of curves.
     """
     for sibling in siblings:
+        if sibling.posterior.families != own.posterior.families:
+            raise InputError(f"{sibling.points.source}: fit the run and its siblings with the same families")
         if sibling.axis != own.axis:
             raise InputError(
                 f"{sibling.points.source}: a sibling on the axis '{sibling.axis}', and the run is on "

@@ -16,21 +16,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scalerl.errors import InputError
+from scalerl.kinds import OWN, Choice, find
+
 _LN2 = math.log(2.0)
 _U_MAX = 500.0  # exp stays finite, and every share is 0 or 1 to the last digit long before
 
 
 @dataclass(frozen=True)
 class Family:
-    """A saturating shape. Its arguments broadcast: `b` is B, `x` is log(C / C_mid), -inf at C = 0.
+    """A saturating shape: a frozen dataclass with a `name`, a `label` and three methods.
 
-    All but Gompertz define it in u = B x alone: `_at`, the share; `_slope`, the share and its derivative by
-    u; `_u`, the u of a share.
+    Their arguments are arrays that broadcast: `b` is B > 0, `x` is log(C / C_mid), -inf at C = 0. Half of the
+    gain is reached at x = 0, whatever B. The families of this module but Gompertz define the three in
+    u = B x alone, by `_at`, `_slope` and `_u`.
     """
 
     name: str
+    """The key of its weight in JSON."""
     label: str
-    """The name for people."""
+    """The name in texts and on pages."""
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Share of the gain reached, in [0, 1], rising in x."""
@@ -179,6 +184,72 @@ FAMILIES: tuple[Family, ...] = (LOG_LOGISTIC, Weibull(), Frechet(), POWER_LAW)
 """The families that are averaged, the paper's first."""
 LABELS: dict[str, str] = {family.name: family.label for family in FAMILIES}
 """How people write them, by the name that they have in JSON."""
+
+
+def load_family(kind: str) -> Family:
+    """Return the family that `kind` names: `module:Class`, `file.py:Class`, or an entry point.
+
+    Raises:
+        InputError: it cannot be loaded, lacks a method of `Family`, or has a field without a default.
+    """
+    choice = Choice("families", Family, None)
+    cls = find(kind, choice.group)
+    if cls is None:
+        raise InputError(f"{kind} names no family of curves: give {OWN}")
+    choice.check(cls, kind)
+    try:
+        return cls()
+    except TypeError as error:
+        raise InputError(f"{kind}: every field of a family needs a default ({error})") from error
+
+
+def with_extra(extra: Sequence[Family]) -> tuple[Family, ...]:
+    """Return `FAMILIES` and then the `extra` ones, each checked by `check_family`.
+
+    Raises:
+        InputError: two have one name, or one fails the check.
+    """
+    families = (*FAMILIES, *extra)
+    names = [family.name for family in families]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InputError(f"two families of curves are named {twice[0]!r}: give each a name of its own")
+    for family in extra:
+        check_family(family)
+    return families
+
+
+def check_family(family: Family) -> None:
+    """Check that three methods of a family describe one curve that rises from 0 to 1 and is 1/2 at x = 0.
+
+    Raises:
+        InputError: they do not; the message has the method, B and x where they disagree.
+    """
+    b, x = (a.ravel() for a in np.meshgrid([0.3, 1.0, 3.0], np.linspace(-4.0, 4.0, 33)))
+    b, x = b[np.abs(b * x) <= 8.0], x[np.abs(b * x) <= 8.0]
+    step = 1e-5
+    share = family.share(b, x)
+    by_log_b = (family.share(b * np.exp(step), x) - family.share(b * np.exp(-step), x)) / (2 * step)
+    by_log_c = (family.share(b, x + step) - family.share(b, x - step)) / (2 * step)
+    same, slope_b, slope_c = family.slopes(b, x)
+    inner = (share > 1e-6) & (share < 1 - 1e-6)
+    back = family.inverse(b[inner], share[inner])
+    # Where the curve has a kink, as a power law has at R_0, a difference over it is no derivative.
+    smooth = np.abs(family.share(b, x + 2 * step) - 2 * share + family.share(b, x - 2 * step)) < 1e-8
+    rules = (
+        ("share is not within 0 and 1", (share >= 0) & (share <= 1), b, x),
+        ("share falls", by_log_c >= 0, b, x),
+        ("share is not 1/2", (x != 0) | (np.abs(share - 0.5) < 1e-9), b, x),
+        ("slopes returns another share", np.abs(same - share) < 1e-9, b, x),
+        ("slopes has a wrong d share / d log B", ~smooth | (np.abs(slope_b - by_log_b) < 1e-5), b, x),
+        ("slopes has a wrong d share / d log C", ~smooth | (np.abs(slope_c - by_log_c) < 1e-5), b, x),
+        ("inverse is not that of share", np.abs(back - x[inner]) < 1e-5, b[inner], x[inner]),
+    )
+    for what, holds, at_b, at_x in rules:
+        if not np.all(holds):
+            index = int(np.argmin(holds))
+            raise InputError(
+                f"family {family.name!r}: {what} at B = {at_b[index]:g}, log(C / C_mid) = {at_x[index]:g}"
+            )
 
 
 def log_compute(compute_N: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from scalerl.curve.answers import NoiseEstimate, check_level
 from scalerl.curve.campaign import learn
-from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve
+from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, with_extra
 from scalerl.curve.identify import identify, parameters_of
 from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
@@ -40,6 +40,7 @@ def fit(
     level: float = 0.95,
     price: float | None = None,
     prior_from: Sequence[Fit] = (),
+    extra_families: Sequence[Family] = (),
 ) -> Fit:
     """Fit R_C = R_0 + (A - R_0) / (1 + (C_mid / C)^B) (arXiv 2510.13786, equation 1), with honest intervals.
 
@@ -57,6 +58,7 @@ def fit(
         prior_from: fits of five or more sibling runs (same base model and evaluation set, same axis), from
             which the prior of `Fit.campaign` is learnt. They are to be fitted with this `r0` and
             `min_compute`, so that B and A are the same quantities in all of them; they may go on for longer.
+        extra_families: curves of your own (`Family`), averaged with `FAMILIES`, all alike beforehand.
 
     Raises:
         InputError: an argument or the data are not valid.
@@ -67,7 +69,8 @@ def fit(
     given = None if r0 is None or r0 == "free" else float(r0)
     points, excluded = _choose(points, r0 is not None, min_compute, max_compute)
     sample = make_sample(points, given)
-    found = [least_squares(sample, family) for family in FAMILIES]
+    families = with_extra(extra_families)
+    found = [least_squares(sample, family) for family in families]
     best = found[FAMILIES.index(LOG_LOGISTIC)]
     floor = _noise_floor(points)
     rmse = float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2)))
@@ -75,7 +78,7 @@ def fit(
     post = _posterior(sample, floor, found)
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
-    families = post.family_weights()
+    weights = post.family_weights()
     median, intervals = parameters_of(post, level)
     result = Fit(
         axis=points.axis,
@@ -87,7 +90,7 @@ def fit(
         rmse=rmse,
         median=median,
         intervals=intervals,
-        families=families,
+        families=weights,
         noise=_noise(post, floor),
         identification=identify(post, sample),
         misfit=misfit,
@@ -97,7 +100,7 @@ def fit(
             *_start(points, given),
             *_bounds(best),
             *clock,
-            *(_misfit(misfit) or _other_shape(families)),
+            *(_misfit(misfit) or _other_shape(post)),
         ),
         points=points,
         excluded=excluded,
@@ -142,7 +145,7 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
     if (by_step.compute_N[1:] <= 0).any():
         return misfit, ()
     sample = make_sample(by_step, None)
-    if find_misfit(by_step, [least_squares(sample, family) for family in FAMILIES]) is not None:
+    if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
         return misfit, ()
     what = f"the run is uneven on {points.axis} ({misfit.kind}) and even in its steps"
     return None, (f"{what}: its clock ran unevenly, so fit it on steps, tokens or flops as well",)
@@ -252,14 +255,15 @@ def _bounds(best: LeastSquares) -> tuple[str, ...]:
     )
 
 
-def _other_shape(families: dict[str, float]) -> tuple[str, ...]:
+def _other_shape(post: Posterior) -> tuple[str, ...]:
     """A warning where the paper's family is not the one that the data speak for."""
-    own = families[LOG_LOGISTIC.name]
+    weights = post.family_weights()
+    own = weights[LOG_LOGISTIC.name]
     if own >= LITTLE_WEIGHT:
         return ()
-    best = max(FAMILIES, key=lambda family: families[family.name])
+    best = max(post.families, key=lambda family: weights[family.name])
     return (
-        f"the {best.label} curve describes the run better (weight {families[best.name]:.2f}, log-logistic "
+        f"the {best.label} curve describes the run better (weight {weights[best.name]:.2f}, log-logistic "
         f"{own:.2f}): B and C_mid, which are the log-logistic's, are to be read with care",
     )
 
@@ -284,7 +288,7 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
     post = prior.apply(result.posterior)
     median, intervals = parameters_of(post, result.intervals.level)
     families = post.family_weights()
-    shape = _other_shape(result.families)
+    shape = _other_shape(result.posterior)
     warnings = [warning for warning in result.warnings if warning not in shape]
     informed = replace(
         result,
@@ -294,7 +298,7 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
         families=families,
         noise=_noise(post, result.noise.floor),
         identification=identify(post, result.sample),
-        warnings=(*warnings, *(() if result.misfit else _other_shape(families))),
+        warnings=(*warnings, *(() if result.misfit else _other_shape(post))),
         posterior=post,
     )
     return replace(result, campaign=informed)

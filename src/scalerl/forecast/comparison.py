@@ -168,7 +168,8 @@ class Comparison:
     def rows(self, pair: Pair) -> list[tuple[str, str]]:
         """One pair as a table for people: a label and what stands beside it."""
         counts = self.counted(pair)
-        weights = ", ".join(f"{LABELS[name]} {w:.2f}" for name, w in pair.families.items() if w >= 0.005)
+        named = {LABELS.get(name, name): weight for name, weight in pair.families.items()}
+        weights = ", ".join(f"{name} {weight:.2f}" for name, weight in named.items() if weight >= 0.005)
         labels = {
             "A": "ceiling A",
             "B": "efficiency B",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scalerl.curve.answers import Forecast, span
+from scalerl.curve.families import Family
 from scalerl.curve.fit import fit
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import Interval
@@ -117,6 +118,7 @@ def sensitivity(
     r0: float | Literal["free"] | None = None,
     max_compute: float = math.inf,
     level: float = 0.95,
+    extra_families: Sequence[Family] = (),
 ) -> Sensitivity:
     """Fit with more and more of the start left out.
 
@@ -125,7 +127,7 @@ def sensitivity(
         cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
             of the largest compute; a cut that leaves out no more than another is not fitted again.
         at: compute to forecast, by default twice the largest.
-        r0: as for `fit`, as are `max_compute` and `level`.
+        r0: as for `fit`, as are `max_compute`, `level` and `extra_families`.
 
     Raises:
         InputError: as for `fit`. What cannot be fitted is no error: its row says why.
@@ -140,15 +142,13 @@ def sensitivity(
         if count in counts:
             continue
         counts.add(count)
-        rows.append(_row(points, cut, count, compute, r0, level))
+        rows.append(_row(points, cut, count, compute, r0=r0, level=level, extra_families=extra_families))
     return Sensitivity(points.axis, level, compute, tuple(rows))
 
 
-def _row(
-    points: Points, cut: float, count: int, at: float, r0: float | Literal["free"] | None, level: float
-) -> SensitivityRow:
+def _row(points: Points, cut: float, count: int, at: float, **options: Any) -> SensitivityRow:
     try:
-        found = fit(points, min_compute=cut * (1 - _SAME), r0=r0, level=level)
+        found = fit(points, min_compute=cut * (1 - _SAME), **options)
     except CannotAnswerError as error:
         return SensitivityRow(cut, count, str(error).removeprefix(f"{points.source}: "))
     return SensitivityRow(

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import FAMILIES, inverses, log_compute_to
+from scalerl.curve.families import inverses, log_compute_to
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, pooled_alike, shifted, theta_moments
+from scalerl.errors import InputError
 
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
@@ -115,7 +116,8 @@ def draw_sides(
     weight_F = joint_weights([*fits[0], *fits[1]])
     parts = [_draw_pair(given(family), names, chosen, groups, family, n) for family, n in _draws_of(weight_F)]
     runs_base, runs_name, recipe_base, recipe_name = (_joined(part) for part in zip(*parts, strict=True))
-    families = {family.name: float(w) for family, w in zip(FAMILIES, weight_F, strict=True)}
+    shared = fits[0][0].posterior.families
+    families = {family.name: float(w) for family, w in zip(shared, weight_F, strict=True)}
     common = len(rows[0]) if rows else None
     alone = _own_ceiling(fits[1]) - _own_ceiling(fits[0])
     runs, recipe_draws = (runs_base, runs_name), (recipe_base, recipe_name)
@@ -124,11 +126,12 @@ def draw_sides(
 
 def _own_ceiling(fits: Sequence[Fit]) -> float:
     """Posterior mean of A, the runs alike, by the families that these runs favour by themselves."""
+    weight_F = joint_weights(fits)
     means_F = [
         float(np.mean([(post.A * post.weight.sum(axis=2)).sum() for post in posts]))
-        for posts in ([fit.posterior.only(family) for fit in fits] for family in range(len(FAMILIES)))
+        for posts in ([fit.posterior.only(family) for fit in fits] for family in range(len(weight_F)))
     ]
-    return float(joint_weights(fits) @ means_F)
+    return float(weight_F @ means_F)
 
 
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
@@ -200,10 +203,13 @@ def quantities(budget: float | None, target: float | None) -> dict[str, Quantity
 
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     """Weight of every family if all runs share it: the product of theirs, as the families' prior is flat."""
-    log_F = np.zeros(len(FAMILIES))
+    families = fits[0].posterior.families
+    log_F = np.zeros(len(families))
     for fit in fits:
+        if fit.posterior.families != families:
+            raise InputError(f"{fit.points.source}: fit all runs with the same families to compare them")
         weights = fit.posterior.family_weights()
-        log_F += np.log([max(weights[family.name], 1e-300) for family in FAMILIES])
+        log_F += np.log([max(weights[family.name], 1e-300) for family in families])
     weight_F = np.exp(log_F - log_F.max())
     return weight_F / weight_F.sum()
 
@@ -242,4 +248,5 @@ _ARRAYS = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
 
 
 def _joined(parts: Sequence[Draws]) -> Draws:
-    return Draws(FAMILIES, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS))
+    families = parts[0].families
+    return Draws(families, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS))
