@@ -86,7 +86,7 @@ class Choice:
         """
         if not isinstance(cls, type):
             raise InputError(f"{name} is no class; the kinds are {self.names()}")
-        parameters = getattr(cls, "__dataclass_params__", None)
+        parameters = vars(cls).get("__dataclass_params__")  # a base being one does not do
         if parameters is None or not parameters.frozen:
             raise InputError(
                 f"{name} must be a frozen dataclass: put @dataclass(frozen=True) before the class"
