@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import first_bytes
 from scalerl.ingest.formats.wandb_file import MAGIC
-from scalerl.ingest.formats.wandb_rows import WandbRows, identify
+from scalerl.ingest.formats.wandb_rows import WandbReader, identify
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
-from scalerl.ingest.logs.order import is_step
+from scalerl.ingest.logs.order import Cells, is_step
 from scalerl.jsonl import flat
 
 _NAME = "wandb"
@@ -114,119 +114,102 @@ def _is_linked(file: Path, folder: Path) -> bool:
 
 def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     """One run, whose files are given in the order of time."""
-    config: dict[str, Any] = {}
-    names: dict[str, None] = {}
-    segments, notes = [], list[str]()
-    for part in parts:
-        rows = WandbRows(
-            lambda name: wanted(name) or _is_own_step(name), config, part.path, names, part.start
-        )
-        rows.read(notes)
-        segments.append(_Segment(rows, wanted))
-    name = next((segment.name for segment in reversed(segments) if segment.name), parts[0].name)
     source = str(parts[-1].path)
-    builder = LogBuilder(source, _NAME, name, wanted, room)
+    builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or _is_own_step(name), room)
+    config: dict[str, Any] = {}
+    segments: list[_Segment] = []
+    for part in parts:  # one process after another: one file, as far as the order goes
+        reader, first = WandbReader(part.path, part.start, builder, config), builder.n_rows
+        reader.read()
+        builder.name = reader.name or builder.name
+        segments.append(_Segment(first, builder.n_rows, reader.has_own_steps))
     builder.config = flat({key: value for key, value in config.items() if key != "_wandb"}, where=source)
-    for known in dict.fromkeys([*names, *(name for segment in segments for name in segment.columns)]):
-        if not wanted(known):  # but it is named
-            builder.add(0, math.nan, {known: 0.0})
-    for segment, step_N in zip(segments, _own_steps(segments, notes) or _calls(segments, notes), strict=True):
-        segment.give(builder, step_N)  # one process after another: one file, as far as the order goes
-    if not names and not any(segment.columns for segment in segments):
-        notes.append("no numbers were logged")
-    builder.notes += notes
+    cells = builder.cells()
+    kept = {name: one.row_V for name, one in cells.items() if wanted(name)}
+    own_R = _own_steps(cells, kept, segments, builder)
+    builder.set_steps(_calls(segments, builder) if own_R is None else own_R)
+    for name in cells.keys() - kept.keys():
+        builder.drop(name)
+    if not builder.names and not cells:
+        builder.notes.append("no numbers were logged")
     return builder.build()
 
 
+@dataclass(frozen=True)
 class _Segment:
-    """What one file has of a run."""
+    """The rows of one file of a run."""
 
-    def __init__(self, rows: WandbRows, wanted: Wanted) -> None:
-        self.has_own_steps, self.name = rows.has_own_steps, rows.name
-        self.columns = rows.columns()
-        self.step_N, self.time_N = np.array(rows.step), np.array(rows.time)
-        self.wanted_names = [name for name in self.columns if wanted(name)]
+    first: int
+    stop: int
+    has_own_steps: bool
+    """Whether the trainer gave W&B the numbers of its steps."""
 
-    def give(self, builder: LogBuilder, step_N: np.ndarray) -> None:
-        """All that is wanted, its rows at the steps given."""
-        first = builder.extend(step_N, self.time_N)
-        for name in self.wanted_names:
-            builder.fill(name, first, self.columns[name])
-
-    def own_step(self, names: Sequence[str]) -> np.ndarray:
-        """The trainer's count in every row; NaN where a row does not have it."""
-        own_N = np.full(len(self.step_N), np.nan)
-        for one in (self.columns[name] for name in names if name in self.columns):
-            good_V = is_step(one.value_V) & np.isnan(own_N[one.row_V])
-            own_N[one.row_V[good_V]] = one.value_V[good_V]
-        return own_N
-
-    def lost(self, step_N: np.ndarray, has_own_N: np.ndarray) -> int:
-        """Wanted values that would go under: at a step that comes again, or is that of another by guess."""
-        lost = 0
-        for name in self.wanted_names:
-            row_V = self.columns[name].row_V
-            step_V = step_N[row_V]
-            follows_V = np.insert(np.diff(step_V) == 0, 0, values=False)
-            is_first_V = np.zeros(len(step_V), dtype=bool)
-            is_first_V[np.unique(step_V, return_index=True)[1]] = True
-            lost += int((~is_first_V & ~(follows_V & has_own_N[row_V])).sum())
-        return lost
+    def lost(self, row_V: np.ndarray, step_R: np.ndarray, has_own_R: np.ndarray) -> int:
+        """Values of a metric that would be lost: at a step that comes again, or is that of another."""
+        row_V = row_V[slice(*np.searchsorted(row_V, [self.first, self.stop]))]
+        step_V = step_R[row_V]
+        follows_V = np.insert(np.diff(step_V) == 0, 0, values=False)[: len(step_V)]
+        is_first_V = np.zeros(len(step_V), dtype=bool)
+        is_first_V[np.unique(step_V, return_index=True)[1]] = True
+        return int((~is_first_V & ~(follows_V & has_own_R[row_V])).sum())
 
 
 def _is_own_step(name: str) -> bool:
     return any(pattern.fullmatch(name) for pattern in _OWN_STEPS)
 
 
-def _calls(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray]:
+def _calls(segments: Sequence[_Segment], builder: LogBuilder) -> np.ndarray:
     """The steps as W&B has them: given by the trainer, or else the number of the call.
 
-    That number begins anew in an offline run that was resumed, as nobody was asked for the last one.
+    That number starts at 0 again in an offline run that was resumed: the server was not asked for the last.
     """
-    steps: list[np.ndarray] = []
+    step_R = builder.steps()
     end = 0.0
     for segment in segments:
-        step_N = segment.step_N
+        step_N = step_R[segment.first : segment.stop]
         if len(step_N) and end and step_N[0] == 0 and not segment.has_own_steps:
-            notes.append(f"the resumed run counts from 0 again: its rows were put after step {end - 1:.0f}")
-            step_N = step_N + end
+            note = f"the resumed run counts from 0 again: its rows were put after step {end - 1:.0f}"
+            builder.notes.append(note)
+            step_N += end
         end = max(end, float(step_N[-1]) + 1) if len(step_N) else end
-        steps.append(step_N)
-    return steps
+    return step_R
 
 
-def _own_steps(segments: Sequence[_Segment], notes: list[str]) -> list[np.ndarray] | None:
+def _own_steps(
+    cells: Mapping[str, Cells],
+    kept: Mapping[str, np.ndarray],
+    segments: Sequence[_Segment],
+    builder: LogBuilder,
+) -> np.ndarray | None:
     """The trainer's count of steps in every row, where it has one that goes with the rows; else None."""
-    found = {name for segment in segments for name in segment.columns}
-    total = sum(len(segment.columns[name].row_V) for segment in segments for name in segment.wanted_names)
+    call_R = builder.steps()
     for pattern in _OWN_STEPS:
-        names = sorted(filter(pattern.fullmatch, found), key=lambda name: (len(name), name))
-        counts = [segment.own_step(names) for segment in segments]
-        if not names or any(len(own_N) and np.isnan(own_N).all() for own_N in counts):
+        names = sorted(filter(pattern.fullmatch, cells), key=lambda name: (len(name), name))
+        own_R = np.full(len(call_R), np.nan)
+        for one in map(cells.__getitem__, names):
+            good_V = is_step(one.value_V) & np.isnan(own_R[one.row_V])
+            own_R[one.row_V[good_V]] = one.value_V[good_V]
+        has_own_R = ~np.isnan(own_R)
+        filled = [segment for segment in segments if segment.stop > segment.first]
+        if not names or not all(has_own_R[one.first : one.stop].any() for one in filled):
             continue
-        steps = list(_carried(counts))
-        lost = sum(s.lost(t, ~np.isnan(own)) for s, t, own in zip(segments, steps, counts, strict=True))
-        if lost > _MOST_LOST * total:
+        step_R = _carried(own_R, has_own_R)
+        lost = sum(one.lost(row_V, step_R, has_own_R) for one in filled for row_V in kept.values())
+        if lost > _MOST_LOST * sum(map(len, kept.values())):
             continue
-        if any((segment.step_N != step_N).any() for segment, step_N in zip(segments, steps, strict=True)):
-            guessed = sum(int(np.isnan(own_N).sum()) for own_N in counts)
+        if (call_R != step_R).any():
+            guessed = int((~has_own_R).sum())
             more = f"; {guessed} rows without it are at the one before them" if guessed else ""
-            notes.append(f"the step is '{names[0]}', and not W&B's count of calls{more}")
-        return steps
+            builder.notes.append(f"the step is '{names[0]}', and not W&B's count of calls{more}")
+        return step_R
     return None
 
 
-def _carried(counts: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+def _carried(own_R: np.ndarray, has_own_R: np.ndarray) -> np.ndarray:
     """Rows without a count at the last one before them; the very first rows one interval before the first."""
-    last: float | None = None
-    for own_N in counts:
-        if not len(own_N):
-            yield own_N
-            continue
-        known_M = own_N[~np.isnan(own_N)]
-        if last is None:
-            gap = next((step for step in (known_M - known_M[0]).tolist() if step > 0), known_M[0])
-            last = max(0.0, float(known_M[0] - gap))
-        at_N = np.maximum.accumulate(np.where(np.isnan(own_N), -1, np.arange(len(own_N))))
-        yield np.where(at_N < 0, last, own_N[at_N])
-        last = float(known_M[-1])
+    if not len(own_R):
+        return own_R
+    known_M = own_R[has_own_R]
+    gap = next((step for step in (known_M - known_M[0]).tolist() if step > 0), known_M[0])
+    at_R = np.maximum.accumulate(np.where(has_own_R, np.arange(len(own_R)), -1))
+    return np.where(at_R < 0, max(0.0, float(known_M[0] - gap)), own_R[at_R])

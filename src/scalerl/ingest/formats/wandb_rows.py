@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
 from scalerl import limits
 from scalerl.ingest.formats.protobuf import fields, integer, part
 from scalerl.ingest.formats.wandb_file import Trouble, records
-from scalerl.ingest.logs.log import MOST_NAMES, LogColumn, as_number, long_names
-from scalerl.ingest.logs.order import Cells
+from scalerl.ingest.logs.log import MOST_NAMES, LogBuilder, finite
 from scalerl.jsonl import flat, parse_json
 
 # Of a Record; of a RunRecord; of items of config, history and summary; of these; and of telemetry.
@@ -29,11 +26,9 @@ _ITEM, _STEP, _REMOVED = 1, 2, 2
 _FEATURE, _SET_STEP = 3, 61
 
 _PEEK = 200  # records within which a file says which run it is of; it is the second one
-_METRIC, _ROW_STEP, _TIMESTAMP, _RUNTIME, _MEDIA, _SKIPPED = range(6)  # what a key stands for
-_KINDS = {"_step": _ROW_STEP, "_timestamp": _TIMESTAMP, "_runtime": _RUNTIME}
 _DOT = re.compile(r"\.")
+_OF_ROW = ("_step", "_timestamp", "_runtime")  # which are no metrics
 _NUMERIC = frozenset(b"-0123456789")
-_BRACE = ord("{")
 
 # How nearly all records of history and summary begin, and nearly all of their items: the lengths of one byte
 # each, key and value. A regular expression finds them several times as fast as `fields` does.
@@ -46,72 +41,39 @@ _PLAIN_ITEM = re.compile(
 _PLAIN_STEP = re.compile(rb"(?:\x12[\x00-\x7f](?:\x08([\x80-\xff]{0,9}[\x00-\x7f]))?)?")
 
 
-@dataclass(slots=True)
-class Key:
-    """A name, as rows have it, and its values."""
+class WandbReader:
+    """Takes the rows of one file of a run to its log; `config`, nested, is filled further by every file."""
 
-    name: str
-    kind: int
-    is_kept: bool
-    column: LogColumn = field(default_factory=LogColumn)
+    def __init__(self, path: Path, start: float, builder: LogBuilder, config: dict[str, Any]) -> None:
+        self.name = ""
+        self.has_own_steps = False
+        """Whether the trainer has given W&B the numbers of its steps, which else counts the calls."""
+        self._path, self._start, self._builder, self._config = path, start, builder, config
+        self._last_step = -1.0
+        self._has_history = False
+        self._configured = 0
+        self._summary: dict[str, float | str] = {}
+        self._names: dict[bytes, str] = {}
+        """The names of metrics by the bytes of their keys; empty of what is no metric."""
 
-
-_TEXT = float("nan")
-"""Stands for a value that is no number; told from a NaN by its identity."""
-Found = list[tuple[Key, float]]
-
-
-@dataclass
-class WandbRows:
-    """The rows of one file, as far as they hold something to keep."""
-
-    keep: Callable[[str], bool]
-    config: dict[str, Any]
-    path: Path
-    names: dict[str, None]
-    """Of all metrics that have numbers; this one and the config are filled further by every file of a run."""
-    start: float = math.nan
-    """Unix seconds."""
-    name: str = ""
-    has_own_steps: bool = False
-    """Whether the trainer has given W&B the numbers of its steps, which else counts the calls."""
-    step: array[float] = field(default_factory=lambda: array("d"))
-    time: array[float] = field(default_factory=lambda: array("d"))
-    _last: float = -1.0
-    _is_history: bool = False
-    long_names: int = 0
-    """Values that were left out, as their names are too long."""
-    _kept: int = 0
-    _values: int = 0
-    _configured: int = 0
-    _summary: dict[str, tuple[Key, float]] = field(default_factory=dict)
-    _summary_at: tuple[float, float] = (math.nan, math.nan)
-    """Step and Unix seconds."""
-    _keys: dict[str, Key] = field(default_factory=dict)
-    _raw: dict[bytes, Key] = field(default_factory=dict)
-    """The same by their bytes."""
-
-    def columns(self) -> dict[str, Cells]:
-        """What was kept, by name."""
-        return {key.name: key.column.cells() for key in self._keys.values() if key.column.rows}
-
-    def read(self, notes: list[str]) -> None:
-        """All records of the file.
+    def read(self) -> None:
+        """Read all records of the file.
 
         Raises:
             InputError: it is none of W&B's, or holds more than the limits allow.
         """
-        path, trouble = self.path, Trouble()
+        path, trouble = self._path, Trouble()
         for record in records(path, trouble):
             try:
                 self._take(record)
             except (ValueError, RecursionError):  # its checksum holds, but it is not what it should be
                 trouble.damaged += 1
-        notes += trouble.notes(path.name)
-        notes += [f"{path.name}: {note}" for note in long_names(self.long_names)]
-        if self._summary and not self._is_history:
-            notes.append(f"{path.name} has no history, only a summary: one value of each metric")
-            self._add(*self._summary_at, list(self._summary.values()))
+        self._builder.notes += trouble.notes(path.name)
+        if not (self._has_history or self._summary.keys() <= {*_OF_ROW}):
+            self._builder.notes.append(
+                f"{path.name} has no history, only a summary: one value of each metric"
+            )
+            self._add(self._summary)
 
     def _take(self, record: bytes) -> None:
         plain = _PLAIN_RECORD.match(record)
@@ -125,7 +87,7 @@ class WandbRows:
                 self._take_values(number == _HISTORY, bytes(value))
             elif number == _RUN:
                 self.name = str(part(value, _DISPLAY_NAME), "utf-8") or self.name
-                self.start = _seconds(part(value, _START_TIME)) if math.isnan(self.start) else self.start
+                self._start = _seconds(part(value, _START_TIME)) if math.isnan(self._start) else self._start
                 self._configure(part(value, _RUN_CONFIG))
             elif number == _CONFIG:
                 self._configure(value)
@@ -134,183 +96,109 @@ class WandbRows:
 
     def _take_values(self, is_history: bool, body: bytes) -> None:
         if is_history:
-            self._is_history = True
-            self._add(*self._row(body))
-        elif not self._is_history:  # it repeats the history
-            step, time, found = self._row(body)
-            before = self._summary_at
-            self._summary_at = (
-                before[0] if math.isnan(step) else step,
-                before[1] if math.isnan(time) else time,
-            )
-            self._summary |= {key.name: (key, value) for key, value in found}
-            limits.KEYS.check(len(self._summary), self.path)
+            self._has_history = True
+            self._add(self._row(body))
+        elif not self._has_history:  # else it repeats the history
+            self._summary |= self._row(body)
+            limits.KEYS.check(len(self._summary), self._path)
 
-    def _add(self, step: float, time: float, found: Found) -> None:
-        if not (0 <= step <= 2**53 and step.is_integer()):
-            step = self._last + 1
-        self._last = step
-        row, is_kept = len(self.step), False
-        for key, value in found:
-            if key.is_kept:
-                is_kept, column = True, key.column
-                if value is _TEXT:
-                    column.texts.append(len(column.rows))
-                column.rows.append(row)
-                column.numbers.append(value)
-            elif len(self.names) < MOST_NAMES:
-                self.names[key.name] = None
-                key.kind = _SKIPPED  # one number of it is enough to know
-        if is_kept:
-            self.step.append(step)
-            self.time.append(time)
-            self._values += len(found)
-            limits.VALUES.check(self._values, self.path)
+    def _add(self, row: dict[str, float | str]) -> None:
+        """Add a row at its step, or at the one after the last where it has none."""
+        step, time, runtime = (finite(row.pop(name, None)) for name in _OF_ROW)
+        is_step = 0 <= step <= 2**53 and step.is_integer()
+        self._last_step = step if is_step else self._last_step + 1
+        self._builder.add(self._last_step, self._start + runtime if math.isnan(time) else time, row)
 
-    def _row(self, body: bytes) -> tuple[float, float, Found]:
-        """Step, Unix seconds (NaN where they are missing) and numbers of one message."""
-        covered, items, raw = 0, [], self._raw
-        limits.KEYS.check(body.count(b"\x82\x01"), self.path)  # which is in every item
-        for size, name, _, text in _PLAIN_ITEM.findall(body):
+    def _row(self, body: bytes) -> dict[str, float | str]:
+        """The values of one message by name, without those of media; the step that is beside them, too."""
+        limits.KEYS.check(body.count(b"\x82\x01"), self._path)  # which is in every item
+        covered, items, names = 0, [], self._names
+        for size, raw, _, text in _PLAIN_ITEM.findall(body):
             length = size[0]
-            if length != len(name) + len(text) + 3:
-                covered = -1
-                break
+            if length != len(raw) + len(text) + 3:
+                return self._values(*self._items_by_field(body))
             covered += length + 2
-            key = raw.get(name) or self._key_of(name)
-            if key.kind != _SKIPPED:
-                items.append((key, text))
-        tail = _PLAIN_STEP.fullmatch(body, covered) if covered >= 0 else None
+            name = names.get(raw)
+            items.append((self._name_of(raw) if name is None else name, text))
+        tail = _PLAIN_STEP.fullmatch(body, covered)
         if tail is None:  # some item is not plain
-            return self._numbers(*self._items_by_field(body))
-        return self._numbers(float(_size(tail[1])) if tail[1] else math.nan, items)
+            return self._values(*self._items_by_field(body))
+        return self._values(items, float(_size(tail[1])) if tail[1] else math.nan)
 
-    def _numbers(self, step: float, items: Iterable[tuple[Key, bytes]]) -> tuple[float, float, Found]:
-        """Keys and values as numbers, those apart that are of the row itself."""
-        time = runtime = math.nan
-        found: Found = []
-        media: list[str] = []
-        for key, text in items:
-            kind = key.kind
-            if text[0] not in _NUMERIC:
-                if kind == _MEDIA:
-                    media.append(key.name.removesuffix("_type"))
-                elif kind == _METRIC and text[0] == _BRACE:
-                    found += self._nested(key.name, text)
-                elif kind == _METRIC and key.is_kept:
-                    found += [(key, number) for number in _worded(text)]
+    def _values(self, items: Iterable[tuple[str, bytes]], step: float) -> dict[str, float | str]:
+        """Numbers and texts; `step` is that of the message, which an item of this name goes before."""
+        row: dict[str, Any] = {}
+        nested, kept = False, self._builder.names
+        for name, text in items:
+            if kept.get(name) is False or not text:  # that it has numbers is known, and it is not wanted
                 continue
-            number = float(text)
-            if number - number != 0.0:  # infinite, or NaN
-                found += [(key, number)] * (kind == _METRIC and key.is_kept)
-                continue
-            if kind == _METRIC:
-                found.append((key, number))
-            elif kind == _ROW_STEP:
-                step = number
-            elif kind == _TIMESTAMP:
-                time = number
-            elif kind == _RUNTIME:
-                runtime = number
-        if media:
-            found = list(_without(found, set(media)))
-        return step, self.start + runtime if math.isnan(time) else time, found
+            if text[0] in _NUMERIC:
+                row[name] = float(text)
+            elif text[0] == ord("{"):  # as older versions log nested values, in one piece
+                row |= flat(parse_json(text, str(self._path)), f"{name}.", where=str(self._path))
+                nested = True
+            elif text[0] in b'"NItf':  # no value is null, or a list
+                row[name] = text.decode(errors="replace").strip('"')
+        row.pop("", None)
+        if not math.isnan(step):
+            row.setdefault("_step", step)
+        media = {name.removesuffix("_type") for name in row if name.endswith("._type")}
+        if media or nested:  # of media the sizes are numbers, too
+            return {
+                name: row[name] for name in row if not (name.startswith("_wandb") or _is_below(name, media))
+            }
+        return row
 
-    def _items_by_field(self, body: bytes) -> tuple[float, Iterable[tuple[Key, bytes]]]:
-        """The step of any message, where it is beside the items (NaN otherwise), and keys and values."""
-        step, items, n = math.nan, [], 0
+    def _items_by_field(self, body: bytes) -> tuple[list[tuple[str, bytes]], float]:
+        """Names and values of any message, and the step where it is beside the items (NaN otherwise)."""
+        step, items = math.nan, []
         for number, _, value in fields(body):
             if isinstance(value, int):
                 continue
             if number == _STEP:
                 step = float(integer(value, 1))
             elif number == _ITEM:
-                n += 1
-                limits.KEYS.check(n, self.path)
-                names, text = _item(value)
-                key = self._key(".".join(names))
-                if text and key.kind != _SKIPPED:
-                    items.append((key, text))
-        return step, items
+                limits.KEYS.check(len(items) + 1, self._path)
+                keys, text = _item(value)
+                items.append((_metric(keys), text))
+        return items, step
 
-    def _key_of(self, raw: bytes) -> Key:
-        """The key of an item, by its bytes."""
-        # Not more of them than a length of one byte has room for.
-        name = ".".join(str(value, "utf-8") for _, _, value in fields(raw) if not isinstance(value, int))
-        key = self._key(name)
-        if name in self._keys:
-            self._raw[raw] = key
-        return key
-
-    def _key(self, name: str) -> Key:
-        key = self._keys.get(name)
-        if key is None and len(name) > limits.NAME.most:
-            self.long_names += 1
-            return Key("", _SKIPPED, False)
-        if key is None:
-            key = Key(name, _KINDS.get(name, _METRIC), self.keep(name))
-            if name.endswith("._type"):
-                key.kind = _MEDIA
-            elif name.startswith("_wandb"):
-                key.kind = _SKIPPED
-            self._kept += key.is_kept
-            limits.COLUMNS.check(self._kept, self.path)
-            if key.is_kept or len(self._keys) < 2 * MOST_NAMES:
-                self._keys[name] = key
-        return key
+    def _name_of(self, raw: bytes) -> str:
+        """The name of the metric whose key has these bytes."""
+        # Not more parts than a length of one byte has room for.
+        name = _metric([str(value, "utf-8") for _, _, value in fields(raw) if not isinstance(value, int)])
+        if len(self._names) < 2 * MOST_NAMES:
+            self._names[raw] = name
+        return name
 
     def _configure(self, message: memoryview) -> None:
-        """What a message adds to the config, and takes from it."""
+        """Add to the config what a message adds, and take from it what that removes."""
         for number, _, value in fields(message):
             if number not in (_ITEM, _REMOVED) or isinstance(value, int):
                 continue
             self._configured += 1
-            limits.KEYS.check(self._configured, self.path)
+            limits.KEYS.check(self._configured, self._path)
             names, text = _item(value)
-            place = self.config
+            place = self._config
             for name in names[:-1]:
                 inner = place.get(name)
                 place = inner if isinstance(inner, dict) else place.setdefault(name, {})
                 if not isinstance(place, dict):
                     raise ValueError(f"'{name}' has no parts")
             if names and number == _ITEM:
-                place[names[-1]] = parse_json(text, str(self.path))
+                place[names[-1]] = parse_json(text, str(self._path))
             elif names:
                 place.pop(names[-1], None)
 
-    def _nested(self, name: str, text: bytes) -> Iterator[tuple[Key, float]]:
-        """Numbers of a table of values, which older versions log in one piece."""
-        found = flat(parse_json(text, str(self.path)), f"{name}.", where=str(self.path))
-        media = {place.removesuffix("_type") for place in found if place.endswith("._type")}
-        for place, number in found.items():
-            if number is None or isinstance(number, list) or _is_below(place, media):
-                continue
-            key, value = self._key(place), as_number(number)
-            if value is not None and math.isfinite(value):
-                yield key, value
-            elif key.is_kept and number != "":
-                yield key, _TEXT if value is None else value
 
-
-def _worded(text: bytes) -> Iterator[float]:
-    """The value of a text of JSON that is no number; none of what is no value either, as null and lists."""
-    if text[:1] in b'"NItf' and text != b'""':
-        number = as_number(text.decode(errors="replace").strip('"'))
-        yield _TEXT if number is None else number
+def _metric(keys: list[str]) -> str:
+    """The name of a metric by the parts of its key; empty of what W&B keeps for itself."""
+    return "" if keys and keys[0].startswith("_wandb") else ".".join(keys)
 
 
 def _is_below(name: str, media: Set[str]) -> bool:
     """Whether a name begins with one of some, which all end with a dot."""
-    return bool(media) and any(name[: dot.end()] in media for dot in _DOT.finditer(name))
-
-
-def _without(found: Found, media: Set[str]) -> Iterator[tuple[Key, float]]:
-    """What is no part of media, whose sizes are numbers too."""
-    for key, number in found:
-        if _is_below(key.name, media):
-            key.kind = _SKIPPED
-        else:
-            yield key, number
+    return any(name[: dot.end()] in media for dot in _DOT.finditer(name))
 
 
 def identify(path: Path) -> tuple[str, str, float]:

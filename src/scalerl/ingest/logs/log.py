@@ -124,13 +124,15 @@ class LogBuilder:
         wanted: Callable[[str], bool],
         room: Room | None = None,
     ) -> None:
-        self._source, self._format, self._name, self._wanted = source, format, name, wanted
+        self._source, self._format, self._wanted = source, format, wanted
         self._room = room or Room(source)
         self._long_names = 0
-        self._names: dict[str, bool] = {}
-        self._columns: dict[str, LogColumn] = {}
+        self._columns: dict[str, _Column] = {}
         self._steps, self._times, self._lines = array("d"), array("d"), array("I")
         self._streams = [0]
+        self.name = name
+        self.names: dict[str, bool] = {}
+        """The metrics that have numbers, up to `MOST_NAMES`, and whether each is kept."""
         self.config: dict[str, Any] = {}
         self.notes: list[str] = []
 
@@ -147,7 +149,7 @@ class LogBuilder:
         """
         row, kept = -1, 0
         for name, value in values.items():
-            is_kept = self._names.get(name)
+            is_kept = self.names.get(name)
             if is_kept is False or value is None:  # that it has numbers is known
                 continue
             if type(value) is float and value - value == 0.0:  # most are, and none of the others is finite
@@ -180,46 +182,53 @@ class LogBuilder:
             return self._is_wanted(name)
         return (number is not None or _is_answer(value)) and (name in self._columns or self._asks_for(name))
 
-    def extend(self, step_R: np.ndarray, time_R: np.ndarray) -> int:
-        """Many rows at once, whose values `fill` adds; returns the number of the first."""
-        first = len(self._steps)
-        self._steps.frombytes(step_R.tobytes())
-        self._times.frombytes(time_R.tobytes())
-        self._lines.frombytes(np.arange(1, len(step_R) + 1, dtype=np.uintc).tobytes())
-        return first
+    @property
+    def n_rows(self) -> int:
+        """The number of rows so far that hold something to keep."""
+        return len(self._steps)
 
-    def fill(self, name: str, first: int, cells: Cells) -> None:
-        """Values of one metric, whose rows count from `first`, that of the rows that `extend` added."""
-        if np.isfinite(cells.value_V).any() and not self._is_wanted(name):
-            return
-        self._room.add_values(len(cells.row_V))
-        column = self._columns.get(name) or self._new_column(name)
-        column.texts.frombytes((cells.text_V + len(column.rows)).astype(np.uintc).tobytes())
-        column.rows.frombytes((cells.row_V + first).astype(np.uintc).tobytes())
-        column.numbers.frombytes(cells.value_V.tobytes())
+    def steps(self) -> np.ndarray:
+        """A copy of the steps of the rows so far, (R,)."""
+        return np.array(self._steps)
+
+    def set_steps(self, step_R: np.ndarray) -> None:
+        """Replace the steps of the rows so far."""
+        self._steps = array("d", step_R.tobytes())
+
+    def cells(self) -> dict[str, Cells]:
+        """What was kept so far, by metric."""
+        return {name: column.cells() for name, column in self._columns.items()}
+
+    def drop(self, name: str) -> None:
+        """Leave out the values of a metric, whose name is still told."""
+        del self._columns[name]
 
     def build(self) -> Log:
         """The log of all rows so far."""
         line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
         rows = LogRows(np.frombuffer(self._steps), np.frombuffer(self._times), line_R, self._streams)
-        found = arrange(rows, {name: column.cells() for name, column in self._columns.items()})
+        found = arrange(rows, self.cells())
+        notes = [*self.notes, *_notes(found)]
+        if self._long_names:
+            what = f"of names with more than {limits.NAME.most:,} characters"
+            notes.append(f"{counted(self._long_names, 'value')} left out, {what}")
         return Log(
             self._source,
             self._format,
-            self._name,
+            self.name,
             found.values,
-            tuple(self._names),
+            tuple(self.names),
             self.config,
-            (*self.notes, *_notes(found), *long_names(self._long_names)),
+            tuple(notes),
             found.omitted,
         )
 
     def _is_wanted(self, name: str) -> bool:
-        known = self._names.get(name)
+        known = self.names.get(name)
         if known is None:
             known = self._asks_for(name)
-            if known or (len(self._names) < MOST_NAMES and len(name) <= limits.NAME.most):
-                self._names[name] = known
+            if known or (len(self.names) < MOST_NAMES and len(name) <= limits.NAME.most):
+                self.names[name] = known
         return known
 
     def _asks_for(self, name: str) -> bool:
@@ -227,12 +236,12 @@ class LogBuilder:
         self._long_names += len(name) > limits.NAME.most
         return len(name) <= limits.NAME.most and self._wanted(name)
 
-    def _new_column(self, name: str) -> LogColumn:
+    def _new_column(self, name: str) -> _Column:
         self._room.add_column()
-        return self._columns.setdefault(name, LogColumn())
+        return self._columns.setdefault(name, _Column())
 
 
-class LogColumn:
+class _Column:
     """What was logged for one metric: the row of every value, the value, and which are texts."""
 
     __slots__ = ("numbers", "rows", "texts")
@@ -245,12 +254,6 @@ class LogColumn:
         row_V = np.frombuffer(self.rows, dtype=np.uintc).astype(np.intp)
         text_V = np.frombuffer(self.texts, dtype=np.uintc).astype(np.intp)
         return Cells(row_V, np.frombuffer(self.numbers), text_V)
-
-
-def long_names(n: int) -> list[str]:
-    """A note of so many values whose names are too long; none of none."""
-    what = f"of names with more than {limits.NAME.most:,} characters"
-    return [f"{counted(n, 'value')} left out, {what}"] if n else []
 
 
 def _is_answer(value: Any) -> bool:
