@@ -9,7 +9,8 @@ import pytest
 
 from scalerl import InputError, files
 from scalerl.files import Changing, signature, write_atomically
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import read_source
 from scalerl.jsonl import read_last
 from scalerl.record.writer import RunWriter
 
@@ -92,7 +93,7 @@ def test_a_row_in_the_log_beside_a_database_is_a_change(tmp_path, whole):
             with database:
                 row = ("a", step, "2023-11-14T22:13:20+00:00", '{"eval_reward": 0.5}')
                 database.execute("INSERT INTO metrics VALUES (?, ?, ?, ?)", row)
-            found = source.read(lambda: read_source(source.path, format="trackio"))
+            found = source.read(lambda: read_source(source.path, ReadOptions(format="trackio")))
             runs = found.runs if found else []
             told += [len(run.record.evals) for run in runs]
             assert source.read(lambda: pytest.fail("it was read, which is no change")) is None

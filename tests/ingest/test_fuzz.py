@@ -22,7 +22,7 @@ from wandb_files import framed, header, history
 
 from scalerl import ScalerlError
 from scalerl.ingest.formats.table import read_table
-from scalerl.ingest.sources import FoundRuns, read_source
+from scalerl.ingest.load import FoundRuns, read_source
 from scalerl.jsonl import dumps
 from scalerl.record.reader import RunRecord
 

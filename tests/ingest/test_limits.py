@@ -18,7 +18,8 @@ from hostile_logs import alarm
 from scalerl import limits
 from scalerl.cli.main import main
 from scalerl.ingest.formats.table import read_table
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import read_source
 
 MB = 2**20
 
@@ -80,7 +81,7 @@ def test_a_line_of_a_csv_costs_no_more_than_its_own_cells(tmp_path):
     head = ",".join(f'"r{n} - reward"' for n in range(900))
     path = written(tmp_path / "x.csv", f'"Step",{head}\n' + "".join(f"{n},0.5\n" for n in range(40_000)))
     with alarm(60):  # with every line filled up to all columns it took a minute, and 36 million cells
-        (first, *_) = read_source(path, run="r0").runs
+        (first, *_) = read_source(path, ReadOptions(run="r0")).runs
     assert len(first.record.evals) == 40_000
 
 
@@ -233,7 +234,7 @@ def test_a_run_of_more_runs_than_are_read_at_once_is_read_by_its_name(tmp_path, 
     rows = ({"run_id": f"r{r}", "step": s, "eval/reward": 0.5} for r in range(5) for s in range(4))
     path = written(tmp_path / "x.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     assert "5 runs, and the limit is 3: choose one (--run)" in refused(capsys, *ingest(path))
-    (run,) = read_source(path, run="r3").runs
+    (run,) = read_source(path, ReadOptions(run="r3")).runs
     assert len(run.record.evals) == 4
     folder = tmp_path / "mlruns" / "0"
     for n in range(5):
@@ -282,5 +283,5 @@ def test_blank_rows_of_a_csv_are_rows_of_their_own(tmp_path, monkeypatch):
     path = written(tmp_path / "x.csv", f"{blank}gpu_hours,pass_rate\n{blank}{rows}{blank}")
     assert len(read_table(path)) == 9
     path = written(tmp_path / "y.csv", f'{blank}"Step","r - reward"\n{blank}{rows}')
-    (run,) = read_source(path, format="wandb-csv").runs
+    (run,) = read_source(path, ReadOptions(format="wandb-csv")).runs
     assert len(run.record.evals) == 9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalerl import load_run, read_table
 from scalerl.ingest.imported import ReadOptions
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FIRST = 1.7e9

@@ -15,7 +15,7 @@ from read_logs import read_logs
 
 from scalerl import InputError
 from scalerl.ingest.formats.trackio_db import FORMAT
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 
 # The tables of trackio 0.43, whose package is too large for the tests; run_id is not in those before 0.24.
 METRICS = (

@@ -9,7 +9,7 @@ from read_logs import read_logs
 from scalerl import InputError
 from scalerl.ingest.formats.wandb_csv import FORMAT
 from scalerl.ingest.imported import ReadOptions
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 
 
 def everything(name):

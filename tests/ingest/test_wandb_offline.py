@@ -17,7 +17,7 @@ from scalerl import InputError, limits
 from scalerl.ingest.formats.format import Unread
 from scalerl.ingest.formats.wandb_offline import FORMAT
 from scalerl.ingest.imported import ReadOptions
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 
 
 def test_values_names_times_and_config(run):
@@ -276,7 +276,7 @@ def test_a_run_that_its_reader_refuses_is_named_as_one_that_is_read(tmp_path, mo
     assert [run.record.name for run in found.runs] == ["seed 1"]
     assert [one.run for one in found.unread] == ["seed 0"]
     with pytest.raises(InputError, match="values of metrics"):
-        read_source(tmp_path / "wandb", run="seed 0")
+        read_source(tmp_path / "wandb", ReadOptions(run="seed 0"))
 
 
 def test_values_nested_in_one_piece_as_older_versions_have_them(tmp_path):

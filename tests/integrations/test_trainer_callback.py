@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scalerl.cli._data import Source, read_data
 from scalerl.cli.main import main
 from scalerl.curve import LOG_LOGISTIC, Curve, Fit, fit
 from scalerl.errors import InputError
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import read_data
 from scalerl.ingest.vocabularies import VOCABULARIES
 from scalerl.record.reader import RunRecord
 from scalerl.record.writer import RunWriter
@@ -89,7 +90,7 @@ def forecasts(trainer):
 
 
 def imported(path, axis="steps", **source):
-    return fit(read_data(path, axis, Source(**source), None).points)
+    return fit(read_data(path, axis, ReadOptions(**source), None).points)
 
 
 def same(row, result: Fit, end, target):

@@ -17,7 +17,7 @@ import pytest
 
 from scalerl.errors import InputError, WriteError
 from scalerl.files import lock
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 from scalerl.record.reader import RunRecord
 from scalerl.study.plan import make_plan
 from scalerl.study.record import StudyRecord

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps")
 SETS = [

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scalerl.cli._arguments import add_shared, compute, positive, share
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
+from scalerl.ingest.imported import ReadOptions
 from scalerl.ingest.load import (
     STANDARD_INPUT,
     Data,
-    Source,
     check_devices,
     mixed_devices,
     read_all,
@@ -57,9 +57,9 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def asked_of(args: argparse.Namespace) -> Source:
+def asked_of(args: argparse.Namespace) -> ReadOptions:
     """What `add_source_arguments` was told, and --y."""
-    return Source(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
+    return ReadOptions(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
 
 
 def read_each(

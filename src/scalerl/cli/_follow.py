@@ -12,7 +12,8 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
-from scalerl.ingest.load import Source, read_data
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import read_data
 from scalerl.record.reader import holds_run
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Follower:
     """
 
     def __init__(
-        self, path: str, x: str | None, source: Source, price: float | None, asked: StandingQuery
+        self, path: str, x: str | None, source: ReadOptions, price: float | None, asked: StandingQuery
     ) -> None:
         self.path, self.problem = Path(path), ""
         self._source = Changing(self.path)

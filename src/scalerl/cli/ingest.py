@@ -12,7 +12,7 @@ from scalerl.cli._data import add_source_arguments, asked_of
 from scalerl.cli._parser import examples
 from scalerl.cli._text import print_json, print_rows, print_warnings
 from scalerl.files import folder_name
-from scalerl.ingest.load import read_runs
+from scalerl.ingest.load import read_source
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from scalerl.record.folder import check_unused
     from scalerl.record.writer import RunWriter
 
-    found = read_runs(args.source, asked_of(args))
+    found = read_source(args.source, asked_of(args))
     runs = found.runs
     places = _places(args.output, runs, is_one=len(runs) + len(found.unread) == 1)
     for place in places:  # all of them, before the first is written

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from scalerl import limits
-from scalerl.errors import InputError, counted, printable
+from scalerl.errors import InputError, counted, number_of, printable
 from scalerl.ingest.counters import ComputeCounters, Counter, counters
-from scalerl.ingest.flops import ModelCost
+from scalerl.ingest.flops import ModelCost, model_cost
 from scalerl.ingest.logs.log import Log, Series, finite, listed, presentable
 from scalerl.ingest.logs.order import REASONS, code_of
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary, is_like
@@ -31,6 +31,7 @@ OF_STEP = {
     **{"grad_norm": "grad_norm", "loss": "loss", "lr": "lr"},
 }
 """Roles of metrics, by the fields of steps.jsonl that they become."""
+_DEVICES = "the number of devices"
 _SLACK = 1e-6
 _FEW_PERCENT = 5
 """Up to here values above 1 may be rewards with a bonus as well as percentages."""
@@ -42,14 +43,42 @@ _AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What the user says of a log; None is as the log has it."""
+    """How the log of another trainer is to be read; None is as it says itself."""
 
     pass_rate: str | None = None
-    """The metric that is the pass rate."""
+    """The metric that is the pass rate, or the column of a table."""
+    format: str | None = None
+    trainer: str | None = None
+    run: str | None = None
+    """The name of the run to read; the others need hold nothing that could be a pass rate."""
     devices: float | None = None
-    model: ModelCost | None = None
+    model: Path | ModelCost | None = None
+    """The model's folder or config.json, or what a token costs."""
     option: str = "--y"
-    """How the user names `pass_rate`, for what is said."""
+    """How the user names `pass_rate`, for messages."""
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
+            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
+
+    def cost(self) -> ModelCost | None:
+        """What a token costs, if FLOPs are to be counted.
+
+        Raises:
+            InputError: the model's config.json cannot be read.
+        """
+        return model_cost(self.model) if isinstance(self.model, Path) else self.model
+
+    def check_used(self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}") -> None:
+        """Raise an InputError if something was set here, and of `paths` none is the log of another trainer.
+
+        `option` is how the user sets it. The column of pass rates is not in question: tables have one, too.
+        """
+        names = ("format", "trainer", "run", "devices", "model")
+        given = [option.format(name) for name in names if getattr(self, name) is not None]
+        if given and not foreign:
+            which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
+            raise InputError(f"{', '.join(given)}: only for the log of another trainer, which {which}")
 
 
 @dataclass(frozen=True)
@@ -106,7 +135,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     rate_N, how = as_pass_rate(value_N, name, log.source, asked.option, is_share)
     if how:
         warnings.append(how)
-    made = counters(log, vocabulary, asked.devices, asked.model)
+    made = counters(log, vocabulary, asked.devices, asked.cost())
     warnings += made.warnings
     taken = [
         ("pass rate", f"{name} ({counted(len(series), 'evaluation')})"),

@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from scalerl.errors import InputError, number_of
+from scalerl import limits
+from scalerl.curve.points import Points
+from scalerl.errors import InputError
 from scalerl.files import reading
-
-if TYPE_CHECKING:
-    from scalerl.curve import Points
-    from scalerl.ingest.formats.format import Format, Unread
-    from scalerl.ingest.sources import FoundRuns
-    from scalerl.record.reader import RunRecord
+from scalerl.ingest.counters import DEVICES_NOT_LOGGED
+from scalerl.ingest.formats.format import Format, Unread, Wanted, formats, recognise, unopened
+from scalerl.ingest.formats.table import parse_table, read_table
+from scalerl.ingest.imported import Imported, ReadOptions, as_run
+from scalerl.ingest.logs.log import Log, listed
+from scalerl.ingest.vocabularies import ANY, VOCABULARIES
+from scalerl.ingest.vocabularies.vocabulary import known_names, tell
+from scalerl.jsonl import whole_of
+from scalerl.record.reader import RunRecord, holds_run, runs_below
 
 STANDARD_INPUT = "-"
-_DEVICES = "the number of devices"
 
 
 @dataclass(frozen=True)
-class Source:
-    """How the log of another trainer is to be read; None is as it says itself."""
+class FoundRuns:
+    """The runs of a file or folder, and those that cannot be read."""
 
-    pass_rate: str | None = None
-    format: str | None = None
-    trainer: str | None = None
-    run: str | None = None
-    devices: float | None = None
-    model: Path | None = None
+    all: tuple[Imported | Unread, ...]
+    """Both kinds, in the order of the source."""
 
-    def __post_init__(self) -> None:
-        if self.devices is not None and not 0 < number_of(self.devices, _DEVICES) < math.inf:
-            raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
+    @property
+    def runs(self) -> tuple[Imported, ...]:
+        """Those that can be read."""
+        return tuple(one for one in self.all if isinstance(one, Imported))
 
-    def check_used(self, paths: Sequence[str | Path], foreign: bool, option: str = "--{}") -> None:
-        """Raise an InputError if something was said here, and of `paths` none is the log of another trainer.
-
-        `option` is how the user says it. The column of pass rates is not in question: tables have one, too.
-        """
-        names = ("format", "trainer", "run", "devices", "model")
-        said = [option.format(name) for name in names if getattr(self, name) is not None]
-        if said and not foreign:
-            which = f"{paths[0]} is not" if len(paths) == 1 else f"none of {', '.join(map(str, paths))} is"
-            raise InputError(f"{', '.join(said)}: only for the log of another trainer, which {which}")
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """Those that cannot."""
+        return tuple(one for one in self.all if isinstance(one, Unread))
 
 
 def load_run(
@@ -74,7 +68,8 @@ def load_run(
         InputError: there is nothing at the path, it cannot be read, it holds several runs and none is named,
             or it is a plain table of compute and pass rates (`scalerl.read_table` reads those).
     """
-    source = Source(pass_rate, format, trainer, run, devices, None if model is None else Path(model))
+    cost = None if model is None else Path(model)
+    source = ReadOptions(pass_rate, format, trainer, run, devices, cost)
     records, foreign, unread = _records(path, source)
     if records is None:
         what = "a plain table, not a run; scalerl.read_table reads its points"
@@ -84,23 +79,102 @@ def load_run(
     return _with(records[0], unread)
 
 
-def read_runs(path: str | Path, source: Source, format: Format | None = None) -> FoundRuns:
-    """The runs in the log of another trainer, whose `format` may have been recognised already.
+def read_source(
+    path: str | Path, asked: ReadOptions | None = None, format: Format | None = None
+) -> FoundRuns:
+    """Read all runs in a file or folder that can be read, or the one that is asked for.
 
-    A run that cannot be read costs only itself: it is named in `Found.unread`.
+    A run that cannot be read costs only itself: it is named in `FoundRuns.unread`.
+
+    Args:
+        path: what a trainer or a tracker has written.
+        asked: what is said of it, and not to be guessed.
+        format: its format, where that was recognised already.
 
     Raises:
-        InputError: none can be read, or there is no run of the name asked for.
+        InputError: it is of no known format, cannot be read, has no run of that name, or has none with
+            anything that could be a pass rate.
     """
-    from scalerl.ingest.flops import model_cost
-    from scalerl.ingest.imported import ReadOptions
-    from scalerl.ingest.sources import read_source
+    path, asked = Path(path), asked or ReadOptions()
+    asked = replace(asked, model=asked.cost())
+    found = format or recognise(path, asked.format)
+    if found is None:
+        raise InputError(
+            f"{path}: of no known format; there are {', '.join(one.name for one in formats())} (--format)"
+        )
+    try:
+        logs = found.read(path, wanted(asked))
+        notes = _others(path, found) if asked.format is None else []
+    except OSError as error:
+        raise InputError(unopened(error, path)) from error
+    if not logs:
+        raise InputError(f"{path}: there are no runs in it ({found.what})")
+    if asked.run is not None:
+        names, logs = listed(list(map(_name, logs))), [log for log in logs if _name(log) == asked.run]
+        if not logs:
+            raise InputError(f"{path}: no run {asked.run!r}; there are {names}")
+    limits.RUNS.check(len(logs), path)
+    made: list[Imported | Unread] = []
+    evaluations, first_error = 0, ""
+    for log in logs:
+        if isinstance(log, Unread):
+            made.append(log)
+            first_error = first_error or log.reason
+            continue
+        try:
+            run_read = run_of(replace(log, notes=(*notes, *log.notes)), asked)
+            limits.EVALUATIONS.check(evaluations + len(run_read.record.evals), path)
+        except InputError as error:
+            which = f" (in the run {log.name!r})" if len(logs) > 1 else ""
+            first_error = first_error or f"{error}{which}"
+            made.append(Unread(str(path), log.name, str(error)))
+        else:
+            evaluations += len(run_read.record.evals)
+            made.append(run_read)
+    found_runs = FoundRuns(tuple(made))
+    if not found_runs.runs:
+        more = f"; nor can any other of the {len(logs)} runs be read" if len(logs) > 1 else ""
+        raise InputError(f"{first_error}{more}")
+    return found_runs
 
-    model = model_cost(source.model) if source.model is not None else None
-    asked = ReadOptions(source.pass_rate, source.devices, model)
-    return read_source(
-        path, asked, format or source.format, source.trainer, source.run, guessed=source.format is None
-    )
+
+def _name(log: Log | Unread) -> str:
+    return log.run if isinstance(log, Unread) else log.name
+
+
+def _others(path: Path, taken: Format) -> list[str]:
+    """A note where a folder holds logs of further formats, as an output folder with a tracker's in it."""
+    if not path.is_dir():
+        return []
+    others = [one.name for one in formats() if one.name != taken.name and one.recognises(path)]
+    if not others:
+        return []
+    return [
+        f"{path}: holds logs of several formats; {taken.name} is read, and not {listed(others)} "
+        f"(--format {others[0]})"
+    ]
+
+
+def wanted(asked: ReadOptions) -> Wanted:
+    """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
+    extra = [asked.pass_rate] if asked.pass_rate else []
+    known = known_names(VOCABULARIES, *extra).fullmatch
+    return lru_cache(2**16)(lambda name: known(name) is not None)
+
+
+def run_of(log: Log, asked: ReadOptions) -> Imported:
+    """The run that a log is of, its trainer recognised unless it is named.
+
+    Raises:
+        InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
+    """
+    if asked.trainer is None:
+        return as_run(log, tell(VOCABULARIES, log.names) or ANY, asked)
+    for one in VOCABULARIES:
+        if one.trainer == asked.trainer:
+            return as_run(log, one, asked)
+    names = ", ".join(one.trainer for one in VOCABULARIES)
+    raise InputError(f"no trainer {asked.trainer!r}; there are {names}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +195,7 @@ class Data:
         return (self.points.axis,) if self.record is None else self.record.logged_axes()
 
 
-def read_data(path: str | Path, x: str | None, source: Source, price: float | None) -> Data:
+def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> Data:
     """The evaluations of RUN or FILE, and the record that they are from.
 
     Args:
@@ -141,7 +215,7 @@ def read_data(path: str | Path, x: str | None, source: Source, price: float | No
     return replace(first, points=points, record=first.record and _with(first.record, first.unread))
 
 
-def read_all(path: str | Path, x: str | None, source: Source, price: float | None) -> list[Data]:
+def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> list[Data]:
     """As `read_data`, of all runs that the log of another trainer holds and that can be read.
 
     Raises:
@@ -150,11 +224,6 @@ def read_all(path: str | Path, x: str | None, source: Source, price: float | Non
     if price and x not in (None, "dollars"):
         raise InputError(f"--price turns GPU-hours into dollars: leave out --x {x}, or the price")
     x = "dollars" if price else x
-    from scalerl.curve import Points
-    from scalerl.ingest.formats.format import Unread
-    from scalerl.ingest.formats.table import parse_table, read_table
-    from scalerl.jsonl import whole_of
-
     y = source.pass_rate or "pass_rate"
     if str(path) == STANDARD_INPUT:
         points = parse_table(
@@ -183,8 +252,6 @@ def mixed_devices(runs: Sequence[tuple[str, RunRecord | None]], axis: str | None
 
     `runs` are names and records; that of a table is None, whose hours are taken for what they say.
     """
-    from scalerl.ingest.counters import DEVICES_NOT_LOGGED
-
     of_one = [name for name, run in runs if run and DEVICES_NOT_LOGGED in run.config.get("assumed", ())]
     of_all = [name for name, _ in runs if name not in of_one]
     mixed = axis in ("gpu_hours", "dollars") and of_one and of_all
@@ -206,24 +273,22 @@ def is_run_folder(path: str | Path) -> bool:
     Raises:
         InputError: what is there may not be entered.
     """
-    from scalerl.record.reader import holds_run
-
     with reading(path):
         return holds_run(Path(path))
 
 
-def _records(path: str | Path, source: Source) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
+def _records(
+    path: str | Path, source: ReadOptions
+) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
     """The runs at a path, None of a table or nothing; whether they are foreign; those that cannot be read."""
     if (format := _foreign_format(path, source)) is not None:
-        found = read_runs(path, source, format)
+        found = read_source(path, source, format)
         return [one.record for one in found.runs], True, found.unread
     with reading(path):
         if not Path(path).is_dir():
             return None, False, ()
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
-    from scalerl.record.reader import RunRecord
-
     return [RunRecord.read(path)], False, ()
 
 
@@ -232,24 +297,18 @@ def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
     return replace(record, warnings=(*record.warnings, *map(str, unread)))
 
 
-def _foreign_format(path: str | Path, source: Source) -> Format | None:
+def _foreign_format(path: str | Path, source: ReadOptions) -> Format | None:
     """That of the log of another trainer; None of a run folder, a table or a pipe."""
-    from scalerl.record.reader import holds_run, runs_below
-
     with reading(path):
         place = Path(path)
         is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
     if source.format is None and is_own:  # a pipe, too, which can be read only once
         return None
-    from scalerl.ingest.formats.format import recognise
-
     return recognise(Path(path), source.format)
 
 
 def _check_one(records: Sequence[RunRecord], path: str | Path) -> None:
     """Raise an InputError if there are several runs, which names them."""
-    from scalerl.ingest.logs.log import listed
-
     if len(records) > 1:
         names = listed([str(record.config["name"]) for record in records])
         raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}")

@@ -33,8 +33,8 @@ from scalerl.ingest.flops import model_cost
 from scalerl.ingest.formats import trainer_state
 from scalerl.ingest.formats.lines import name_of
 from scalerl.ingest.imported import Imported, ReadOptions
+from scalerl.ingest.load import run_of, wanted
 from scalerl.ingest.logs.log import LogBuilder
-from scalerl.ingest.sources import run_of, wanted
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RECORDS
 from scalerl.record.reader import AXES, in_dollars
@@ -197,7 +197,7 @@ class ForecastCallback(TrainerCallback):
         """The run as the importer has it from a trainer_state.json."""
         folder = Path(str(args.output_dir))
         devices = self._devices or args.world_size * max(args.n_gpu, 1)
-        asked = ReadOptions(self._pass_rate, devices, self._cost, option="pass_rate=")
+        asked = ReadOptions(self._pass_rate, devices=devices, model=self._cost, option="pass_rate=")
         builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
         trainer_state.fill(builder, vars(state), folder)
         return run_of(builder.build(), asked)

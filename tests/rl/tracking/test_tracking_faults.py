@@ -16,7 +16,7 @@ from tracked_runs import SETS, check_read_back, check_same_run, lines, lines_so_
 from trackers_of_tests import Fails, Keeps, NotEverySecond, OnAFullDisk, Returns, never
 
 from scalerl.errors import InputError
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import TrackedRun
 from scalerl.rl.tracking.follow import TrackingSender

@@ -14,7 +14,7 @@ from trackers_of_tests import Keeps
 from scalerl.cli.main import main
 from scalerl.curve import fit
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.sources import read_source
+from scalerl.ingest.load import read_source
 from scalerl.rl.config.recipe import from_dict, load_recipe
 from scalerl.rl.train import train
 

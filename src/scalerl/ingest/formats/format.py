@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.files import check_input
 from scalerl.kinds import OWN
@@ -43,15 +44,21 @@ def each_run(
     path: Path,
     places: Iterable[tuple[Path, str]],
     read: Callable[[Path, str], Iterable[Log]],
+    missing: str,
     room: Room | None = None,
 ) -> list[Log | Unread]:
-    """The runs at some places in a folder, each with its name; one that cannot be read is named instead.
+    """Read the runs at some places in a folder, each with its name; one that cannot be read is named instead.
 
     It leaves its part of the `room` that all share to the others.
 
     Raises:
-        InputError: none of them can be read; it is that of the first.
+        InputError: there are none (`missing` is the message), or too many, or none of them can be read; it is
+            that of the first.
     """
+    places = list(places)
+    limits.FOUND.check(len(places), path)
+    if not places:
+        raise InputError(missing)
     found: list[Log | Unread] = []
     errors: list[str] = []  # an exception would hold all that was read of its run
     for place, name in places:

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -81,36 +81,46 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
             number, inside = number + ended, not ended
 
 
-class BoundedLines:
-    """The lines of a CSV as texts, for a `csv.reader`, which takes several for a row with quoted line ends.
+def text_lines(file: BinaryIO) -> Iterator[str]:
+    """The lines of a text in UTF-8, ended as on any system; of one beyond `ROW` in parts, with one more."""
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    while line := text.readline(limits.ROW.most + 1):
+        yield line
 
-    `filled` gives the rows of that: none may have more characters than `ROW` allows.
+
+def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV that are not blank, the names of the columns first, each with its last line's number.
+
+    Raises:
+        InputError: a row is longer than `ROW` allows, has more cells than there are columns, or is no CSV.
+        UnicodeDecodeError: the text is not in UTF-8.
     """
+    # By default a cell has 131,072 characters at most. The limit is of the process, and stays: another thread
+    # may be reading.
+    csv.field_size_limit(max(csv.field_size_limit(), limits.ROW.most))
+    length = columns = 0
 
-    def __init__(self, file: BinaryIO, source: str) -> None:
-        self._text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # lines may end as on any system
-        self._source, self._length = source, 0
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self._text.readline(limits.ROW.most + 1):
-            self._length += len(line)
-            limits.ROW.check(self._length, self._source)
+    def bounded() -> Iterator[str]:  # several lines are one row where quotes hold line ends
+        nonlocal length
+        for line in text_lines(file):
+            length += len(line)
+            limits.ROW.check(length, source)
             yield line
 
-    def filled(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
-        """The rows that a `csv.reader` of these lines makes, without those that are blank."""
+    reader = csv.reader(bounded(), **dialect)
+    try:
         for cells in reader:
-            self._length = 0
-            if "".join(cells).strip():
-                yield cells
-
-
-def allow_long_cells() -> None:
-    """Let cells of a CSV have as many characters as a row may have, as texts may; by default 131,072.
-
-    The limit is of the process, and stays: another thread may be reading.
-    """
-    csv.field_size_limit(max(csv.field_size_limit(), limits.ROW.most))
+            length = 0
+            if not "".join(cells).strip():
+                continue
+            columns = columns or len(cells)
+            limits.TABLE_COLUMNS.check(columns, source)
+            if len(cells) > columns:
+                where = f"{source}, line {reader.line_num}"
+                raise InputError(f"{where}: {len(cells)} cells for {columns} columns")
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise InputError(f"{source}, line {reader.line_num}: {error}") from error
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

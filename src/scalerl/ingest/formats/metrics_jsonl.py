@@ -39,10 +39,9 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     if not path.is_dir():
         return [*_read_run([("", path)], path, name_of(path), wanted)]
     runs = {run: files for run in _runs(path) if (files := _files(run))}
-    if not runs:
-        raise InputError(f"{path}: no {_FILE} in it (symbolic links are left out)")
     names = ((run, name_of(run, path)) for run in runs)
-    return each_run(path, names, lambda run, name: _read_run(runs[run], run, name, wanted))
+    missing = f"{path}: no {_FILE} in it (symbolic links are left out)"
+    return each_run(path, names, lambda run, name: _read_run(runs[run], run, name, wanted), missing)
 
 
 FORMAT = Format("jsonl", "JSONL of metrics with a step, as prime-rl's metrics.jsonl", recognises, read)
@@ -100,9 +99,6 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
                 cells = flat(row, separator="/", where=str(file))
                 row = {_renamed(key): value for key, value in cells.items()}
             reader.add(row, line)
-    if not reader.has_steps:
-        names = ", ".join(STEPS)
-        raise InputError(f"{files[0][1]}: no row has a step, a number by one of the names {names}")
     return [_joined(log, prefix) for log in reader.build()]
 
 

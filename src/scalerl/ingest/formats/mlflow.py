@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import files_in, folders_below, is_plain, lines, name_of, subfolders
@@ -29,17 +28,15 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """All runs but those that were deleted, of a folder of any of the three kinds."""
-    runs = list(_runs(path)) if path.is_dir() else []
-    limits.FOUND.check(len(runs), path)
-    if not runs:
-        raise InputError(f"{path}: no runs of MLflow in it, folders with {_META} and metrics/")
+    runs = _runs(path) if path.is_dir() else ()
+    missing = f"{path}: no runs of MLflow in it, folders with {_META} and metrics/"
     room = Room(str(path))
 
     def read_one(run: Path, _: str) -> list[Log]:
         is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
         return [_log(run, wanted, room)] if is_run else []
 
-    return each_run(path, ((run, run.name) for run in runs), read_one, room)
+    return each_run(path, ((run, run.name) for run in runs), read_one, missing, room)
 
 
 FORMAT = Format("mlflow", "MLflow's file store: mlruns/, an experiment or a run", recognises, read)

@@ -47,9 +47,7 @@ def read(path: Path, wanted: Wanted) -> list[Log]:
         raise
     except (OSError, ValueError, arrow.ArrowException, MemoryError, OverflowError) as error:
         raise InputError(f"{path}: not Parquet, or damaged ({first_line(error)})") from error
-    if not reader.has_steps:
-        raise InputError(f"{path}: no row has a step, a number in a column {', '.join(STEPS)}")
-    return list(reader.build())
+    return reader.build()
 
 
 FORMAT = Format("parquet", "a Parquet table of metrics with a step", recognises, read)

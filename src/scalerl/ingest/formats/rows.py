@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from scalerl import limits
-from scalerl.errors import counted
+from scalerl.errors import InputError, counted
 from scalerl.ingest.formats.format import Wanted
 from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite, listed
 from scalerl.jsonl import flat
@@ -55,12 +55,8 @@ class RowReader:
             if line and len(self._lines) < self._passed <= _MOST_LINES:
                 self._lines.append(f"{line}")
             return
-        time = math.nan
-        for name in TIMES:
-            time = unix_seconds(row.get(name))
-            if not math.isnan(time):
-                del row[name]
-                break
+        named, time = time_of(row)
+        row.pop(named, None)
         run = next((row[name] for name in RUNS if isinstance(row.get(name), str)), "")
         builder = self._builders.get(run)
         if builder is None:
@@ -74,8 +70,15 @@ class RowReader:
         """Whether any row had a step."""
         return self._step is not None
 
-    def build(self) -> Sequence[Log]:
-        """The logs of all runs, in the order in which they come."""
+    def build(self) -> list[Log]:
+        """Return the logs of all runs, in the order in which they come.
+
+        Raises:
+            InputError: no row has a step.
+        """
+        if not self.has_steps:
+            names = ", ".join(STEPS)
+            raise InputError(f"{self._source}: no row has a step, a number by one of the names {names}")
         for builder in self._builders.values():
             builder.notes += self.notes
             if self._passed:
@@ -83,6 +86,12 @@ class RowReader:
                 what = f"{counted(self._passed, 'row')} passed over, without a '{self._step}'{which}"
                 builder.notes.append(what)
         return [builder.build() for builder in self._builders.values()]
+
+
+def time_of(row: Mapping[str, Any]) -> tuple[str, float]:
+    """The name of the first cell of a row that is a time, and its Unix seconds; NaN where there is none."""
+    times = ((name, unix_seconds(row.get(name))) for name in TIMES)
+    return next((one for one in times if not math.isnan(one[1])), ("", math.nan))
 
 
 def unix_seconds(value: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import difflib
 import io
 import math
@@ -18,7 +17,7 @@ import numpy as np
 from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
-from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells
+from scalerl.ingest.formats.lines import csv_rows, text_lines
 from scalerl.ingest.logs.log import as_number, listed
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
@@ -248,27 +247,15 @@ def _read_json(data: bytes, table: _Table) -> None:
 
 def _read_csv(data: bytes, table: _Table) -> None:
     source = table.source
-    lines = BoundedLines(io.BytesIO(data), source)
-    header = next(lines.filled([line] for line in lines), [""])[0]
+    header = next(filter(str.strip, text_lines(io.BytesIO(data))), "")
     if not header:  # but for what is white in Unicode alone
         raise InputError(f"{source}: the file is empty; {_EXPECTED}")
-    lines = BoundedLines(io.BytesIO(data), source)
-    reader = csv.reader(lines, delimiter=max(",;\t", key=header.count), strict=True)
-    allow_long_cells()
-    try:
-        filled = lines.filled(reader)
-        columns = table.columns = tuple(name.strip() for name in next(filled, []))
-        limits.TABLE_COLUMNS.check(len(columns), source)
-        places = {name: columns.index(name) for name in table.cells if name in columns}
-        for cells in filled:
-            if len(cells) > len(columns):
-                where = f"{source}, line {reader.line_num}"
-                raise InputError(f"{where}: {len(cells)} cells for {len(columns)} columns")
-            # A line may be shorter than the first.
-            row = {name: cells[place] if place < len(cells) else "" for name, place in places.items()}
-            table.add(reader.line_num, row)
-    except csv.Error as error:
-        raise InputError(f"{source}, line {reader.line_num}: {error}") from error
+    rows = csv_rows(io.BytesIO(data), source, delimiter=max(",;\t", key=header.count), strict=True)
+    columns = table.columns = tuple(name.strip() for name in next(rows, (0, []))[1])
+    places = {name: columns.index(name) for name in table.cells if name in columns}
+    for line, cells in rows:
+        # A line may be shorter than the first.
+        table.add(line, {name: cells[place] if place < len(cells) else "" for name, place in places.items()})
 
 
 def _is_empty(cell: Any) -> bool:

@@ -49,10 +49,8 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         for folder, files in folders_below(path)
         if (events := [file for file in files if _is_event_file(file)])
     }
-    limits.FOUND.check(len(found), path)
+    missing = f"{path}: no event files in it (events.out.tfevents.*; symbolic links are left out)"
     room = Room(str(path))
-    if not found:
-        raise InputError(f"{path}: no event files in it (events.out.tfevents.*; symbolic links are left out)")
 
     def read_one(folder: Path, name: str) -> list[Log]:
         log = _read_run(found[folder], str(folder), name, wanted, room)
@@ -60,7 +58,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
         is_run = bool(log.metrics) or found.keys().isdisjoint(folder.parents)
         return [log] if is_run else []
 
-    return each_run(path, ((one, name_of(one, path)) for one in found), read_one, room)
+    return each_run(path, ((one, name_of(one, path)) for one in found), read_one, missing, room)
 
 
 FORMAT = Format("tensorboard", "TensorBoard event files, or a folder of them", recognises, read)
@@ -71,9 +69,8 @@ def _is_event_file(path: Path) -> bool:
 
 
 def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted, room: Room) -> Log:
-    known = functools.lru_cache(2**16)(wanted)
-    builder = LogBuilder(source, "tensorboard", name, known, room)
-    reader = _Reader(builder, lambda tag: len(tag) <= limits.NAME.most and known(tag), source)
+    builder = LogBuilder(source, "tensorboard", name, wanted, room)
+    reader = _Reader(builder, lambda tag: len(tag) <= limits.NAME.most and wanted(tag), source)
     damaged = [file for file in sorted(files, key=_start) if not reader.read(file)]
     if len(damaged) == len(files):
         raise InputError(f"{damaged[0]}: not an event file, or damaged from its first record on")

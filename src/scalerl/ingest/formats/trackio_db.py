@@ -35,13 +35,12 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
             raise InputError(f"{path}: no SQLite file; expected trackio's, PROJECT.db")
         return [*_read_project(path, "", wanted, Room(str(path)))]
     stores = [one for one in _stores(path) if _is_store(one)]
-    if not stores:
-        raise InputError(f"{path}: no trackio projects in it, PROJECT.db (symbolic links are left out)")
     prefix, room = len(stores) > 1, Room(str(path))
     return each_run(
         path,
         ((one, one.stem) for one in stores),
         lambda one, name: _read_project(one, f"{name}/" * prefix, wanted, room),
+        f"{path}: no trackio projects in it, PROJECT.db (symbolic links are left out)",
         room,
     )
 

@@ -42,10 +42,8 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
             folder = folder.parent
         return [_log(path, str(path), name_of(folder if path.name == _FILE else path), wanted)]
     runs = [(run, run.name) for run in _runs(path) if _states(run)]
-    logs = each_run(path, runs, lambda run, _: [_newest(run, path, wanted)])
-    if not logs:
-        raise InputError(f"{path}: no {_FILE} in it, or in its checkpoint-* (symbolic links are left out)")
-    return logs
+    missing = f"{path}: no {_FILE} in it, or in its checkpoint-* (symbolic links are left out)"
+    return each_run(path, runs, lambda run, _: [_newest(run, path, wanted)], missing)
 
 
 FORMAT = Format(

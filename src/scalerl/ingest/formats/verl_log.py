@@ -12,7 +12,7 @@ from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import head, head_rows, json_rows, lines, name_of
-from scalerl.ingest.formats.rows import TIMES, unix_seconds
+from scalerl.ingest.formats.rows import time_of
 from scalerl.ingest.logs.log import Log, LogBuilder, finite
 from scalerl.jsonl import flat
 
@@ -62,8 +62,7 @@ def _read_json(path: Path, builder: LogBuilder) -> None:
             raise InputError(
                 f'{path}, line {number}: {brief(row)}; expected a row as {{"step": 1, "data": {{...}}}}'
             )
-        times = (unix_seconds(row.get(name)) for name in TIMES)
-        time = next((time for time in times if not math.isnan(time)), math.nan)
+        _, time = time_of(row)
         cells = flat(row["data"], separator="/", where=f"{path}, line {number}")
         builder.add(finite(row["step"]), time, cells, line=number)
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from scalerl import limits
 from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
-from scalerl.ingest.formats.lines import BoundedLines, allow_long_cells, head
+from scalerl.ingest.formats.lines import csv_rows, head
 from scalerl.ingest.formats.rows import unix_seconds
 from scalerl.ingest.logs.log import Log, LogBuilder, Room
 from scalerl.jsonl import check_not_utf16
@@ -59,15 +58,10 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log]:
     with path.open("rb") as file:
         check_not_utf16(file.read(2), str(path))
         file.seek(0)
-        allow_long_cells()
-        lines = BoundedLines(file, str(path))
-        reader = csv.reader(lines)
         try:
-            return _read(reader, lines, path, wanted)
+            return _read(csv_rows(file, str(path)), path, wanted)
         except UnicodeDecodeError as error:
             raise InputError(f"{path}: not a text in UTF-8; {_EXPECTED}") from error
-        except csv.Error as error:
-            raise InputError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognises, read)
@@ -128,12 +122,10 @@ class _ChartRun:
         return self.builder.build()
 
 
-def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[Log]:
-    rows = lines.filled(reader)
-    names = [name.strip() for name in next(rows, [])]
+def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> list[Log]:
+    names = [name.strip() for name in next(rows, (0, []))[1]]
     if not names:
         raise InputError(f"{path}: the file is empty; {_EXPECTED}")
-    limits.TABLE_COLUMNS.check(len(names), path)
     limits.NAME.check(max(map(len, names)), path)
     runs = _runs(names, path, wanted)
     if not runs:
@@ -145,13 +137,11 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
         raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
     columns = [(place, run, metric) for run in runs for metric, place in run.columns.items()]
     columns.sort(key=itemgetter(0))
-    for cells in rows:
-        where = f"{path}, line {reader.line_num}"
-        if len(cells) > len(names):
-            raise InputError(f"{where}: {len(cells)} cells for {len(names)} columns")
+    for line, cells in rows:
         step = _number(cells[0]) if is_step else math.nan
         if is_step and not 0 <= step <= 2**53:
-            raise InputError(f"{where}: expected a step in '{names[0]}', found {brief(cells[0])}")
+            what = f"expected a step in '{names[0]}', found {brief(cells[0])}"
+            raise InputError(f"{path}, line {line}: {what}")
         touched: list[_ChartRun] = []
         for place, run, metric in columns:
             if place >= len(cells):  # a line may be shorter than the first
@@ -161,7 +151,7 @@ def _read(reader: Any, lines: BoundedLines, path: Path, wanted: Wanted) -> list[
                     touched.append(run)
                 run.take(metric, place, cells)
         for run in touched:
-            run.end_row(cells, step, reader.line_num)
+            run.end_row(cells, step, line)
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 
 

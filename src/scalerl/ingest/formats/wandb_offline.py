@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.ingest.formats.format import Format, Unread, Wanted, each_run
 from scalerl.ingest.formats.lines import first_bytes
@@ -66,14 +65,12 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
             unread.append(Unread(str(path), file.stem.removeprefix("run-"), str(error)))
         else:
             runs.setdefault(run_id, []).append(_Part(file, name, start))
-    if not runs:
-        first = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
-        raise InputError(first)
+    missing = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
-    limits.FOUND.check(len(ordered), path)
     by_file, room = {parts[0].path: parts for parts in ordered}, Room(str(path))
     names = ((file, parts[-1].name) for file, parts in by_file.items())
-    return [*each_run(path, names, lambda file, _: [_read_run(by_file[file], wanted, room)], room), *unread]
+    read_one = lambda file, _: [_read_run(by_file[file], wanted, room)]  # noqa: E731
+    return [*each_run(path, names, read_one, missing, room), *unread]
 
 
 FORMAT = Format(_NAME, "files of Weights & Biases (run-ID.wandb, or a wandb folder)", recognises, read)

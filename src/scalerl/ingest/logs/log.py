@@ -1,6 +1,6 @@
 """What a trainer has logged, whatever the file: numbers by the name of their metric, each at a step.
 
-Formats (`scalerl.ingest.sources`) make it; the meaning of their names is in
+The readers of formats make it; the meaning of their names is in
 `scalerl.ingest.vocabularies.vocabulary`.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, counted, printable
-from scalerl.ingest.logs.order import Arranged, Cells, LogRows, Series, Uncounted, arrange, code_of
+from scalerl.ingest.logs.order import Cells, LogRows, Restart, Series, Uncounted, arrange, code_of
 from scalerl.ingest.vocabularies.vocabulary import is_of_evaluation
 from scalerl.record.left_out import NO_STEP, SUPERSEDED
 
@@ -207,8 +207,8 @@ class LogBuilder:
         """The log of all rows so far."""
         line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
         rows = LogRows(np.frombuffer(self._steps), np.frombuffer(self._times), line_R, self._streams)
-        found = arrange(rows, self.cells())
-        notes = [*self.notes, *_notes(found)]
+        values, omitted, restarts, is_cut = arrange(rows, self.cells())
+        notes = [*self.notes, *_notes(omitted, restarts, is_cut)]
         if self._long_names:
             what = f"of names with more than {limits.NAME.most:,} characters"
             notes.append(f"{counted(self._long_names, 'value')} left out, {what}")
@@ -216,11 +216,11 @@ class LogBuilder:
             self._source,
             self._format,
             self.name,
-            found.values,
+            values,
             tuple(self.names),
             self.config,
             tuple(notes),
-            found.omitted,
+            omitted,
         )
 
     def _is_wanted(self, name: str) -> bool:
@@ -261,19 +261,19 @@ def _is_answer(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, str) and bool(value.strip()))
 
 
-def _notes(found: Arranged) -> list[str]:
+def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut: bool) -> list[str]:
     """What was put in order, in sentences; the reader of a metric reports its evaluations."""
     superseded, without_step = (
-        sum(int(np.sum(one.reason_V == code_of(reason))) for one in found.omitted.values())
+        sum(int(np.sum(one.reason_V == code_of(reason))) for one in omitted.values())
         for reason in (SUPERSEDED, NO_STEP)
     )
-    restarts, notes = found.restarts.found, []
+    notes = []
     if restarts:
         shown = "; ".join(map(str, restarts[:_SHOWN_RESTARTS]))
         more = len(restarts) - _SHOWN_RESTARTS
         shown += f"; and {counted(more, 'time')} more" * (more > 0)
         notes.append(f"the run was restarted {shown} ({counted(superseded, 'value')} of all metrics)")
-    if found.restarts.is_cut:
+    if is_cut:
         notes.append(
             f"the steps of training go back too often: after {counted(len(restarts), 'restart')} no more "
             "are looked for; are these several runs in one log?"

@@ -127,58 +127,50 @@ class Restart:
         return f"at step {self.step:.0f}{where}: what was logged before for {steps} is superseded"
 
 
-@dataclass(frozen=True)
-class Restarts:
-    """All that were found, in the order of arrival."""
-
-    found: Sequence[Restart]
-    is_cut: bool = False
-    """Whether there were too many places to look at all of them."""
-
-    def superseded(self, step_V: np.ndarray, place_V: np.ndarray, name: str = "") -> np.ndarray:
-        """Which values of a metric belong to branches that were given up."""
-        is_over_V = np.zeros(len(step_V), dtype=bool)
-        for restart in self.found:
-            is_over_V |= restart.supersedes(step_V, place_V, name)
-        return is_over_V
-
-    def that_leave_some(self, step_E: np.ndarray, place_E: np.ndarray) -> Restarts:
-        """Those before the one with which no evaluation at all is left."""
-        is_over_E = np.zeros(len(step_E), dtype=bool)
-        for n, restart in enumerate(self.found):
-            is_over_E |= restart.supersedes(step_E, place_E)
-            if is_over_E.all():
-                return replace(self, found=self.found[:n])
-        return self
+def _superseded(
+    restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.ndarray, name: str = ""
+) -> np.ndarray:
+    """Which values of a metric belong to branches that were given up."""
+    is_over_V = np.zeros(len(step_V), dtype=bool)
+    for restart in restarts:
+        is_over_V |= restart.supersedes(step_V, place_V, name)
+    return is_over_V
 
 
-@dataclass(frozen=True)
-class Arranged:
-    """What a log comes to."""
+def _that_leave_some(
+    restarts: Sequence[Restart], step_E: np.ndarray, place_E: np.ndarray
+) -> Sequence[Restart]:
+    """The restarts before the one with which no evaluation at all is left."""
+    is_over_E = np.zeros(len(step_E), dtype=bool)
+    for n, restart in enumerate(restarts):
+        is_over_E |= restart.supersedes(step_E, place_E)
+        if is_over_E.all():
+            return restarts[:n]
+    return restarts
 
-    values: dict[str, Series]
-    """Of the metrics that have any."""
-    omitted: dict[str, Uncounted]
-    restarts: Restarts
 
+def arrange(
+    rows: LogRows, cells: Mapping[str, Cells]
+) -> tuple[dict[str, Series], dict[str, Uncounted], Sequence[Restart], bool]:
+    """Put the values of all metrics in order: by name those that count, and those that do not.
 
-def arrange(rows: LogRows, cells: Mapping[str, Cells]) -> Arranged:
-    """Put the values of all metrics, by name, in order."""
+    Returns also the restarts in the order of arrival, and whether there were too many places to look at all.
+    """
     is_step_R = is_step(rows.step_R)
     place_R, groups = _arrival(rows)
     witnesses = {name: one for name, one in cells.items() if is_of_training(name)}
-    restarts = _restarts(rows, place_R, groups, is_step_R, witnesses)
+    restarts, is_cut = _restarts(rows, place_R, groups, is_step_R, witnesses)
     made = [one.row_V[np.isfinite(one.value_V)] for name, one in cells.items() if is_of_evaluation(name)]
-    if restarts.found and any(map(len, made)):
+    if restarts and any(map(len, made)):
         row_E = np.unique(np.concatenate(made))
-        restarts = restarts.that_leave_some(rows.step_R[row_E], place_R[row_E])
-    is_over_R = restarts.superseded(rows.step_R, place_R)  # once for all metrics: there may be 50,000
-    apart = {name for restart in restarts.found for name in restart.again}
+        restarts = _that_leave_some(restarts, rows.step_R[row_E], place_R[row_E])
+    is_over_R = _superseded(restarts, rows.step_R, place_R)  # once for all metrics: there may be 50,000
+    apart = {name for restart in restarts for name in restart.again}
     values: dict[str, Series] = {}
     omitted: dict[str, Uncounted] = {}
     for name, one in cells.items():
         step_V, place_V = rows.step_R[one.row_V], place_R[one.row_V]
-        is_over_V = restarts.superseded(step_V, place_V, name) if name in apart else is_over_R[one.row_V]
+        is_over_V = _superseded(restarts, step_V, place_V, name) if name in apart else is_over_R[one.row_V]
         reason_V = _reasons(one, step_V, place_V, is_step_R[one.row_V], is_over_V)
         order_V = np.argsort(step_V, kind="stable")
         is_kept_V = reason_V[order_V] == code_of(_KEPT)
@@ -187,7 +179,7 @@ def arrange(rows: LogRows, cells: Mapping[str, Cells]) -> Arranged:
             values[name] = Series(step_V[kept_V], one.value_V[kept_V], rows.time_R[one.row_V[kept_V]])
         if len(left_V):
             omitted[name] = Uncounted(step_V[left_V], rows.line_R[one.row_V[left_V]], reason_V[left_V])
-    return Arranged(values, omitted, restarts)
+    return values, omitted, restarts, is_cut
 
 
 def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.ndarray) -> np.ndarray:
@@ -196,11 +188,11 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
     place_R, groups = _arrival(rows)
     row_V = np.flatnonzero(is_training_R)
     cells = {"": Cells(row_V, np.zeros(len(row_V)), np.zeros(0, dtype=np.intp))}
-    restarts = _restarts(rows, place_R, groups, is_step(step_R), cells)
+    restarts, _ = _restarts(rows, place_R, groups, is_step(step_R), cells)
     step_P = step_R[np.argsort(place_R)]
     trained_N = np.unique(step_R[row_V])
-    found = [_from_evaluation(restart, step_P, trained_N) for restart in restarts.found]
-    return Restarts(found).superseded(step_R, place_R)
+    found = [_from_evaluation(restart, step_P, trained_N) for restart in restarts]
+    return _superseded(found, step_R, place_R)
 
 
 def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray) -> Restart:
@@ -340,12 +332,12 @@ def _restarts(
     groups: Sequence[tuple[int, int]],
     is_step_R: np.ndarray,
     cells: Mapping[str, Cells],
-) -> Restarts:
-    """All restarts, in the order of arrival."""
+) -> tuple[list[Restart], bool]:
+    """Return all restarts in the order of arrival, and whether there were too many places to look at all."""
     names = sorted(cells, key=lambda name: -len(cells[name].row_V))[:_WITNESSES]
     rows_of = [cells[name].row_V[is_step_R[cells[name].row_V]] for name in names]
     if not any(len(np.unique(rows.step_R[row_V])) < len(row_V) for row_V in rows_of):
-        return Restarts(())  # no step comes again: evaluations in any order, rows sorted in any way
+        return [], False  # no step comes again: evaluations in any order, rows sorted in any way
     metric_W = np.repeat(np.arange(len(names)), [len(row_V) for row_V in rows_of])
     row_W = np.concatenate(rows_of)
     order_W = np.argsort(place_R[row_W], kind="stable")
@@ -357,8 +349,8 @@ def _restarts(
         more, is_cut = seen.restarts(_MOST_RESTARTS - len(found))
         found += more
         if is_cut:
-            return Restarts(found, is_cut=True)
-    return Restarts(found)
+            return found, True
+    return found, False
 
 
 def _is_regular(again_N: np.ndarray, next_N: np.ndarray) -> bool:

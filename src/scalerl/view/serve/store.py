@@ -275,9 +275,10 @@ class RunStore:
             raise InputError(entry.refused)
         if entry.format == "run":
             return [self._run(entry, RunRecord.read(entry.path), entry.id)]
-        from scalerl.ingest.sources import read_source
+        from scalerl.ingest.imported import ReadOptions
+        from scalerl.ingest.load import read_source
 
-        found = read_source(entry.path, format=entry.format)
+        found = read_source(entry.path, ReadOptions(format=entry.format))
         runs: list[Run] = []
         for id, one in _with_ids(entry.id, found.all):
             if isinstance(one, Unread):  # it costs only itself
