@@ -111,7 +111,7 @@ def _reaches(points: Points) -> dict[Rule, Reach]:
         result = fit(points)
     except CannotAnswerError:
         return dict.fromkeys(RULES, UNKNOWN)
-    return {rule: rule.judge(result) for rule in RULES}
+    return {rule: rule.reach_of(result) for rule in RULES}
 
 
 def pruners() -> dict[str, dict[str, optuna.pruners.BasePruner]]:

@@ -1,7 +1,7 @@
-"""The compute behind every step of a foreign log, and in words how it was come by.
+"""The compute behind every step of a foreign log, and in words what it was made of.
 
-What trainers log differs: seconds of a step, or only the time of day; tokens of a step or since the start;
-devices, or nothing of them. Shapes: N steps of a series.
+What trainers log differs: seconds of a step, or only the time of day; tokens of a step, or since the start;
+the number of devices, or nothing of them. Shapes: N steps of a series.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from scalerl.ingest.logs.log import Log, Series, finite
 from scalerl.ingest.vocabularies.vocabulary import Vocabulary
 
 MOST = 1e100
-"""Of anything that is counted; what is beyond it is no count."""
+"""A total beyond this is no count."""
 DEVICES_NOT_LOGGED = "the number of devices is not logged: compute is that of one (--devices N)"
 GAP_TIMES, GAP_SECONDS = 10.0, 60.0
-"""Between two rows a run stood still if that took so many times the usual pace, and so many seconds more."""
+"""A run stood still between two rows that lie this many times the usual pace, and this much more, apart."""
 RESET = 0.5
-"""A running count that falls below this share of what it was has begun anew."""
+"""A running count that falls below this share of its highest value was reset."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class ComputeCounters:
-    """Those that could be made; the others are None."""
+    """The counters that could be made; the others are None."""
 
     device_seconds: Counter | None
     tokens: Counter | None
@@ -56,7 +56,7 @@ class ComputeCounters:
 def counters(
     log: Log, vocabulary: Vocabulary, devices: float | None = None, model: ModelCost | None = None
 ) -> ComputeCounters:
-    """All counters of a log.
+    """Make all counters of a log.
 
     Args:
         log: of one run.
@@ -64,45 +64,57 @@ def counters(
         devices: how many it ran on; by default as the log has it, and one, with a warning, where it has not.
         model: what a token costs.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        made = _counters(log, vocabulary, devices, model)
-    absurd = {
-        name: f"left out, as no run has so much: {counter.how}"
-        for name in ("device_seconds", "tokens", "samples", "flops")
-        if (counter := getattr(made, name)) is not None and not (np.abs(counter.total_N) < MOST).all()
-    }
-    return replace(made, **dict.fromkeys(absurd), warnings=(*made.warnings, *absurd.values()))
-
-
-def _counters(
-    log: Log, vocabulary: Vocabulary, devices: float | None, model: ModelCost | None
-) -> ComputeCounters:
     warnings: list[str] = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        seconds = _device_seconds(log, vocabulary, devices, warnings)
+        # As for others, a token counts as sampled once and trained once: in all as many as were logged.
+        tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5, warnings) or _counted(
+            log, vocabulary, "tokens", "tokens_so_far", warnings
+        )
+        samples = _counted(log, vocabulary, "samples", "samples_so_far", warnings) or _by_config(
+            log, vocabulary
+        )
+        flops = _flops(log, vocabulary, model, tokens, warnings)
+    made = {"device_seconds": seconds, "tokens": tokens, "samples": samples, "flops": flops}
+    for name, counter in made.items():
+        if counter is not None and not (np.abs(counter.total_N) < MOST).all():
+            warnings.append(f"left out, as no run has so much: {counter.how}")
+            made[name] = None
+    return ComputeCounters(**made, warnings=tuple(warnings))
+
+
+def _device_seconds(
+    log: Log, vocabulary: Vocabulary, devices: float | None, warnings: list[str]
+) -> Counter | None:
     spent = _so_far(log, vocabulary, "gpu_hours_so_far", 3600.0, warnings)
     seconds = spent or _seconds(log, vocabulary)
-    if seconds is not None and spent is None:
-        if seconds.step_N[0] > 0:
-            warnings.append(
-                f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it"
-            )
-        seconds = _on_devices(seconds, log, vocabulary, devices, warnings)
-    # As for others, a token counts as sampled once and trained once: in all as many as were logged.
-    tokens = _so_far(log, vocabulary, "all_tokens_so_far", 0.5, warnings) or _counted(
-        log, vocabulary, "tokens", "tokens_so_far", warnings
-    )
-    samples = _counted(log, vocabulary, "samples", "samples_so_far", warnings) or _by_config(log, vocabulary)
-    flops = _so_far(log, vocabulary, "flops_so_far", 1.0, warnings) if model is None else None
-    if model is not None and tokens is not None:
-        lengths = vocabulary.matches("mean_length", log.metrics)[:1]
-        length = float(np.mean(log.metrics[lengths[0]].value_N)) if lengths else math.nan
-        each = model.forward(1.0, length if math.isfinite(length) else 0.0)
-        how = f"4 forward passes of {model.model} ({model.matrix_weights:,} weights) a token of {tokens.how}"
-        flops = Counter(tokens.step_N, 4 * each * tokens.total_N, how)
-        if math.isnan(length):
-            warnings.append("the length of completions is not logged: attention is left out of the FLOPs")
-    elif model is not None:
+    if seconds is None or spent is not None:
+        return spent
+    if seconds.step_N[0] > 0:
+        warnings.append(f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it")
+    number, why = (float(devices), "as given") if devices else _devices(log, vocabulary)
+    if not number:
+        warnings.append(DEVICES_NOT_LOGGED)
+        return seconds
+    how = f"{seconds.how}, x {number:g} devices ({why})"
+    return replace(seconds, total_N=seconds.total_N * number, how=how)
+
+
+def _flops(
+    log: Log, vocabulary: Vocabulary, model: ModelCost | None, tokens: Counter | None, warnings: list[str]
+) -> Counter | None:
+    if model is None:
+        return _so_far(log, vocabulary, "flops_so_far", 1.0, warnings)
+    if tokens is None:
         warnings.append("no tokens are logged, so that a model's FLOPs cannot be counted")
-    return ComputeCounters(seconds, tokens, samples, flops, tuple(warnings))
+        return None
+    lengths = vocabulary.matches("mean_length", log.metrics)[:1]
+    length = float(np.mean(log.metrics[lengths[0]].value_N)) if lengths else math.nan
+    if math.isnan(length):
+        warnings.append("the length of completions is not logged: attention is left out of the FLOPs")
+    each = model.forward(1.0, length if math.isfinite(length) else 0.0)
+    how = f"4 forward passes of {model.model} ({model.matrix_weights:,} weights) a token of {tokens.how}"
+    return Counter(tokens.step_N, 4 * each * tokens.total_N, how)
 
 
 def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
@@ -124,7 +136,7 @@ def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
 
 
 def _window(step_N: np.ndarray) -> np.ndarray:
-    """Steps that a row speaks for: a trainer that logs every tenth step logs the mean of ten."""
+    """The number of steps behind each row: a trainer that logs every tenth step logs the mean of ten."""
     gap_N = np.diff(step_N)
     usual = float(np.median(gap_N)) if len(gap_N) else 1.0
     return np.concatenate([[min(step_N[0], usual)], gap_N])
@@ -139,7 +151,7 @@ def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
 
 
 def _by_the_clock(times: Series) -> Counter:
-    """Seconds between rows, those in which the run stood still or was begun again left out."""
+    """Seconds between rows, without those in which the run stood still or was restarted."""
     gap_N, passed_N = np.diff(times.step_N), np.diff(times.value_N)
     pace = float(np.median(passed_N / gap_N))
     usual_N = pace * gap_N
@@ -150,17 +162,6 @@ def _by_the_clock(times: Series) -> Counter:
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
     spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, pace * _window(times.step_N)[0])
     return _added_up(times.step_N, spent_N, how)
-
-
-def _on_devices(
-    seconds: Counter, log: Log, vocabulary: Vocabulary, devices: float | None, warnings: list[str]
-) -> Counter:
-    number, why = (float(devices), "as given") if devices else _devices(log, vocabulary)
-    if not number:
-        warnings.append(DEVICES_NOT_LOGGED)
-        return seconds
-    how = f"{seconds.how}, x {number:g} devices ({why})"
-    return replace(seconds, total_N=seconds.total_N * number, how=how)
 
 
 def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
@@ -202,7 +203,7 @@ def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float, warnings: 
     """A counter that is logged since the start, in so many units of ours."""
     for name in vocabulary.matches(role, log.metrics):
         series = log.metrics[name]
-        running_N, resets = _mended(series.value_N)
+        running_N, resets = _monotone(series.value_N)
         if resets:
             at = ", ".join(f"{series.step_N[n]:g}" for n in resets[:3]) + ", ..." * (len(resets) > 3)
             warnings.append(
@@ -215,8 +216,8 @@ def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float, warnings: 
     return None
 
 
-def _mended(value_N: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """A running count that never falls, and the rows at which it began anew.
+def _monotone(value_N: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return a running count made to never fall, and the rows at which it was reset.
 
     A restarted process may count from 0 again: a fall to less than half of the highest so far, to which the
     next row is not back, is that, and what had been reached is added from there on. A smaller one is a dip

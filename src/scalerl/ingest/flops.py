@@ -119,9 +119,5 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     if first := config.get("first_k_dense_replace"):
         return min(first, layers)
     only, step = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)
-    dense = {layer for layer in range(layers) if (layer + 1) % step}
-    return len(dense | ({*range(layers)}.intersection(_whole_of(only))))
-
-
-def _whole_of(values: Any) -> list[int]:
-    return [value for value in values if isinstance(value, int)] if isinstance(values, list) else []
+    listed = [one for one in only if isinstance(one, int)] if isinstance(only, list) else []
+    return sum(bool((layer + 1) % step) or layer in listed for layer in range(layers))

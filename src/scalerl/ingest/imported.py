@@ -157,7 +157,9 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
         "source": {"path": log.source, "format": log.format, "trainer": vocabulary.trainer},
         "taken": dict(taken),
         "assumed": list(warnings),
-        "trainer_config": {key: value for key, value in log.config.items() if _is_plain(value)},
+        "trainer_config": {
+            key: value for key, value in log.config.items() if isinstance(value, str | int | float | None)
+        },
     }
     if len(left_out):
         config["left_out"] = left_out.to_json()
@@ -199,7 +201,11 @@ def _pass_rate_metric(
             f"{_all_left_out(log, [name])}there are {listed(_likely(log.names))}"
         )
     if held_out := vocabulary.matches("held_out", log.metrics):
-        made = {name: len(log.metrics[name]) + _without_number(log, name) for name in held_out}
+        made = {
+            name: len(log.metrics[name])
+            + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
+            for name in held_out
+        }
         first = max(held_out, key=lambda name: made[name])  # the first of several with the most
         return first, [name for name in held_out if name != first]
     without = vocabulary.matches("held_out", log.omitted)
@@ -215,12 +221,6 @@ def _pass_rate_metric(
         f"{log.source}: nothing here is known as a pass rate or a reward; {_all_left_out(log, without)}"
         f"name one with {asked.option}: {listed(_likely(log.names)) or 'there are no metrics with numbers'}"
     )
-
-
-def _without_number(log: Log, name: str) -> int:
-    """Evaluations of a metric that were made and have no number."""
-    counts = dict(left_out_of(log, name).counts)
-    return sum(counts.get(reason, 0) for reason in VALUELESS)
 
 
 def _all_left_out(log: Log, names: Sequence[str]) -> str:
@@ -315,12 +315,9 @@ def _columns(
             series = log.metrics[name]
             found["truncated"] = replace(series, value_N=1 - series.value_N)
             taken.append(("truncated", f"1 - {name}"))
-    if "truncated" in found:
-        _check_truncated(found["truncated"], warnings)
-    return found
-
-
-def _check_truncated(series: Series, warnings: list[str]) -> None:
+    if "truncated" not in found:
+        return found
+    series = found["truncated"]
     low, high = float(series.value_N.min()), float(series.value_N.max())
     if low < -_SLACK or high > 1 + _SLACK:
         warnings.append(f"the share of truncated completions lies between {low:.3g} and {high:.3g}: no share")
@@ -328,6 +325,7 @@ def _check_truncated(series: Series, warnings: list[str]) -> None:
         warnings.append(
             f"the share of truncated completions is {low:.3g} in all {len(series)} rows: is it measured?"
         )
+    return found
 
 
 def _point(
@@ -375,7 +373,3 @@ def _taken_counters(made: ComputeCounters, vocabulary: Vocabulary) -> list[tuple
     # A log of ours has both of them added up.
     twice = "" if vocabulary.all_tokens_so_far else "; on the axis each counts twice, sampled and trained"
     return [(what, how + twice if what == "tokens" else how) for what, how in rows]
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)

@@ -90,7 +90,7 @@ class ForecastScheduler(FIFOScheduler):
         return accepted
 
     def on_trial_result(self, tune_controller: TuneController, trial: Trial, result: dict[str, Any]) -> str:
-        """Take an evaluation, and say whether the trial goes on."""
+        """Record an evaluation, and decide whether the trial goes on."""
         if self.metric not in result:
             return TrialScheduler.CONTINUE
         name = trial.trial_id
@@ -100,13 +100,15 @@ class ForecastScheduler(FIFOScheduler):
             )
         compute = float(result[self._time_attr])
         known = self._values.get(name, {})
-        # What a trial reported beyond the checkpoint that it was restored from is not of its curve any more.
+        # Reports beyond the checkpoint that a trial was restored from are no longer part of its curve.
         before = {c: value for c, value in known.items() if c < compute}
         self._values[name] = before | {compute: float(result[self.metric])}
         why = None if name in self._spared else self._why(trial)
         if why is None:
             return TrialScheduler.CONTINUE
-        resumable = self._pause and (result.get(SHOULD_CHECKPOINT) or _can_resume(trial))
+        trainable = trial.get_trainable_cls()
+        keeps_state = trial.has_checkpoint() or not (trainable and issubclass(trainable, FunctionTrainable))
+        resumable = self._pause and (result.get(SHOULD_CHECKPOINT) or keeps_state)
         logger.info("trial %s is %s: %s", name, "paused" if resumable else "stopped", why)
         if resumable:
             self._paused.add(name)
@@ -115,11 +117,11 @@ class ForecastScheduler(FIFOScheduler):
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: TuneController, trial: Trial) -> None:
-        """Forget a trial that failed: the others need not beat it."""
+        """Drop a trial that failed: the others need not beat it."""
         self._values.pop(trial.trial_id, None)
 
     def choose_trial_to_run(self, tune_controller: TuneController) -> Trial | None:
-        """Pending trials in their order, then paused ones; ends the paused when nothing else is left."""
+        """Return the next pending trial, else a paused one; stop the paused when nothing else is left."""
         trials = tune_controller.get_trials()
         paused = [trial for trial in trials if trial.status == Trial.PAUSED]
         for trial in trials:
@@ -145,16 +147,10 @@ class ForecastScheduler(FIFOScheduler):
         return trial
 
     def _why(self, trial: Trial) -> str | None:
-        """Why a trial is hopeless beside those that are neither paused, stopped nor failed."""
+        """Return why a trial is hopeless beside those that are not paused, stopped or failed, or None."""
         others = {name: values for name, values in self._values.items() if name not in self._paused}
         return self._sweep.hopeless(trial.trial_id, self._values.get(trial.trial_id, {}), others)
 
     def debug_string(self) -> str:
-        """One line for Tune's table."""
+        """Return one line for Tune's table."""
         return f"Forecasts at {self._sweep.rule.budget:g} {self._time_attr}: {len(self._paused)} paused."
-
-
-def _can_resume(trial: Trial) -> bool:
-    """Whether a trial that is paused now goes on later where it was."""
-    trainable = trial.get_trainable_cls()
-    return trial.has_checkpoint() or not (trainable and issubclass(trainable, FunctionTrainable))

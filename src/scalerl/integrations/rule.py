@@ -95,16 +95,16 @@ class Rule:
         return Points.from_arrays(compute_N, pass_rate_N, noise_sd=self.noise_sd, source=source)
 
     def reach(self, points: Points) -> Reach:
-        """Fit a trial, and say what it reaches."""
+        """Fit a trial, and return what it reaches."""
         if len(points) < MIN_EVALUATIONS:
             return UNKNOWN
         try:
-            return self.judge(fit(points))
+            return self.reach_of(fit(points))
         except CannotAnswerError:
             return UNKNOWN
 
-    def judge(self, result: Fit) -> Reach:
-        """What a trial with this fit reaches; nothing is known of one that no saturating curve describes."""
+    def reach_of(self, result: Fit) -> Reach:
+        """Return what a trial with this fit reaches: `UNKNOWN` if no saturating curve describes it."""
         if result.misfit:
             return UNKNOWN
         post = result.posterior
@@ -112,7 +112,7 @@ class Rule:
         return Reach(low, high if result.identified or self.early else math.inf)
 
     def looked_at(self, values: Values) -> dict[float, float]:
-        """The evaluations up to the last at which a fit is due, by compute."""
+        """Return the evaluations up to the last at which a fit is due, by compute."""
         compute = sorted(c for c, value in values.items() if not math.isnan(value))
         last = len(compute)
         while last > 1 and self._look(compute[last - 2]) == self._look(compute[last - 1]):
@@ -134,7 +134,7 @@ class Sweep:
         self._known: dict[Hashable, tuple[dict[float, float], Reach]] = {}
 
     def reach(self, trial: Hashable, values: Values) -> Reach:
-        """As `Rule.reach`, up to the last evaluation at which a fit is due."""
+        """Return `Rule.reach` of the evaluations up to the last at which a fit is due."""
         seen = self.rule.looked_at(values)
         known = self._known.get(trial)
         if known is None or known[0] != seen:
@@ -143,7 +143,7 @@ class Sweep:
         return known[1]
 
     def hopeless(self, trial: Hashable, values: Values, others: Mapping[Any, Values]) -> str | None:
-        """One sentence why the trial is hopeless, or None if it is not.
+        """Return one sentence why the trial is hopeless, or None if it is not.
 
         `others` are the trials that it competes with: running and finished, not those that failed or were
         stopped, as they can no longer be chosen. The trial that leads them all is never hopeless.

@@ -42,8 +42,8 @@ from scalerl.record.writer import RunWriter
 
 VERDICTS = {"go": 1.0, "no-go": -1.0, "too close": 0.0, "too early": 0.0}
 """As `forecast/verdict`; `forecast/identified` tells the two apart that are 0."""
-_PATIENCE = 50
-"""Where nothing is held out every row is an evaluation: a fit is made per 2 % more steps."""
+_FITS = 50
+"""Where nothing is held out every row is an evaluation: a fit is made when the steps have grown by 1/50."""
 
 
 class ForecastCallback(TrainerCallback):
@@ -57,7 +57,7 @@ class ForecastCallback(TrainerCallback):
 
     The main process alone computes. Trainers do not pass the decision to stop on to other processes: after
     every step this callback does, by torch.distributed; where that is not in use it stops single processes
-    only. What goes wrong here never ends a training: it is said once, on standard error.
+    only. What goes wrong here never ends a training: it is printed once, on standard error.
     """
 
     forecaster: Forecaster | None = None
@@ -80,7 +80,7 @@ class ForecastCallback(TrainerCallback):
         min_compute: float = 0.0,
         level: float = 0.95,
     ) -> None:
-        """Say what is asked; every argument may be left out.
+        """Configure the forecasts; every argument may be left out.
 
         Args:
             target: pass rate whose probability at the end is wanted.
@@ -113,11 +113,11 @@ class ForecastCallback(TrainerCallback):
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         self._stops = stop_at is not None
         self._folder = None if run_folder is None else Path(run_folder)
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._writer: RunWriter | None = None
-        self._begin(resumed=False)
+        self._start(resumed=False)
 
-    def _begin(self, resumed: bool) -> None:
+    def _start(self, resumed: bool) -> None:
         self._resumed, self._hopeless, self._next = resumed, False, 0
         self._seen: tuple[Any, ...] = ()
         self._close()
@@ -130,8 +130,8 @@ class ForecastCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A state with steps has come from a checkpoint."""
-        self._begin(resumed=state.global_step > 0)
+        """Start anew, or go on: a state with steps has come from a checkpoint."""
+        self._start(resumed=state.global_step > 0)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -149,20 +149,20 @@ class ForecastCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stop all processes where the main one has found the run hopeless: all get here at every step."""
+        """Stop all processes where the main one has found the run hopeless: every process calls this."""
         if self._stops and args.world_size > 1:
-            self._hopeless = _of_main(self._hopeless, args.device)
+            self._hopeless = _broadcast(self._hopeless, args.device)
             if self._hopeless:
                 self._stop(args, control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let go of the run folder."""
+        """Unlock the run folder."""
         self._close()
 
     def _look(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        self._next = state.global_step + max(state.global_step // _PATIENCE, 1)
+        self._next = state.global_step + max(state.global_step // _FITS, 1)
         if not state.is_world_process_zero:
             return
         with self._spared():
@@ -172,7 +172,7 @@ class ForecastCallback(TrainerCallback):
 
     @contextmanager
     def _spared(self) -> Iterator[None]:
-        """What goes wrong inside is said, and goes no further: a forecast is not worth a training."""
+        """Warn of what goes wrong inside, and go on: a forecast is not worth a training."""
         try:
             yield
         except ScalerlError as error:
@@ -217,15 +217,15 @@ class ForecastCallback(TrainerCallback):
             fit = forecaster.fit
         except CannotAnswerError:
             self._warn(points.warnings)
-            return _say(state.global_step, line)
+            return _print(state.global_step, line)
         self._warn(fit.warnings)
         chance = None if self._target is None else fit.chance(self._target, end)
         if chance is not None:
             line += f"; {self._target:g}: {chance.answer}"
-        _say(state.global_step, line)
+        _print(state.global_step, line)
         self._hopeless = self._stops and chance is not None and chance.verdict == "no-go"
         if self._hopeless and chance is not None:
-            _say(state.global_step, f"training is stopped: {chance.why}")
+            _print(state.global_step, f"training is stopped: {chance.why}")
         _log(_row(fit, fit.forecast(end), chance), args, state, control)
 
     def _stop(self, args: TrainingArguments, control: TrainerControl) -> None:
@@ -233,7 +233,7 @@ class ForecastCallback(TrainerCallback):
         control.should_save = control.should_save or args.save_strategy != "no"
 
     def _keep(self, imported: Imported, end: float) -> None:
-        """The run folder as it is by now."""
+        """Write the run folder as the run is by now."""
         if self._folder is None:
             return
         if self._writer is None:
@@ -245,12 +245,12 @@ class ForecastCallback(TrainerCallback):
         self._writer.whole(imported.record.evals, imported.steps())
 
     def _warn(self, texts: Iterable[str]) -> None:
-        """Each once, whatever its numbers: lists of steps grow with every evaluation that is left out."""
+        """Print each warning once, whatever its numbers: lists of steps grow as evaluations are left out."""
         for text in texts:
             clause = text.split("; ")[0]
             kind = re.sub(r"\d[\d.]*(?:, \d[\d.]*)*(?: and \d+ more)?", "#", clause)
-            if kind not in self._said:
-                self._said.add(kind)
+            if kind not in self._warned:
+                self._warned.add(kind)
                 tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
@@ -261,7 +261,7 @@ def _check(
     if axis not in AXES:
         raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
     if end is None and axis != "steps":
-        raise InputError(f"on the axis '{axis}' the end of a training is not known: say it, end=...")
+        raise InputError(f"on the axis '{axis}' the end of a training is not known: give it, end=...")
     for name, value in (("the end", end), ("the number of devices", devices)):
         if value is not None and not (math.isfinite(number_of(value, name)) and value > 0):
             raise InputError(f"{name} is a number above 0, found {value:g}")
@@ -272,7 +272,7 @@ def _check(
 
 
 def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float]:
-    """What trackers are given: numbers alone, as some of them drop all else."""
+    """The row for trackers: numbers alone, as some of them drop all else."""
     values = {"mean": forecast.mean, "low": forecast.prediction[0], "high": forecast.prediction[1]}
     values["identified"] = fit.identified
     if fit.ceiling is not None:
@@ -286,7 +286,7 @@ def _row(fit: Fit, forecast: Forecast, chance: Chance | None) -> dict[str, float
 def _log(
     row: dict[str, float], args: TrainingArguments, state: TrainerState, control: TrainerControl
 ) -> None:
-    """A row of its own, as `Trainer.log` makes one.
+    """Log a row of its own, as `Trainer.log` makes one.
 
     A callback is called after the trackers', when it is too late to add to their row, and `on_init_end` and
     all other events give it neither the trainer nor the handler of the callbacks, which is the one that is
@@ -304,13 +304,13 @@ def _log(
         frame.f_locals["self"].on_log(args, state, control, row)
 
 
-def _say(step: int, text: str) -> None:
-    """A line on standard error that leaves progress bars whole."""
+def _print(step: int, text: str) -> None:
+    """Print a line on standard error that leaves progress bars whole."""
     tqdm.write(f"scalerl, step {step}: {text}", file=sys.stderr)
 
 
-def _of_main(flag: bool, device: torch.device) -> bool:
-    """The flag of the main process; False where it cannot be told to the others."""
+def _broadcast(flag: bool, device: torch.device) -> bool:
+    """Return the flag of the main process; False where it cannot be sent to the others."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return False
     flags = torch.tensor([int(flag)], device=device)
@@ -319,7 +319,7 @@ def _of_main(flag: bool, device: torch.device) -> bool:
 
 
 def _open(folder: Path, config: dict[str, Any], resumed: bool) -> RunWriter:
-    """A new run folder; or that of the same run, if the training was resumed.
+    """Open a new run folder; or that of the same run, if the training was resumed.
 
     Raises:
         InputError: the folder is another run's, or another process writes there.

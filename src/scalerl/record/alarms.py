@@ -51,7 +51,12 @@ def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
             raise InputError(f"{path}, line {line}: {error}") from error
         began = found.get((alarm.metric, alarm.level, alarm.first), alarm)
         found[alarm.metric, alarm.level, alarm.first] = replace(began, last=alarm.last, worst=alarm.worst)
-    return tuple(_closed_by_escalation(found.values()))
+    alarms = list(found.values())
+    for place, alarm in enumerate(alarms):  # a warning that became an alarm ends where the alarm starts
+        later = [other.first for other in alarms[place + 1 :] if other.metric == alarm.metric]
+        if alarm.last is None and later:
+            alarms[place] = replace(alarm, last=later[0])
+    return tuple(alarms)
 
 
 def _alarm(row: Mapping[str, Any]) -> Alarm:
@@ -70,23 +75,14 @@ def _alarm(row: Mapping[str, Any]) -> Alarm:
     )
 
 
-def _closed_by_escalation(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
-    """A warning that became an alarm ends where the alarm begins."""
-    alarms = list(alarms)
-    for place, alarm in enumerate(alarms):
-        later = [other.first for other in alarms[place + 1 :] if other.metric == alarm.metric]
-        yield replace(alarm, last=later[0]) if alarm.last is None and later else alarm
-
-
 def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
     """What a fit to the evaluations up to `last_step` must say: one sentence per metric that was alarmed."""
     by_metric: dict[str, list[Alarm]] = {}
     for alarm in alarms:
         if alarm.level == "alarm" and alarm.first <= last_step:
             by_metric.setdefault(alarm.metric, []).append(alarm)
-    return tuple(_sentence(found) for found in by_metric.values())
-
-
-def _sentence(alarms: list[Alarm]) -> str:
-    more = f" (the first of {len(alarms)})" if len(alarms) > 1 else ""
-    return f"health alarm: {alarms[0]}{more}; the curve may not be the same before and after"
+    return tuple(
+        f"health alarm: {found[0]}{f' (the first of {len(found)})' if len(found) > 1 else ''}; "
+        "the curve may not be the same before and after"
+        for found in by_metric.values()
+    )

@@ -36,13 +36,12 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
         OSError: the disk does not take it.
     """
     end_cut(folder)
-    there = [name for name in RECORDS if os.path.lexists(folder / name)]
-    tails = {name: tail for name in there if (tail := _lines_from(folder / name, lengths.get(name, 0)))}
+    texts = {name: _text_from(folder / name, lengths.get(name, 0)) for name in RECORDS}
+    tails = {name: text.removesuffix("\n").split("\n") for name, text in texts.items() if text}
     if not tails:
         return
-    cost = _cost(
-        _last_step(folder / "steps.jsonl", lengths.get("steps.jsonl", 0)), tails.get("steps.jsonl", [])
-    )
+    kept = _last_step(_lines_before(folder / "steps.jsonl", lengths.get("steps.jsonl", 0)))
+    cost = _cost(kept, tails.get("steps.jsonl", []))
     head = {"resumed": time.time(), "lost": cost, "cut": {name: lengths.get(name, 0) for name in tails}}
     lines = ({"file": name, "line": line} for name, tail in tails.items() for line in tail)
     write_atomically(folder / CUT, (dumps(row) + "\n" for row in (head, *lines)))
@@ -70,7 +69,9 @@ def end_cut(folder: Path) -> None:
             sync(path)
     lost = _text_from(folder / LOST, 0)
     if not lost.endswith(text):  # else the kill came after this
-        write_atomically(folder / LOST, _whole_lines(lost) + text, errors="surrogateescape")
+        end = lost.rfind("\n") + 1  # what is after it is a whole line, or torn and left out
+        before = lost + "\n" if _object(lost[end:]) else lost[:end]
+        write_atomically(folder / LOST, before + text, errors="surrogateescape")
         sync(folder)
     prepared.unlink()
     sync(folder)
@@ -97,14 +98,8 @@ def ends_at(path: Path, length: int) -> bool:
         return False
 
 
-def _whole_lines(text: str) -> str:
-    """The lines of a text, the last one only if it is whole."""
-    end = text.rfind("\n") + 1
-    return text + "\n" if _object(text[end:]) else text[:end]
-
-
 def _text_from(path: Path, start: int) -> str:
-    """A file from a byte on; bytes that are not UTF-8 stay what they are."""
+    """The text of a file from a byte on, empty without a file; bytes that are not UTF-8 are kept."""
     if not os.path.lexists(path):
         return ""
     with path.open("rb") as file:
@@ -112,19 +107,13 @@ def _text_from(path: Path, start: int) -> str:
         return file.read().decode(errors="surrogateescape")
 
 
-def _lines_from(path: Path, start: int) -> list[str]:
-    """Its lines from a byte on, the last one whole or not."""
-    text = _text_from(path, start)
-    return text.removesuffix("\n").split("\n") if text else []
-
-
 def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
     """The counters at the last of the lost steps, less those at the last that is kept.
 
     Lines that are no steps of ours (somebody else's, or cut off by a kill) count for nothing.
     """
-    after = next((row for line in reversed(lost) if _is_step(row := _object(line))), None)
-    if after is None:
+    after = _last_step(lost)
+    if not after:
         return {"steps": 0}
     cost: dict[str, Any] = {"steps": after["step"] - before.get("step", 0)}
     for name in ("device_seconds", "flops", "tokens"):
@@ -133,13 +122,17 @@ def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
     return cost
 
 
-def _last_step(path: Path, length: int) -> dict[str, Any]:
-    """The last step within the first `length` bytes; empty where there is none."""
+def _lines_before(path: Path, length: int) -> list[str]:
+    """The last lines within the first `length` bytes."""
     if not length:
-        return {}
+        return []
     with path.open("rb") as file:
         file.seek(max(length - _LONGEST_ROW, 0))
-        lines = file.read(min(length, _LONGEST_ROW)).decode(errors="replace").split("\n")
+        return file.read(min(length, _LONGEST_ROW)).decode(errors="replace").split("\n")
+
+
+def _last_step(lines: Sequence[str]) -> dict[str, Any]:
+    """The last of some lines that is a step; empty where there is none."""
     return next((row for line in reversed(lines) if _is_step(row := _object(line))), {})
 
 

@@ -82,10 +82,10 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of a text in UTF-8, ended as on any system; of one beyond `ROW` in parts, with one more."""
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
-    while line := text.readline(limits.ROW.most + 1):
-        yield line
+    """The lines of a text in UTF-8, ended as on any system; of one beyond `ROW` in parts. Closes the file."""
+    with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        while line := text.readline(limits.ROW.most + 1):
+            yield line
 
 
 def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:

@@ -97,13 +97,10 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
         for line, row in json_rows(file, reader.notes):
             if process == _ORCHESTRATOR or not _OF_ORCHESTRATOR.isdisjoint(row):
                 cells = flat(row, separator="/", where=str(file))
-                row = {_renamed(key): value for key, value in cells.items()}
+                own = (*STEPS, *TIMES, *RUNS)
+                row = {key if key in own else prefix + key: value for key, value in cells.items()}
             reader.add(row, line)
     return [_joined(log, prefix) for log in reader.build()]
-
-
-def _renamed(name: str) -> str:
-    return name if name in (*STEPS, *TIMES, *RUNS) else f"{_ORCHESTRATOR}/{name}"
 
 
 def _joined(log: Log, prefix: str) -> Log:

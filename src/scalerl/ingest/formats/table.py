@@ -18,7 +18,7 @@ from scalerl import limits
 from scalerl.curve.points import NOISE_FIELDS, ONE_SAMPLE, Points, noise_of, warn_of_repeats
 from scalerl.errors import InputError, brief, counted
 from scalerl.ingest.formats.lines import csv_rows, text_lines
-from scalerl.ingest.logs.log import as_number, listed
+from scalerl.ingest.logs.log import as_number, finite_cell, listed
 from scalerl.ingest.logs.order import superseded_rows
 from scalerl.jsonl import check_not_utf16, iter_jsonl, read_bytes
 from scalerl.record.left_out import INFINITE, NAN, NONE, SUPERSEDED, LeftOut, Omitted, shown_step
@@ -46,7 +46,7 @@ class _Table:
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
         """One row; only its step and its line if it has no pass rate."""
-        self._all_steps.append(_finite(row.get(_STEP)))
+        self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
         if _is_empty(row.get(self._y)):
             return
@@ -74,7 +74,7 @@ class _Table:
         """
         self.require(column)
         cells = self.cells[column]
-        number_N = np.array([_finite(cells[row]) for row in rows], dtype=float)
+        number_N = np.array([finite_cell(cells[row]) for row in rows], dtype=float)
         for row in (rows[n] for n in np.flatnonzero(np.isnan(number_N)).tolist()):
             where = f"{self.source}, line {self.lines[row]}, column '{column}'"
             if _is_empty(cells[row]):
@@ -92,7 +92,7 @@ class _Table:
             raise InputError(f"{self.source}: {count} columns are named '{column}'; rename all but one")
         near = difflib.get_close_matches(column, self.columns, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        if self.columns and not any(math.isnan(_finite(name)) for name in self.columns):
+        if self.columns and not any(math.isnan(finite_cell(name)) for name in self.columns):
             hint = "the first line holds the names of the columns, and here it holds numbers; "
         names = listed([name[:60] for name in self.columns], most=20)
         raise InputError(f"{self.source}: no column '{column}'; {hint}columns: {names}")
@@ -100,10 +100,6 @@ class _Table:
     def has_counters(self, column: str) -> bool:
         """Whether the cells of a column are objects of counters, as in evals.jsonl."""
         return any(isinstance(cell, dict) for cell in self.cells[column])
-
-    def has_numbers(self, column: str) -> bool:
-        """Whether there is such a column, of plain cells."""
-        return column in self.columns and not self.has_counters(column)
 
 
 def read_table(
@@ -137,7 +133,7 @@ def parse_table(
     if (
         y == "pass_rate"
         and x in AXES
-        and not table.has_numbers(x)
+        and (x not in table.columns or table.has_counters(x))
         and any(map(table.has_counters, _COUNTERS))
     ):
         return Points.from_record(RunRecord.parse_evals(data, source), x, price)
@@ -262,17 +258,6 @@ def _is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
-def _finite(cell: Any) -> float:
-    """The finite number of a cell; NaN of anything else, as truth values and Python's own 1_000."""
-    if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
-        return math.nan
-    try:
-        number = float(cell)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
-    return number if math.isfinite(number) else math.nan
-
-
 def _instead(cell: Any) -> str:
     """What to write instead, for numbers as people and spreadsheets format them."""
     if not isinstance(cell, str):
@@ -282,7 +267,7 @@ def _instead(cell: Any) -> str:
         return f" without separators, {text.replace('_', '')}"
     if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", text):
         return f" without separators, {text.replace(',', '')}"
-    if text.endswith("%") and not math.isnan(_finite(text[:-1])):
+    if text.endswith("%") and not math.isnan(finite_cell(text[:-1])):
         return f", a share and not percent, {float(text[:-1]) / 100:g}"
     if re.fullmatch(r"[-+]?\d*,\d+", text):
         return f" with a decimal point, {text.replace(',', '.')}"

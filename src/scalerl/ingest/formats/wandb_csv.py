@@ -9,7 +9,6 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
 from pathlib import Path
 
 from scalerl import limits
@@ -17,7 +16,7 @@ from scalerl.errors import InputError, brief
 from scalerl.ingest.formats.format import Format, Wanted
 from scalerl.ingest.formats.lines import csv_rows, head
 from scalerl.ingest.formats.rows import unix_seconds
-from scalerl.ingest.logs.log import Log, LogBuilder, Room
+from scalerl.ingest.logs.log import Log, LogBuilder, Room, finite_cell
 from scalerl.jsonl import check_not_utf16
 
 _NAME = "wandb-csv"
@@ -68,57 +67,56 @@ FORMAT = Format(_NAME, "CSV exported from a chart of Weights & Biases", recognis
 
 
 class _ChartRun:
-    """The columns of one run, and what they had so far."""
+    """The columns of one run, and its log so far."""
 
     def __init__(self, path: Path, name: str, wanted: Wanted, room: Room) -> None:
-        self.name = name
         self.builder = LogBuilder(str(path), _NAME, name, wanted, room)
         self.columns: dict[str, int] = {}
         """Where its metrics are."""
         self.ranged: set[str] = set()
-        """Those that have their least and their largest value in the two columns that follow."""
+        """The metrics with a range: their least and largest value stand in the two columns that follow."""
         self.special: dict[str, int] = {}
         """Where its step and its time are, if it has them, which W&B logs as metrics."""
-        self.values: dict[str, float | str] = {}
-        """Of the row that is being read."""
-        self.averaged = self.rounded = 0
+        self._averaged = self._rounded = 0
 
     def has(self, metric: str) -> bool:
         """Whether it has a column of this metric already."""
         return metric in self.special or metric in self.columns
 
-    def take(self, metric: str, place: int, cells: Sequence[str]) -> None:
-        """One cell of a row, which is not empty."""
-        text = cells[place]
-        value = _number(text)
-        self.values[metric] = text if math.isnan(value) else value
-        if metric in self.ranged and (ends := cells[place + 1 : place + 3]) != [text, text]:
-            self.averaged += any(end not in ("", text) for end in ends)
-
-    def end_row(self, cells: Sequence[str], step: float, line: int) -> None:
-        """Add what was taken of a row; the step is NaN where it is not that of the x axis."""
-        values, self.values = self.values, {}
+    def add(self, cells: Sequence[str], step: float, line: int) -> None:
+        """Add its part of a row; the step is NaN where it is not that of the x axis."""
+        values: dict[str, float | str] = {}
+        for metric, place in self.columns.items():
+            text = cells[place] if place < len(cells) else ""  # a line may be shorter than the first
+            if not text:
+                continue
+            number = finite_cell(text)
+            values[metric] = text if math.isnan(number) else number
+            if metric in self.ranged and (ends := cells[place + 1 : place + 3]) != [text, text]:
+                self._averaged += any(end not in ("", text) for end in ends)
+        if not values:
+            return
         if math.isnan(step):
             step = self._cell(cells, "_step")
         is_known = not math.isnan(step)
-        self.rounded += is_known and step != round(step)
+        self._rounded += is_known and step != round(step)
         time = unix_seconds(self._cell(cells, "_timestamp"))
         self.builder.add(round(step) if is_known else step, time, values, line)
 
     def _cell(self, cells: Sequence[str], name: str) -> float:
         """Of a special column; without it that of the x axis."""
         place = self.special.get(name, 0)
-        return _number(cells[place]) if place < len(cells) else math.nan
+        return finite_cell(cells[place]) if place < len(cells) else math.nan
 
     def build(self, step: str) -> Log:
-        """Its log; `step` says which column that was."""
+        """Return its log; `step` says which column that was."""
         notes = self.builder.notes
         if step != "Step":
             notes.append(f"the step is {step}")
-        if self.averaged:
-            notes.append(f"{self.averaged} values are means of several that differ, as charts have them")
-        if self.rounded:
-            notes.append(f"{self.rounded} steps are no whole numbers and were rounded")
+        if self._averaged:
+            notes.append(f"{self._averaged} values are means of several that differ, as charts have them")
+        if self._rounded:
+            notes.append(f"{self._rounded} steps are no whole numbers and were rounded")
         return self.builder.build()
 
 
@@ -135,23 +133,13 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
     if not runs:
         what = "a time" if _TIMES.fullmatch(names[0]) else "no step of a trainer"
         raise InputError(f"{path}: the x axis is '{names[0]}', {what}; {_EXPECTED}")
-    columns = [(place, run, metric) for run in runs for metric, place in run.columns.items()]
-    columns.sort(key=itemgetter(0))
     for line, cells in rows:
-        step = _number(cells[0]) if is_step else math.nan
+        step = finite_cell(cells[0]) if is_step else math.nan
         if is_step and not 0 <= step <= 2**53:
             what = f"expected a step in '{names[0]}', found {brief(cells[0])}"
             raise InputError(f"{path}, line {line}: {what}")
-        touched: list[_ChartRun] = []
-        for place, run, metric in columns:
-            if place >= len(cells):  # a line may be shorter than the first
-                break
-            if cells[place]:
-                if not run.values:
-                    touched.append(run)
-                run.take(metric, place, cells)
-        for run in touched:
-            run.end_row(cells, step, line)
+        for run in runs:
+            run.add(cells, step, line)
     return [run.build(names[0] if is_step else "that of the columns 'RUN - _step'") for run in runs]
 
 
@@ -187,12 +175,3 @@ def _split(name: str, wanted: Wanted) -> tuple[str, str]:
     while len(splits) < _MOST_SPLITS and (end := name.rfind(_BETWEEN, 0, end)) >= 0:
         splits.append((name[:end], name[end + len(_BETWEEN) :]))
     return next((split for split in splits if wanted(split[1])), splits[0])
-
-
-def _number(text: str) -> float:
-    """A finite number; NaN for everything else."""
-    try:
-        number = float(text)
-    except ValueError:
-        return math.nan
-    return number if math.isfinite(number) else math.nan

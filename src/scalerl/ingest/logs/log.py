@@ -305,6 +305,17 @@ def finite(value: Any) -> float:
     return number if number is not None and math.isfinite(number) else math.nan
 
 
+def finite_cell(cell: Any) -> float:
+    """The finite number of a cell, also as text; NaN of anything else, as truth values and Python's 1_000."""
+    if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
+        return math.nan
+    try:
+        number = float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
 _LONGEST_WORD = 100  # characters; of "-Infinity" and the spaces around it
 
 

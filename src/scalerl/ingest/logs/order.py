@@ -318,7 +318,10 @@ class _Witness:
         again_N, is_open = np.unique(again_W), after == len(self.step_W)
         if len(again_N) < _LEAST_STEPS or (is_open and until - step < _LEAST_PROGRESS * (highest - step)):
             return None
-        if pairs <= _LEAST_SHARE * before and not _is_regular(again_N, self.step_W[after : after + 1]):
+        # At one interval, which goes on beyond the highest step before: fewer rows are logged than before.
+        gap_N = np.diff(np.concatenate([again_N, self.step_W[after : after + 1]]))
+        is_regular = not is_open and len(again_N) >= _LEAST_REGULAR and (gap_N == gap_N[0]).all()
+        if pairs <= _LEAST_SHARE * before and not is_regular:
             return None
         metrics: list[int] = np.unique(metric_W).tolist()
         again = {self.names[metric]: float(again_W[metric_W == metric].min()) for metric in metrics}
@@ -351,9 +354,3 @@ def _restarts(
         if is_cut:
             return found, True
     return found, False
-
-
-def _is_regular(again_N: np.ndarray, next_N: np.ndarray) -> bool:
-    """Whether steps come again at one interval, and go on at it beyond the highest step before."""
-    gap_N = np.diff(np.concatenate([again_N, next_N]))
-    return len(next_N) > 0 and len(again_N) >= _LEAST_REGULAR and bool((gap_N == gap_N[0]).all())

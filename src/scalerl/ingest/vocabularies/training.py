@@ -22,10 +22,10 @@ def is_of_training(name: str) -> bool:
     """Whether a metric, by its name, is one that only a step of training logs, under whatever prefix."""
     if is_of_evaluation(name) or _OF_EITHER.fullmatch(name):
         return False
-    return _training_names().fullmatch(name) is not None
+    return _names().fullmatch(name) is not None
 
 
 @functools.cache
-def _training_names() -> re.Pattern[str]:
+def _names() -> re.Pattern[str]:
     roles = (getattr(vocabulary, role) for vocabulary in VOCABULARIES for role in _OF_TRAINING)
     return re.compile(rf"(?:.*/)?{any_of(itertools.chain(*roles)).pattern}", re.DOTALL)
