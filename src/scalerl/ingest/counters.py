@@ -34,7 +34,7 @@ class Counter:
     how: str
 
     def at(self, step: float) -> float:
-        """The total once `step` was done: it rises evenly between logged steps, and beyond as before."""
+        """Return the total after `step`: linear between logged steps, and at the last pace beyond them."""
         step_N, total_N = self.step_N, self.total_N
         if step > step_N[-1] and len(step_N) > 1:
             pace = (total_N[-1] - total_N[-2]) / (step_N[-1] - step_N[-2])
@@ -118,7 +118,7 @@ def _flops(
 
 
 def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
-    """Wall-clock seconds of training, by the seconds of steps, else by the time of day."""
+    """Count wall-clock seconds of training by the seconds of steps, else by the time of day."""
     for name in vocabulary.matches("step_seconds", log.metrics):
         series = log.metrics[name]
         window_N = _window(series.step_N)
@@ -136,14 +136,14 @@ def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
 
 
 def _window(step_N: np.ndarray) -> np.ndarray:
-    """The number of steps behind each row: a trainer that logs every tenth step logs the mean of ten."""
+    """Return the steps behind each row: a trainer that logs every tenth step logs the mean of ten."""
     gap_N = np.diff(step_N)
     usual = float(np.median(gap_N)) if len(gap_N) else 1.0
     return np.concatenate([[min(step_N[0], usual)], gap_N])
 
 
 def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
-    """What was spent in the window of every row, added up from where the first one begins."""
+    """Add up what was spent in the window of every row, from where the first window starts."""
     start = step_N[0] - _window(step_N)[0]
     if start == step_N[0]:  # the first row is that of step 0
         return Counter(step_N, np.cumsum(spent_N) - spent_N[0], how)
@@ -151,7 +151,7 @@ def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
 
 
 def _by_the_clock(times: Series) -> Counter:
-    """Seconds between rows, without those in which the run stood still or was restarted."""
+    """Count the seconds between rows, without those in which the run stood still or was restarted."""
     gap_N, passed_N = np.diff(times.step_N), np.diff(times.value_N)
     pace = float(np.median(passed_N / gap_N))
     usual_N = pace * gap_N
@@ -165,14 +165,14 @@ def _by_the_clock(times: Series) -> Counter:
 
 
 def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
-    """Their number and where it stands; 0 where it does not."""
+    """Return the number of devices and where it was found; 0 where it is not logged."""
     for name in vocabulary.matches("devices", log.metrics):
         return float(np.median(log.metrics[name].value_N)), name
     return _sum(log, vocabulary.device_sums)
 
 
 def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
-    """The first sum of products whose keys the config has, and what it is of; 0 without any.
+    """Return the first sum of products whose keys are all in the config, and its text; 0 without any.
 
     A product of 0 is left out of the text: GPUs of their own that a role does not have.
     """
@@ -189,7 +189,7 @@ def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:
 
 
 def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str, warnings: list[str]) -> Counter | None:
-    """A counter that is logged since the start, or step by step."""
+    """Return a counter that is logged since the start, or step by step."""
     if (total := _so_far(log, vocabulary, so_far, 1.0, warnings)) is not None:
         return total
     for name in vocabulary.matches(each, log.metrics):
@@ -200,7 +200,7 @@ def _counted(log: Log, vocabulary: Vocabulary, each: str, so_far: str, warnings:
 
 
 def _so_far(log: Log, vocabulary: Vocabulary, role: str, unit: float, warnings: list[str]) -> Counter | None:
-    """A counter that is logged since the start, in so many units of ours."""
+    """Return a counter that is logged since the start; `unit` converts its values."""
     for name in vocabulary.matches(role, log.metrics):
         series = log.metrics[name]
         running_N, resets = _monotone(series.value_N)

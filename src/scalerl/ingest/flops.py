@@ -40,12 +40,12 @@ class ModelCost:
     model: str
 
     def forward(self, tokens: float, mean_length: float) -> float:
-        """FLOPs of `tokens` tokens, each of which attends to half of a sequence of `mean_length`."""
+        """Return the FLOPs of `tokens` tokens, each attending to half of a sequence of `mean_length`."""
         return tokens * (2.0 * self.matrix_weights + self.attention_per_position * (mean_length + 1) / 2)
 
 
 def model_cost(path: str | Path) -> ModelCost:
-    """The cost of the model whose config.json is `path`, or in the folder `path`.
+    """Return the cost of the model whose config.json is `path`, or in the folder `path`.
 
     Raises:
         InputError: there is no such file, or what the cost depends on is missing or no count.
@@ -98,7 +98,7 @@ def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
 
 
 def _uncounted(config: Mapping[str, Any]) -> str:
-    """What a model has that the count above knows nothing of; empty where it knows all."""
+    """Name what a model has that is not counted above; empty where everything is."""
     for key, what in _UNCOUNTED.items():
         if config.get(key):
             return what
@@ -115,7 +115,7 @@ def _uncounted(config: Mapping[str, Any]) -> str:
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Layers of a mixture-of-experts model that have one feed-forward part for all tokens."""
+    """Count the layers of a mixture-of-experts model with one feed-forward part for all tokens."""
     if first := config.get("first_k_dense_replace"):
         return min(first, layers)
     only, step = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)

@@ -62,7 +62,7 @@ class ReadOptions:
             raise InputError(f"{_DEVICES} is a number above 0, found {self.devices}")
 
     def cost(self) -> ModelCost | None:
-        """What a token costs, if FLOPs are to be counted.
+        """Return what a token costs, if FLOPs are to be counted.
 
         Raises:
             InputError: the model's config.json cannot be read.
@@ -89,18 +89,18 @@ class Imported:
     columns: Mapping[str, Series]
     """By the fields of steps.jsonl that they become."""
     taken: tuple[tuple[str, str], ...]
-    """What was taken for what, as (what, text)."""
+    """What each metric was taken for, as (what, text)."""
     warnings: tuple[str, ...]
     left_out: LeftOut = NONE
     """The evaluations that do not count."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """For config.json."""
+        """The content of config.json."""
         return self.record.config
 
     def steps(self) -> Iterator[dict[str, Any]]:
-        """Lines of steps.jsonl as they are asked for, one for every step at which anything was logged."""
+        """Yield the lines of steps.jsonl, one for every step at which anything was logged."""
         cells = heapq.merge(*(_cells(*column) for column in self.columns.items()), key=itemgetter(0))
         for step, row in itertools.groupby(cells, key=itemgetter(0)):
             named = list(row)
@@ -108,7 +108,7 @@ class Imported:
 
 
 def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float]]:
-    """Step, Unix seconds, `name` and value, of some thousand rows at a time."""
+    """Yield step, Unix seconds, `name` and value, converted some thousand rows at a time."""
     for start in range(0, len(series), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
         columns = (column_N[rows].tolist() for column_N in (series.step_N, series.time_N, series.value_N))
@@ -116,7 +116,7 @@ def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float
 
 
 def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
-    """The run that a log is of.
+    """Make a run of a log.
 
     Raises:
         InputError: nothing in it can be taken for a pass rate, or what is named cannot.
@@ -169,7 +169,7 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
 
 
 def left_out_of(log: Log, name: str) -> LeftOut:
-    """The evaluations of a metric that do not count, and whether the newest are among them."""
+    """Return the evaluations of a metric that do not count, and whether the newest are among them."""
     omitted = log.omitted.get(name)
     if omitted is None:
         return NONE
@@ -181,7 +181,7 @@ def left_out_of(log: Log, name: str) -> LeftOut:
 
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The "budget" of a run of ours, as its tracker kept it (MLflow as text); empty of other trainers'."""
+    """Return the "budget" of our own trainer as its tracker kept it (MLflow as text), or nothing."""
     kind, amount = config.get("budget.kind"), config.get("budget.amount")
     with suppress(TypeError, ValueError):
         if kind in AXES and 0 < float(str(amount)) < math.inf:
@@ -192,7 +192,7 @@ def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
 def _pass_rate_metric(
     log: Log, vocabulary: Vocabulary, asked: ReadOptions, warnings: list[str]
 ) -> tuple[str, list[str]]:
-    """The metric of the pass rate, and others that are held out too."""
+    """Choose the metric of the pass rate; return it and the other held-out ones."""
     if asked.pass_rate is not None:
         if (name := printable(asked.pass_rate)) in log.metrics:
             return name, []
@@ -224,7 +224,7 @@ def _pass_rate_metric(
 
 
 def _all_left_out(log: Log, names: Sequence[str]) -> str:
-    """Why metrics that were logged have no evaluation that counts; empty where none was logged."""
+    """Explain why metrics that were logged have no evaluation that counts; empty where none was logged."""
     told = [text for name in names for text in left_out_of(log, name).sentences()[-1:]]
     return f"{told[0]}; " if told else ""
 
@@ -232,7 +232,7 @@ def _all_left_out(log: Log, names: Sequence[str]) -> str:
 def _unscaled(
     value_N: np.ndarray, name: str, log: Log, vocabulary: Vocabulary, warnings: list[str]
 ) -> np.ndarray:
-    """Rewards as shares of what a right answer earns, where a trainer scales them."""
+    """Divide rewards by what a right answer earns, where a trainer scales them."""
     for pattern, key, usual in vocabulary.scaled:
         if is_like(name, pattern):
             said = finite(log.config.get(key))
@@ -246,7 +246,7 @@ def _unscaled(
 
 
 def _likely(names: Sequence[str]) -> list[str]:
-    """Names, those first that sound like a pass rate."""
+    """Sort names, those that sound like a pass rate first."""
     sound = re.compile(r"acc|pass|reward|score|success|correct|mean@|avg@", re.IGNORECASE)
     return sorted(names, key=lambda name: (not sound.search(name), name))
 
@@ -254,7 +254,7 @@ def _likely(names: Sequence[str]) -> list[str]:
 def as_pass_rate(
     value_N: np.ndarray, name: str, source: str, option: str = "--y", is_share: bool = False
 ) -> tuple[np.ndarray, str]:
-    """Values as shares in [0, 1], and in words what was done to them; empty where nothing was.
+    """Convert values to shares in [0, 1]; return them and what was done in words, empty if nothing.
 
     A name that says percent is believed, also of a run that begins below 1, unless it is known for a share.
 
@@ -297,7 +297,7 @@ def as_pass_rate(
 
 
 def n_samples(name: str) -> int:
-    """Completions per prompt, where the name of a metric says it (mean@16, avg@8, mean_at_16); else 0."""
+    """Return the completions per prompt in a metric's name (mean@16, avg@8, mean_at_16); 0 without."""
     found = re.search(r"(?:mean|avg)(?:@|_at_)(\d+)", name)
     return int(found[1]) if found and len(found[1]) < 7 else 0
 
@@ -357,7 +357,7 @@ def _first(log: Log, vocabulary: Vocabulary, role: str) -> Series | None:
 
 
 def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, Any]:
-    """The sampling noise of an evaluation, where a trainer logs what it is made of; else nothing."""
+    """Return the fields of an evaluation's sampling noise, where a trainer logs them all; else nothing."""
     if any(one is None for one in series.values()):
         return {}
     found = {role: one.at(step) for role, one in series.items() if one is not None}

@@ -30,16 +30,16 @@ class FoundRuns:
     """The runs of a file or folder, and those that cannot be read."""
 
     all: tuple[Imported | Unread, ...]
-    """Both kinds, in the order of the source."""
+    """Runs of both kinds, in the order of the source."""
 
     @property
     def runs(self) -> tuple[Imported, ...]:
-        """Those that can be read."""
+        """The runs that can be read."""
         return tuple(one for one in self.all if isinstance(one, Imported))
 
     @property
     def unread(self) -> tuple[Unread, ...]:
-        """Those that cannot."""
+        """The runs that cannot be read."""
         return tuple(one for one in self.all if isinstance(one, Unread))
 
 
@@ -53,7 +53,7 @@ def load_run(
     devices: float | None = None,
     model: str | Path | None = None,
 ) -> RunRecord:
-    """The record of a run folder, or of a run in the log of another trainer.
+    """Read a run folder, or a run in the log of another trainer.
 
     Args:
         path: a run folder, or what a trainer or tracker wrote: whatever `scalerl ingest` reads.
@@ -143,7 +143,7 @@ def _name(log: Log | Unread) -> str:
 
 
 def _others(path: Path, taken: Format) -> list[str]:
-    """A note where a folder holds logs of further formats, as an output folder with a tracker's in it."""
+    """Note that a folder holds logs of further formats, as an output folder with a tracker's in it."""
     if not path.is_dir():
         return []
     others = [one.name for one in formats() if one.name != taken.name and one.recognises(path)]
@@ -156,14 +156,14 @@ def _others(path: Path, taken: Format) -> list[str]:
 
 
 def wanted(asked: ReadOptions) -> Wanted:
-    """The names of metrics that are of use: those that any trainer's logs have, and the one asked for."""
+    """Return a test for names of metrics that are of use: those of any trainer, and the one asked for."""
     extra = [asked.pass_rate] if asked.pass_rate else []
     known = known_names(VOCABULARIES, *extra).fullmatch
     return lru_cache(2**16)(lambda name: known(name) is not None)
 
 
 def run_of(log: Log, asked: ReadOptions) -> Imported:
-    """The run that a log is of, its trainer recognised unless it is named.
+    """Make a run of a log, whose trainer is recognised unless it is named.
 
     Raises:
         InputError: there is no trainer of this name, or nothing in the log could be a pass rate.
@@ -196,7 +196,7 @@ class Data:
 
 
 def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> Data:
-    """The evaluations of RUN or FILE, and the record that they are from.
+    """Read the evaluations of RUN or FILE, and the record that they are from.
 
     Args:
         path: a run folder, a CSV or JSONL file, the log of another trainer, or `-` for standard input.
@@ -216,7 +216,7 @@ def read_data(path: str | Path, x: str | None, source: ReadOptions, price: float
 
 
 def read_all(path: str | Path, x: str | None, source: ReadOptions, price: float | None) -> list[Data]:
-    """As `read_data`, of all runs that the log of another trainer holds and that can be read.
+    """Read as `read_data` does, but all runs of another trainer's log that can be read.
 
     Raises:
         InputError: as `read_data`, where none can.
@@ -280,7 +280,7 @@ def is_run_folder(path: str | Path) -> bool:
 def _records(
     path: str | Path, source: ReadOptions
 ) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
-    """The runs at a path, None of a table or nothing; whether they are foreign; those that cannot be read."""
+    """Read the runs at a path (None: a table, or nothing); whether they are foreign; the unread ones."""
     if (format := _foreign_format(path, source)) is not None:
         found = read_source(path, source, format)
         return [one.record for one in found.runs], True, found.unread
@@ -293,12 +293,12 @@ def _records(
 
 
 def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
-    """The record with a warning for every run beside it that cannot be read."""
+    """Add a warning to a record for every run beside it that cannot be read."""
     return replace(record, warnings=(*record.warnings, *map(str, unread)))
 
 
 def _foreign_format(path: str | Path, source: ReadOptions) -> Format | None:
-    """That of the log of another trainer; None of a run folder, a table or a pipe."""
+    """Return the format of another trainer's log; None for a run folder, a table or a pipe."""
     with reading(path):
         place = Path(path)
         is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
@@ -308,7 +308,7 @@ def _foreign_format(path: str | Path, source: ReadOptions) -> Format | None:
 
 
 def _check_one(records: Sequence[RunRecord], path: str | Path) -> None:
-    """Raise an InputError if there are several runs, which names them."""
+    """Raise an InputError that names the runs if there are several."""
     if len(records) > 1:
         names = listed([str(record.config["name"]) for record in records])
         raise InputError(f"{path}: holds {len(records)} runs; choose one with --run: {names}")

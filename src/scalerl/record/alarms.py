@@ -30,7 +30,7 @@ class Alarm:
 
     @property
     def steps(self) -> str:
-        """From when to when, in words."""
+        """The steps from first to last, in words."""
         return f"from step {self.first} on" if self.last is None else f"steps {self.first} to {self.last}"
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Alarm:
 
 
 def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
-    """The alarms and warnings of a run, in the order in which they began; none where there is no such file.
+    """Read the alarms and warnings of a run in the order in which they began; none without a file.
 
     Raises:
         InputError: a line cannot be read.
@@ -76,7 +76,7 @@ def _alarm(row: Mapping[str, Any]) -> Alarm:
 
 
 def warnings_of(alarms: Iterable[Alarm], last_step: int) -> tuple[str, ...]:
-    """What a fit to the evaluations up to `last_step` must say: one sentence per metric that was alarmed."""
+    """Return the warnings of a fit to the evaluations up to `last_step`: one per metric with an alarm."""
     by_metric: dict[str, list[Alarm]] = {}
     for alarm in alarms:
         if alarm.level == "alarm" and alarm.first <= last_step:

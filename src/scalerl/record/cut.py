@@ -50,7 +50,7 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
 
 
 def end_cut(folder: Path) -> None:
-    """Do the cut that `cut_record` has prepared, if there is one.
+    """Finish the cut that `cut_record` has prepared, if there is one.
 
     Raises:
         InputError: it cannot be read.
@@ -99,7 +99,7 @@ def ends_at(path: Path, length: int) -> bool:
 
 
 def _text_from(path: Path, start: int) -> str:
-    """The text of a file from a byte on, empty without a file; bytes that are not UTF-8 are kept."""
+    """Read the text of a file from a byte on, empty without a file; bytes that are not UTF-8 are kept."""
     if not os.path.lexists(path):
         return ""
     with path.open("rb") as file:
@@ -108,9 +108,9 @@ def _text_from(path: Path, start: int) -> str:
 
 
 def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
-    """The counters at the last of the lost steps, less those at the last that is kept.
+    """Return the counters at the last of the lost steps, less those at the last that is kept.
 
-    Lines that are no steps of ours (somebody else's, or cut off by a kill) count for nothing.
+    Lines that are no steps of ours (another program's, or torn by a kill) count for nothing.
     """
     after = _last_step(lost)
     if not after:
@@ -123,7 +123,7 @@ def _cost(before: Mapping[str, Any], lost: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines_before(path: Path, length: int) -> list[str]:
-    """The last lines within the first `length` bytes."""
+    """Read the last lines within the first `length` bytes."""
     if not length:
         return []
     with path.open("rb") as file:
@@ -132,12 +132,12 @@ def _lines_before(path: Path, length: int) -> list[str]:
 
 
 def _last_step(lines: Sequence[str]) -> dict[str, Any]:
-    """The last of some lines that is a step; empty where there is none."""
+    """Return the last of some lines that is a step; empty where there is none."""
     return next((row for line in reversed(lines) if _is_step(row := _object(line))), {})
 
 
 def _object(line: str) -> dict[str, Any]:
-    """The JSON object of a line; empty where it is none."""
+    """Parse the JSON object of a line; empty where it is none."""
     with suppress(ValueError, RecursionError):
         found = json.loads(line)
         return found if isinstance(found, dict) else {}
@@ -145,7 +145,7 @@ def _object(line: str) -> dict[str, Any]:
 
 
 def _is_step(row: Mapping[str, Any]) -> bool:
-    """Whether it is a line of steps.jsonl with its counters."""
+    """Whether a row is a line of steps.jsonl with its counters."""
     values = [row.get("step")]
     for name in ("device_seconds", "flops", "tokens"):
         if not isinstance(counters := row.get(name), dict):

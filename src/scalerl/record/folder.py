@@ -25,7 +25,7 @@ RECORDS = (
 )
 """The files that are appended to."""
 CUT = ".cut.part"
-"""Of a cut of these that is under way."""
+"""The file of a cut of these that is under way."""
 _OF_A_RUN = (
     *(CUT, "checkpoints", *RECORDS, "lost.jsonl", "report.html"),
     *("tracking.json", "wandb", "tensorboard", "config.json"),
@@ -128,7 +128,7 @@ class RunFolder:
             ) from error
 
     def _end_moving(self) -> None:
-        """End a `set_apart` that was killed: a run is in its place or apart, and never in two halves."""
+        """Finish a `set_apart` that was killed: a run is in its place or apart, and never in two halves."""
         moving = self.path / _MOVING
         if not moving.is_dir():
             return
@@ -145,7 +145,7 @@ class RunFolder:
 
 
 def _name_moved(folder: Path) -> Path:
-    """Give what was moved its name, the next `before-N`."""
+    """Rename the folder of what was moved to the next `before-N`."""
     numbers = [int(found[1]) for path in folder.iterdir() if (found := _BEFORE.fullmatch(path.name))]
     sync(folder / _MOVING)
     apart = (folder / _MOVING).rename(folder / f"before-{max(numbers, default=0) + 1}")

@@ -1,4 +1,4 @@
-"""Evaluations that were read and do not count: how many, which, and why. All readers tell them by this."""
+"""Evaluations that were read and do not count: how many, which, and why."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LeftOut:
 
     @classmethod
     def of(cls, omitted: Iterable[Omitted], metric: str = "", ending: str = "") -> LeftOut:
-        """From all of them, in the order of their steps."""
+        """Count all of them, in the order of their steps."""
         found = list(omitted)
         counts = Counter(one.reason for one in found)
         return cls(metric, tuple(counts.items()), tuple(_shared(found)), ending)
@@ -72,7 +72,7 @@ class LeftOut:
     def of_log(
         cls, omitted: Sequence[Omitted], at_W: np.ndarray, at_N: np.ndarray, metric: str = ""
     ) -> LeftOut:
-        """From all of a log, with the NaN that stands for no evaluation told apart, and with the ending.
+        """Count all of a log, tell apart NaN that stands for no evaluation, and add the ending.
 
         Args:
             omitted: in the order in which they are listed.
@@ -91,7 +91,7 @@ class LeftOut:
 
     @classmethod
     def parse(cls, found: Any) -> LeftOut:
-        """From what `to_json` gave, as a config.json has it; empty of anything else."""
+        """Parse what `to_json` gave, as a config.json has it; empty for anything else."""
         if not isinstance(found, Mapping):
             return cls()
         reasons, items = found.get("reasons"), found.get("evaluations")
@@ -112,20 +112,20 @@ class LeftOut:
         return sum(n for _, n in self.counts)
 
     def joined(self, other: LeftOut) -> LeftOut:
-        """These and others of the same run."""
+        """Return these and others of the same run."""
         counts = Counter(dict(self.counts)) + Counter(dict(other.counts))
         items = tuple(_shared([*self.items, *other.items]))
         return LeftOut(self.metric or other.metric, tuple(counts.items()), items, self.ending or other.ending)
 
     def sentences(self) -> tuple[str, ...]:
-        """For warnings: the ending first, then a sentence for every reason, with steps or lines."""
+        """Return the warnings: the ending first, then a sentence for every reason, with steps or lines."""
         of = f" of '{self.metric}'" if self.metric else ""
         return tuple(
             filter(None, [self.ending, *(self._sentence(reason, n, of) for reason, n in self.counts)])
         )
 
     def rows(self) -> tuple[str, ...]:
-        """For a table: what is left out for every reason."""
+        """Return the rows of a table: what is left out for every reason."""
         return tuple(self._sentence(reason, n, "") for reason, n in self.counts)
 
     def _sentence(self, reason: str, n: int, of: str) -> str:
@@ -137,7 +137,7 @@ class LeftOut:
         return f"{counted(n, 'evaluation')}{of} left out, {_WHY[reason]}{': ' * bool(places)}{places}"
 
     def to_json(self) -> dict[str, Any]:
-        """The value of "left_out" in JSON; the list is bounded, the counts are of all."""
+        """Return the value of "left_out" in JSON; the list is bounded, the counts are of all."""
         return {
             "total": len(self),
             "metric": self.metric or None,
@@ -159,7 +159,7 @@ def _are_gaps(at_N: np.ndarray, nan_V: np.ndarray) -> bool:
 
 
 def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
-    """What is said of a run whose newest evaluations have no number; `total` are all that it made."""
+    """Describe a run whose newest evaluations have no number; `total` are all that it made."""
     if not newest:
         return ""
     what = " or ".join(_WHY[reason] for reason in dict.fromkeys(one.reason for one in newest))
@@ -176,7 +176,7 @@ def _ending(newest: Sequence[Omitted], total: int, metric: str) -> str:
 
 
 def _places(items: Sequence[Omitted], total: int) -> str:
-    """Steps where they are known, with the lines where these are; else lines; empty without either."""
+    """List steps where they are known, with lines where those are; else lines; empty without either."""
     shown = items[:_SHOWN]
     if not shown:  # of a config.json that counts more than it lists
         return "not listed"
@@ -194,7 +194,7 @@ def _places(items: Sequence[Omitted], total: int) -> str:
 
 
 def _shared(found: Sequence[Omitted]) -> list[Omitted]:
-    """As many of each reason as there is room for in the list; what one does not need the others get."""
+    """Keep `MOST` of all, shared evenly between the reasons; one that needs less leaves it to the others."""
     by_reason: dict[str, list[Omitted]] = {}
     for one in found:
         by_reason.setdefault(one.reason, []).append(one)
@@ -206,7 +206,7 @@ def _shared(found: Sequence[Omitted]) -> list[Omitted]:
 
 
 def shown_step(value: Any) -> int | None:
-    """A step, a line or a count as a whole number; None of what is none, or beyond those of a float64."""
+    """Convert a step, line or count to a whole number; None if it is none, or beyond 2**53."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if abs(value) <= 2**53 and value == int(value) else None

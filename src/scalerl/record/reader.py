@@ -31,7 +31,7 @@ UNTRAINED = ("checkpoint", "cluster", "health", "timeouts", "tracking")
 _LEAST = {"step": 0, "version": -1, "n_prompts": 0, "n_samples": 0}
 """The fields of an evaluation that are whole numbers, and from what on."""
 _UNKNOWN = {"version": -1, "n_prompts": 0, "n_samples": 0}
-"""Of these, what stands for one that is not known."""
+"""What stands for one of these that is not known."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _counters(kind: type, value: Any, name: str) -> Any:
 
 
 def mean_p_1mp(correct_P: np.ndarray, n_samples: int) -> float:
-    """Unbiased estimate of the mean over prompts of p (1 - p), `correct_P` successes of `n_samples` each.
+    """Estimate the mean over prompts of p (1 - p) without bias, from `correct_P` successes of `n_samples`.
 
     For x successes of k, x (k - x) / (k (k - 1)) has expectation p (1 - p). NaN at k = 1, where one sample
     says nothing of the spread.
@@ -214,7 +214,7 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """What the run is called: by its config.json, else as its folder or file; printable."""
+        """The printable name of the run: that in config.json, else its folder's or file's."""
         named = self.config.get("name")
         return printable(str(named)) if named else name_of_path(self.path)
 
@@ -229,29 +229,29 @@ class RunRecord:
     def health_is_watched(self) -> bool:
         """Whether its trainer looks for alarms: ours does, by the thresholds of a recipe.
 
-        Of other runs, those that were read from logs above all, nobody knows whether there was one.
+        Whether other runs had any, those read from logs above all, is not known.
         """
         has_thresholds = isinstance(_table(self.config, "recipe").get("health"), Mapping)
         return has_thresholds or bool(self.alarms)
 
     def logged_axes(self) -> tuple[str, ...]:
-        """The compute axes whose counters every evaluation has, but for `dollars`, which needs a price."""
+        """Return the axes whose counters every evaluation has, except `dollars`, which needs a price."""
         return tuple(axis for axis in AXES if axis != "dollars" and not np.isnan(self._axis(axis)).any())
 
     def steps(self) -> list[dict[str, Any]]:
-        """The lines of steps.jsonl, read on demand (a long run has many)."""
+        """Read the lines of steps.jsonl, of which a long run has many."""
         return read_rows(self.path / "steps.jsonl", [])
 
     def lost(self) -> list[dict[str, Any]]:
-        """What was run in vain before each resume: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
+        """Read what each resume discarded: {"resumed": Unix seconds, "lost": {"steps", ...}}."""
         return [row for row in read_rows(self.path / "lost.jsonl", []) if "lost" in row]
 
     def eval_prompts(self) -> list[dict[str, Any]]:
-        """The lines of eval_prompts.jsonl, read on demand: {"step", "prompt_set", "n", "id", "correct"}."""
+        """Read the lines of eval_prompts.jsonl: {"step", "prompt_set", "n", "id", "correct"}."""
         return read_rows(self.path / "eval_prompts.jsonl", [])
 
     def compute(self, axis: str = "gpu_hours", price: float | None = None) -> np.ndarray:
-        """Cumulative training compute of every evaluation, shape (n,), in units of `axis`.
+        """Return the training compute up to every evaluation, shape (n,), in units of `axis`.
 
         gpu_hours = (generate + train + idle device-seconds) / 3600; evaluation is left out. `price` is in
         dollars per GPU-hour, and belongs to the axis `dollars`.
@@ -271,7 +271,7 @@ class RunRecord:
         return in_dollars(compute, price) if axis == "dollars" else compute
 
     def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
-        """`compute` as it is fitted: 0 at step 0, as what devices idled while starting up trained nothing.
+        """Return `compute` as it is fitted: 0 at step 0, as devices that start up train nothing.
 
         Raises:
             InputError: as `compute`.
@@ -280,7 +280,7 @@ class RunRecord:
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 
     def to_frame(self) -> Any:
-        """The evaluations as a `pandas.DataFrame`, a row each; NaN or NA where something was not logged.
+        """Return the evaluations as a `pandas.DataFrame`, a row each; NaN or NA for what was not logged.
 
         Columns: `step`, `pass_rate`, `noise_sd`, the axes `gpu_hours`, `flops`, `tokens`, `samples` as they
         are fitted, and the other fields of `EvalPoint`. `scalerl.fit` takes it, too.
@@ -302,7 +302,7 @@ class RunRecord:
         return data_frame({name: columns.pop(name) for name in _FIRST} | axes | columns)
 
     def __repr__(self) -> str:
-        """One line: all of a record are thousands of numbers."""
+        """Return one line: all of a record are thousands of numbers."""
         parts = [f"RunRecord {brief(self.name)}", counted(len(self.evals), "evaluation")]
         if self.evals:
             first, last = self.evals[0], self.evals[-1]
@@ -321,12 +321,12 @@ class RunRecord:
 
 
 def unit_of(axis: str) -> str:
-    """The unit of an axis, as it stands after an amount; that of a column is its name."""
+    """Return the unit of an axis, as it stands after an amount; that of a column is its name."""
     return {"gpu_hours": "GPU-hours", "flops": "FLOP", "samples": "completions"}.get(axis, axis)
 
 
 def name_of_path(path: str | Path) -> str:
-    """What is called after a folder or a file, the ending of a file left out; printable."""
+    """Return a printable name for a folder or a file, without the suffix of a file."""
     path = Path(path)
     if not path.name:  # as that of `.`
         path = path.resolve()
@@ -334,12 +334,12 @@ def name_of_path(path: str | Path) -> str:
 
 
 def final_folder(run: Path) -> Path:
-    """Where the final weights of the run folder `run` are, once it has reached its end."""
+    """Return where the final weights of the run folder `run` are, once it has reached its end."""
     return run / "checkpoints" / "final"
 
 
 def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
-    """GPU-hours at `price` dollars each.
+    """Convert GPU-hours to dollars at `price` each.
 
     Raises:
         InputError: `price` is missing, or not a number above 0.
@@ -353,17 +353,17 @@ def in_dollars(gpu_hours_N: np.ndarray, price: float | None) -> np.ndarray:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a run of ours is there, evaluated or not; OSError where that may not be entered."""
+    """Whether a path is a run folder, evaluated or not; OSError where it may not be entered."""
     return (path / "evals.jsonl").is_file() or _has_begun(path)
 
 
 def runs_below(path: Path) -> list[str]:
-    """The names of the run folders in a folder; OSError where that may not be entered."""
+    """Return the names of the run folders in a folder; OSError where that may not be entered."""
     return sorted(child.name for child in path.iterdir() if child.is_dir() and holds_run(child))
 
 
 def _has_begun(path: Path) -> bool:
-    """By its config.json, which models have, too."""
+    """Whether config.json is that of a run: models have one, too."""
     file = path / "config.json"
     try:
         return file.is_file() and "schema" in read_object(file)
@@ -383,7 +383,7 @@ def _why_no_run(path: Path) -> str:
 
 
 def compute_of(point: EvalPoint, axis: str) -> float:
-    """Cumulative training compute of one evaluation, in units of one of `AXES`; NaN where not known."""
+    """Return the training compute up to one evaluation, in units of one of `AXES`; NaN where not known."""
     if axis in ("gpu_hours", "dollars"):
         seconds = point.device_seconds
         return (seconds.generate + seconds.train + seconds.idle) / 3600

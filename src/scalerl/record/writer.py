@@ -23,7 +23,7 @@ from scalerl.record.folder import RECORDS, RunFolder
 from scalerl.record.reader import SCHEMA, EvalPoint
 
 _CHECKPOINTED = "checkpointed"
-"""Of config.json: that there has been a checkpoint."""
+"""The key of config.json that records that there has been a checkpoint."""
 
 
 class RunWriter:
@@ -71,12 +71,12 @@ class RunWriter:
         """Where the files ended after they were written to last."""
 
     def close(self) -> None:
-        """Let another process write there; nothing can be written after this."""
+        """Unlock the folder; nothing can be written after this."""
         if self._is_own:
             self.folder.close()
 
     def change(self, **changes: Any) -> None:
-        """Put parts of its tables (the recipe, say) into config.json, or values, where others are there."""
+        """Change values in config.json, or parts of its tables (the recipe, say), where they differ."""
         now = json.loads(dumps({**self.config, **changes}))
         for name, before in self.config.items():
             if isinstance(before, dict) and isinstance(now[name], dict):
@@ -86,7 +86,7 @@ class RunWriter:
             self._write_config()
 
     def checkpointed(self) -> None:
-        """Put on record that the run has had a checkpoint."""
+        """Record that the run has had a checkpoint."""
         self.change(**{_CHECKPOINTED: True})
 
     def _write_config(self) -> None:
@@ -94,7 +94,7 @@ class RunWriter:
             write_atomically(self.folder.here() / "config.json", dumps(self.config, indent=2) + "\n")
 
     def lengths(self) -> dict[str, int]:
-        """The length of each file in bytes, as `resume` takes it; what they hold is on the disk."""
+        """Sync the files, and return the length of each in bytes, as `resume` takes it."""
         lengths = {}
         for name in RECORDS:
             with _writing(self.path / name):
@@ -127,7 +127,7 @@ class RunWriter:
         self._append("evals.jsonl", asdict(point), sync=True)
 
     def whole(self, evals: Iterable[EvalPoint], steps: Iterable[Mapping[str, Any]]) -> None:
-        """Write all evaluations and steps of a run that has them already, at once."""
+        """Write all evaluations and steps of a finished run at once."""
         # What makes it a run comes last.
         lines = {"steps.jsonl": steps, "evals.jsonl": (asdict(one) for one in evals)}
         for name, rows in lines.items():
@@ -135,18 +135,18 @@ class RunWriter:
                 write_atomically(self.folder.here() / name, (dumps(row) + "\n" for row in rows))
 
     def step(self, row: Mapping[str, Any], groups: Mapping[str, Any] | None = None) -> None:
-        """Append one trainer step, and what became of each of its groups."""
+        """Append one trainer step, and the outcome of each of its groups."""
         if groups is not None:
             self._append("groups.jsonl", groups)
         self._append("steps.jsonl", row)
 
     def timeline(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append who did what when."""
+        """Append lines of the timeline."""
         for row in rows:
             self._append("timeline.jsonl", row)
 
     def alarm(self, row: Mapping[str, Any]) -> None:
-        """Append what is wrong with the run's health, or is no longer."""
+        """Append the start or the end of an alarm."""
         self._append("alarms.jsonl", row, sync=True)
 
     def forecast(self, row: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class RunWriter:
         self._ends[name] = before + len(data)
 
     def _check_end(self, name: str, end: int) -> None:
-        """A record that others write to, too, would be spoilt from here on, and a checkpoint with it."""
+        """Raise a WriteError if another program wrote to the file: a checkpoint's lengths would be wrong."""
         if self._ends[name] != end:
             raise WriteError(
                 f"{self.path / name}: {end} bytes long, and {self._ends[name]} were written: another program "

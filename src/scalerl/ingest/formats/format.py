@@ -23,7 +23,7 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Unread:
-    """A run of several that cannot be read, and costs only itself."""
+    """A run that cannot be read; the other runs of its source are read all the same."""
 
     path: str
     """The file or folder that was asked for."""
@@ -36,7 +36,7 @@ class Unread:
         return f"left out: {where}: {self.reason.removeprefix(f'{self.path}: ')}"
 
     def to_json(self) -> dict[str, str | None]:
-        """A member of "unread" in JSON."""
+        """Return a member of "unread" in JSON."""
         return {"path": self.path, "run": self.run or None, "reason": self.reason}
 
 
@@ -74,7 +74,7 @@ def each_run(
 
 
 def unopened(error: OSError, place: Path) -> str:
-    """What the system says of a file or folder that cannot be read."""
+    """Describe the system's error at a file or folder that cannot be read."""
     return f"{error.filename or place}: {error.strerror or error}"
 
 
@@ -83,9 +83,9 @@ class Format:
     """One kind of file or folder that trainers or trackers write."""
 
     name: str
-    """As `--format` takes it."""
+    """Its name for `--format`."""
     what: str
-    """In a few words, for help and messages."""
+    """A description in a few words, for help and messages."""
     recognises: Callable[[Path], bool]
     """Whether a path is one of these, by its names and first bytes. It raises OSError and nothing else."""
     read: Callable[[Path, Wanted], Sequence[Log | Unread]]
@@ -102,14 +102,14 @@ _MODULES = (
 
 
 def formats() -> Iterator[Format]:
-    """All formats, each loaded when it is its turn: those of this package first."""
+    """Yield all formats, each loaded when it is its turn: those of this package first."""
     for name in _MODULES:
         yield importlib.import_module(f"{__package__}.{name}").FORMAT
     yield from importlib.import_module(f"{__package__}.importer").announced()
 
 
 def recognise(path: Path, named: str | None = None) -> Format | None:
-    """The format of a file or folder; None where it is none of these.
+    """Return the format of a file or folder; None where no format recognises it.
 
     Raises:
         InputError: there is no such path, it may not be read, or is a pipe or a device; or there is no format

@@ -20,11 +20,11 @@ class Importer(Protocol):
     """Reads one kind of log: a frozen dataclass whose fields all have defaults."""
 
     def recognises(self, path: Path) -> bool:
-        """Whether a file or folder is one of these, by its name and first bytes: it is asked of any path."""
+        """Whether a file or folder has this format, by its name and first bytes: called for any path."""
         ...
 
     def rows(self, path: Path) -> Iterable[Mapping[str, Any]]:
-        """The rows in the order in which they were written: metrics by name, nested or flat.
+        """Return the rows in the order in which they were written: metrics by name, nested or flat.
 
         Each has a `step`, and a `time` in Unix seconds where the log has one, which GPU-hours are made of.
         Rows of several runs have a `run_name`. Metrics have the names of a known trainer, or `--y` says which
@@ -37,7 +37,7 @@ _IMPORTERS = Choice("importers", Importer, None)
 
 
 def named(kind: str) -> Format | None:
-    """The format of the importer that `--format` names by module, file or entry point; None of no such name.
+    """Return the format of the importer that `--format` names by module, file or entry point, or None.
 
     Raises:
         InputError: it cannot be loaded, or is no importer.
@@ -54,7 +54,7 @@ def named(kind: str) -> Format | None:
 
 
 def announced() -> Iterator[Format]:
-    """The formats of the importers that installed packages announce."""
+    """Yield the formats of the importers that installed packages announce."""
     for entry in entry_points(group="scalerl.importers"):
         if (found := named(entry.name)) is not None:
             yield found

@@ -25,7 +25,7 @@ _MOST_FILES = 200_000
 
 
 def first_bytes(path: Path, size: int) -> bytes:
-    """The first bytes of a file; none of what is no file."""
+    """Return the first bytes of a file; empty where there is no file."""
     if not path.is_file():  # a pipe, above all: what is read of it once is gone
         return b""
     with path.open("rb") as file:
@@ -33,7 +33,7 @@ def first_bytes(path: Path, size: int) -> bytes:
 
 
 def head(path: Path, size: int = HEAD) -> bytes:
-    """As `first_bytes`, without the mark of UTF-8; none of what is no text in UTF-8."""
+    """Return the first bytes of a text without its byte order mark; empty if it is not in UTF-8."""
     data = first_bytes(path, size)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data:
         return b""
@@ -41,7 +41,7 @@ def head(path: Path, size: int = HEAD) -> bytes:
 
 
 def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
-    """The first JSON objects of a JSONL file; none where its first lines are something else."""
+    """Return the first JSON objects of a JSONL file; empty where its first lines are something else."""
     data = head(path)
     if not data.lstrip().startswith(b"{"):
         return []
@@ -58,7 +58,7 @@ def head_rows(path: Path, most: int = 20) -> list[dict[str, Any]]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """The lines of a text with their numbers, and whether they have an end; the end is not part of them.
+    """Yield the lines of a text without their ends: number, line, and whether it had an end.
 
     Of a line of more than `ROW` allows only the first bytes are given, one more than that and without an end.
 
@@ -82,14 +82,14 @@ def lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def text_lines(file: BinaryIO) -> Iterator[str]:
-    """The lines of a text in UTF-8, ended as on any system; of one beyond `ROW` in parts. Closes the file."""
+    """Yield the lines of a text in UTF-8, one beyond `ROW` in parts, and close the file."""
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         while line := text.readline(limits.ROW.most + 1):
             yield line
 
 
 def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a CSV that are not blank, the names of the columns first, each with its last line's number.
+    """Yield the rows of a CSV that are not blank, the header first, each with its last line's number.
 
     Raises:
         InputError: a row is longer than `ROW` allows, has more cells than there are columns, or is no CSV.
@@ -124,7 +124,7 @@ def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int,
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file with the numbers of their lines; an unfinished last line is noted.
+    """Yield the objects of a JSONL file with their line numbers; an unfinished last line is noted.
 
     Raises:
         InputError: a line that is not the last is no JSON object, or one is longer than `ROW` allows.
@@ -133,7 +133,7 @@ def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, by name, without those that are hidden or symbolic links."""
+    """Return the folders in a folder, by name, without those that are hidden or symbolic links."""
     # By way of the folder itself, as one may be allowed to list it and not to enter it.
     with os.scandir(f"{folder}/.") as entries:
         names = [
@@ -145,14 +145,14 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files in a folder, by name, without symbolic links and pipes."""
+    """Return the files in a folder, by name, without symbolic links and pipes."""
     with os.scandir(f"{folder}/.") as entries:
         names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     return [folder / name for name in sorted(names)]
 
 
 def is_plain(path: Path) -> bool:
-    """Whether this is a file, no symbolic link, in a folder that may be entered."""
+    """Whether a path is a regular file, not a symbolic link, in a folder that may be entered."""
     try:
         return path.is_file() and not path.is_symlink()
     except PermissionError:
@@ -160,7 +160,7 @@ def is_plain(path: Path) -> bool:
 
 
 def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
-    """A folder and all below it, the higher ones first, each with its files.
+    """Yield a folder and all below it, the higher ones first, each with its files.
 
     Symbolic links are not followed, so that it neither leaves the folder nor goes round in a circle; hidden
     folders and those that may not be read are passed over, and the search ends where it has become too large.
@@ -185,9 +185,9 @@ def folders_below(folder: Path) -> Iterator[tuple[Path, Sequence[Path]]]:
 
 
 def name_of(path: Path, below: Path | None = None) -> str:
-    """What a run in a file or folder is called: its name, without the ending of a file.
+    """Name a run after its file or folder, without the suffix of a file.
 
-    A run in a folder `below` that holds several has the names of the folders between, too.
+    A run in a folder `below` that holds several is named by its path from there.
     """
     if below not in (None, path):
         return path.relative_to(below).as_posix()

@@ -35,7 +35,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """A file is a run, or several by a column that names them; in a folder those of one run go together."""
+    """Read a file as one run, or several by a column of names; in a folder join the files of each run."""
     if not path.is_dir():
         return [*_read_run([("", path)], path, name_of(path), wanted)]
     runs = {run: files for run in _runs(path) if (files := _files(run))}
@@ -58,7 +58,7 @@ def _recognises_file(path: Path) -> bool:
 
 
 def _is_own(row: Mapping[str, Any]) -> bool:
-    """Whether a row is one of a table that is read as it is, by its steps where it has nothing else."""
+    """Whether a row belongs to a table of compute and pass rates, or of steps and pass rates alone."""
     if "pass_rate" not in row:
         return False
     return not _COMPUTE.isdisjoint(_tops(row)) or not any(name in row for name in TIMES)
@@ -69,12 +69,12 @@ def _tops(row: Mapping[str, Any]) -> set[str]:
 
 
 def _runs(path: Path) -> list[Path]:
-    """The folder, if it is a run's; else those in it."""
+    """Return the folder itself if it is a run's, else the folders in it."""
     return [path] if _files(path) else subfolders(path)
 
 
 def _files(run: Path) -> list[tuple[str, Path]]:
-    """The files of a run and whose they are: its own, and those of its processes."""
+    """Return the files of a run with the process that wrote each; empty for the run's own."""
     try:
         places = [("", run), *((one.name, one) for one in subfolders(run))]
         return [
@@ -89,7 +89,7 @@ def _files(run: Path) -> list[tuple[str, Path]]:
 
 
 def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted: Wanted) -> list[Log]:
-    """The rows of all files; what two processes log under one name is kept apart by the process's."""
+    """Read the rows of all files; a metric that two processes log is kept apart by a prefix."""
     prefix = f"{_ORCHESTRATOR}/"
     reader = RowReader(str(source), "jsonl", name, lambda metric: wanted(metric.removeprefix(prefix)))
     for process, file in files:
@@ -104,7 +104,7 @@ def _read_run(files: Sequence[tuple[str, Path]], source: Path, name: str, wanted
 
 
 def _joined(log: Log, prefix: str) -> Log:
-    """The log with the orchestrator's metrics under their own names, but for those that both have."""
+    """Give the orchestrator's metrics their own names, except for those that both processes log."""
     logged = dict.fromkeys((*log.names, *log.omitted))  # a metric of NaN alone is not among the names
     renamed = {name: name.removeprefix(prefix) for name in logged}
     both = {name: own for name, own in renamed.items() if name != own and own in logged}

@@ -27,7 +27,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """All runs but those that were deleted, of a folder of any of the three kinds."""
+    """Read all runs that were not deleted, of a folder of any of the three kinds."""
     runs = _runs(path) if path.is_dir() else ()
     missing = f"{path}: no runs of MLflow in it, folders with {_META} and metrics/"
     room = Room(str(path))
@@ -43,7 +43,7 @@ FORMAT = Format("mlflow", "MLflow's file store: mlruns/, an experiment or a run"
 
 
 def _runs(path: Path) -> Iterator[Path]:
-    """The folders of runs: this one, those in it, or those in an experiment in it."""
+    """Yield the folders of runs: this one, those in it, or those in an experiment in it."""
     if _is_run(path):
         yield path
         return
@@ -79,14 +79,14 @@ def _log(run: Path, wanted: Wanted, room: Room) -> Log:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All files below a folder, and what they are of: a name with slashes has subfolders."""
+    """Yield all files below a folder with their names: a name with slashes has subfolders."""
     for inner, _ in folders_below(folder):
         for file in files_in(inner):
             yield file.relative_to(folder).as_posix(), file
 
 
 def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) -> None:
-    """The lines of a metric's file; of one that is not wanted the first, for its name."""
+    """Read the lines of a metric's file; of one that is not wanted the first, for its name."""
     for number, line, ended in lines(file):
         if not line.strip():
             continue
@@ -106,7 +106,7 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
 
 
 def _row(line: bytes) -> tuple[float, float, float] | None:
-    """Unix seconds, value and step of a line; None where it is none. Old ones have no step, which is 0."""
+    """Parse Unix seconds, value and step of a line, or return None. Old ones have no step, which is 0."""
     cells = line.split(maxsplit=5)
     if len(cells) not in (2, 3, 5):  # the last two of five are of a data set
         return None
@@ -117,7 +117,7 @@ def _row(line: bytes) -> tuple[float, float, float] | None:
 
 
 def _meta(run: Path) -> dict[str, str]:
-    """Some keys of meta.yaml, which has one a line and no nested ones that matter here."""
+    """Return some keys of meta.yaml, which has one a line and no nested ones that matter here."""
     found = {}
     for key, value in _META_LINE.findall(_text(run / _META)):
         value = value.strip()
@@ -135,7 +135,7 @@ def _text(file: Path) -> str:
 
 
 def _plain(text: str) -> Any:
-    """A parameter, which MLflow keeps as a text, as the number or the truth value that it was."""
+    """Convert a parameter, which MLflow keeps as a text, to the number or boolean that it was."""
     if len(text) > 40 or not re.fullmatch(r"True|False|None|[-+]?[\d.]+(?:[eE][-+]?\d+)?", text):
         return text
     try:

@@ -29,7 +29,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:
-    """A run, or several by a column that names them; only the columns that are wanted are read."""
+    """Read one run, or several by a column of names; only the columns that are wanted are read."""
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -54,7 +54,7 @@ FORMAT = Format("parquet", "a Parquet table of metrics with a step", recognises,
 
 
 def _read_table(file: Any, reader: RowReader, path: Path, wanted: Wanted, arrow: Any) -> None:
-    """The rows of a file, a part of a row group at a time."""
+    """Read the rows of a file, a part of a row group at a time."""
     types = arrow.types
     fields = list(file.schema_arrow)
     names = [field.name for field in fields]
@@ -85,7 +85,7 @@ def _is_text(kind: Any, types: Any) -> bool:
 
 
 def _check_texts(metadata: Any, texts: Set[str], path: Path) -> None:
-    """Raise an InputError if what a row group has of texts is too much, once it is no longer compressed."""
+    """Raise an InputError if the texts of a row group are too large once decompressed."""
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             if column.path_in_schema.split(".")[0] in texts:
@@ -93,7 +93,7 @@ def _check_texts(metadata: Any, texts: Set[str], path: Path) -> None:
 
 
 def _rows(batch: Any, path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a part of a table.
+    """Yield the rows of a part of a table.
 
     A text that comes again is the same object: as texts of their own, those of 4,096 rows that name one run
     in 1 MB, which a dictionary holds once in the file, would be 4 GB.
@@ -111,7 +111,7 @@ def _rows(batch: Any, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:
-    """The columns of numbers in structs, by their paths: text in one would be read whole, of any size."""
+    """Return the paths of the numbers in structs: text in one would be read whole, of any size."""
     columns = [file.schema.column(i) for i in range(len(file.schema.names))]
     return [
         column.path
@@ -123,7 +123,7 @@ def _numbers_within(structs: Sequence[str], file: Any) -> list[str]:
 
 
 def _plain(batch: Any, arrow: Any) -> Any:
-    """A part of a table whose times are of microseconds, as those of Python are."""
+    """Cast the times of a part of a table to microseconds, as those of Python are."""
     for index, field in enumerate(batch.schema):
         if arrow.types.is_timestamp(field.type):
             kind = arrow.timestamp("us", field.type.tz)

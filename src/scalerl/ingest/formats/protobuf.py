@@ -10,7 +10,7 @@ _WIDTH = {FIXED64: 8, FIXED32: 4}
 
 
 def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """The fields of a message in their order: number, wire type, and value.
+    """Yield the fields of a message in their order: number, wire type, and value.
 
     The value of a varint is the unsigned number. Of the other types it is the bytes as they are, not copied:
     8 or 4, little-endian, of a number of fixed width; a text, a message or a packed array otherwise.
@@ -50,12 +50,12 @@ def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int | memoryvie
 
 
 def parts(data: bytes | memoryview, number: int) -> Iterator[memoryview]:
-    """All values of one field that have a length or a fixed width; errors as of `fields`."""
+    """Yield all values of one field that have a length or a fixed width; errors as of `fields`."""
     return (value for at, _, value in fields(data) if at == number and not isinstance(value, int))
 
 
 def part(data: bytes | memoryview, number: int) -> memoryview:
-    """The last of these, which counts where a field comes once; empty where it is missing."""
+    """Return the last of `parts`, which counts where a field comes once; empty where it is missing."""
     found = memoryview(b"")
     for value in parts(data, number):  # no list of them: a message may have millions
         found = value
@@ -63,7 +63,7 @@ def part(data: bytes | memoryview, number: int) -> memoryview:
 
 
 def integer(data: bytes | memoryview, number: int) -> int:
-    """The last value of a field that is a varint; 0 where it is missing, as then in protocol buffers."""
+    """Return the last value of a varint field; 0 where it is missing, the default of protocol buffers."""
     found = 0
     for at, _, value in fields(data):
         if at == number and isinstance(value, int):
@@ -72,12 +72,12 @@ def integer(data: bytes | memoryview, number: int) -> int:
 
 
 def signed(value: int) -> int:
-    """A varint as an int32 or int64, whose negative numbers have all 64 bits."""
+    """Convert a varint to an int32 or int64, whose negative numbers have all 64 bits."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first, and where it ends."""
+    """Decode a number of 7 bits a byte, the lowest first; return it and where it ends."""
     value = shift = 0
     for place in range(at, min(at + 10, len(view))):
         byte = view[place]

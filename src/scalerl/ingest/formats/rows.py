@@ -27,7 +27,7 @@ _LONGEST_TIME = 64
 
 
 class RowReader:
-    """Takes rows to the logs of their runs."""
+    """Adds rows to the logs of their runs."""
 
     def __init__(self, source: str, format: str, name: str, wanted: Wanted) -> None:
         self._source, room = source, Room(source)
@@ -38,12 +38,12 @@ class RowReader:
         self.notes: list[str] = []
 
     def begin_file(self) -> None:
-        """What follows is of another file, which may have been written at the same time."""
+        """Start another file, which may have been written at the same time as those before."""
         for builder in self._builders.values():
             builder.begin_file()
 
     def add(self, row: Mapping[str, Any], line: int = 0) -> None:
-        """One row, nested or flat, and its number in the file; one without a step is passed over."""
+        """Add one row, nested or flat, with its number in the file; one without a step is skipped."""
         row = flat(row, separator="/", where=self._source)
         if self._step is None:  # of the first row that has one: two counters in one log do not go together
             self._step = next((name for name in STEPS if not math.isnan(finite(row.get(name)))), None)
@@ -89,13 +89,13 @@ class RowReader:
 
 
 def time_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """The name of the first cell of a row that is a time, and its Unix seconds; NaN where there is none."""
+    """Return the name of the first cell of a row that is a time, and its Unix seconds; NaN without any."""
     times = ((name, unix_seconds(row.get(name))) for name in TIMES)
     return next((one for one in times if not math.isnan(one[1])), ("", math.nan))
 
 
 def unix_seconds(value: Any) -> float:
-    """A time as trackers write it: Unix seconds, also in thousandths or smaller parts, or ISO 8601.
+    """Parse a time as trackers write it: Unix seconds, also in ms, us or ns, or ISO 8601.
 
     NaN where it is none of these; a small number too, which is a duration or the time since a start.
     """

@@ -45,7 +45,7 @@ class _Table:
         self._all_steps, self._all_lines = array("d"), array("q")
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
-        """One row; only its step and its line if it has no pass rate."""
+        """Add one row; only its step and its line if it has no pass rate."""
         self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
         if _is_empty(row.get(self._y)):
@@ -57,17 +57,17 @@ class _Table:
 
     @property
     def step_R(self) -> np.ndarray:
-        """Of all rows of the file, NaN where there is none."""
+        """The steps of all rows of the file, NaN without one."""
         step_R = np.frombuffer(self._all_steps)
         return step_R if self.columns.count(_STEP) == 1 else np.full(len(step_R), math.nan)
 
     @property
     def line_R(self) -> np.ndarray:
-        """Of all rows."""
+        """The lines of all rows of the file."""
         return np.frombuffer(self._all_lines, dtype=np.int64)
 
     def numbers(self, column: str, rows: Sequence[int]) -> np.ndarray:
-        """The numbers of a column in the rows given.
+        """Return the numbers of a column in the rows given.
 
         Raises:
             InputError: there is no such column, or two; or a cell is no number, and it names the line.
@@ -126,7 +126,7 @@ def read_table(
 def parse_table(
     data: bytes, source: str, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
 ) -> Points:
-    """`read_table` of the bytes of a file; `source` names it in errors."""
+    """Read a table as `read_table` does, from the bytes of a file; `source` names it in errors."""
     if x == y:
         raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
     table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
@@ -158,7 +158,7 @@ def parse_table(
 
 
 def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[int], LeftOut]:
-    """The rows whose evaluation counts, and the evaluations that do not: no numbers, or before a restart."""
+    """Return the rows whose evaluation counts, and the evaluations that are no numbers or superseded."""
     filled = range(len(table.lines))
     numbers = {row: number for row in filled if (number := as_number(table.cells[y][row])) is not None}
     reasons = {row: INFINITE if math.isinf(n) else NAN for row, n in numbers.items() if not math.isfinite(n)}
@@ -181,7 +181,7 @@ def _counting(table: _Table, x: str, y: str, price: float | None) -> tuple[list[
 def _places(
     table: _Table, x: str, price: float | None, rows: Sequence[int], kept: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows are along the run: by their compute, or by their lines where some have none."""
+    """Order rows along the run by their compute, or by their lines where some have none."""
     try:
         return _compute(table, x, price, rows), _compute(table, x, price, kept)
     except InputError:
@@ -199,21 +199,21 @@ def _compute(table: _Table, x: str, price: float | None, rows: Sequence[int]) ->
 
 
 def _optional(table: _Table, column: str, rows: Sequence[int]) -> np.ndarray | None:
-    """A helpful column, if it is there and complete."""
+    """Return the numbers of a column that is not required, if it is there and complete."""
     if column not in table.columns or any(_is_empty(table.cells[column][row]) for row in rows):
         return None
     return table.numbers(column, rows)
 
 
 def _noise(table: _Table, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Per row the sampling noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
+    """Return per row the noise sqrt(mean p(1-p) / (n k)) and n k, NaN where unknown; and warnings."""
     spread_N, prompts_N, samples_N = (_optional(table, name, rows) for name in NOISE_FIELDS)
     single = (f"{table.source}: {ONE_SAMPLE}",) if samples_N is not None and (samples_N == 1).any() else ()
     return *noise_of(spread_N, prompts_N, samples_N, like_N=np.empty(len(rows))), single
 
 
 def _read(data: bytes, source: str, y: str, wanted: Iterable[str]) -> _Table:
-    """The rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
+    """Read the rows that have a `y`, of the columns that are wanted; nothing else is held in memory."""
     check_not_utf16(data, source)
     start = data.removeprefix(codecs.BOM_UTF8)[:_LOOK]
     if not start.strip() and not data.removeprefix(codecs.BOM_UTF8).strip():
@@ -259,7 +259,7 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _instead(cell: Any) -> str:
-    """What to write instead, for numbers as people and spreadsheets format them."""
+    """Suggest how to write a number that people and spreadsheets format otherwise."""
     if not isinstance(cell, str):
         return ""
     text = cell.strip()

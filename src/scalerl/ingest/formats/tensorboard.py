@@ -41,7 +41,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """Every folder with event files is a run; several files in one, as after restarts, go on from another."""
+    """Read every folder with event files as a run; several files in one are restarts of it."""
     if not path.is_dir():
         return [_read_run([path], str(path), name_of(path.absolute().parent), wanted, Room(str(path)))]
     found = {
@@ -79,7 +79,7 @@ def _read_run(files: Sequence[Path], source: str, name: str, wanted: Wanted, roo
 
 
 def _start(path: Path) -> tuple[float, str]:
-    """The time of the first event, by which files are in order; the name has whole seconds alone."""
+    """Return the time of the first event, to order files by: their names have whole seconds alone."""
     for data, _ in _records(path, []):
         try:
             return _event(data)[1], path.name
@@ -89,14 +89,14 @@ def _start(path: Path) -> tuple[float, str]:
 
 
 class _Reader:
-    """Takes the scalars of a run's files to its log."""
+    """Adds the scalars of a run's files to its log."""
 
     def __init__(self, builder: LogBuilder, keeps: Wanted, source: str) -> None:
         self._builder, self._keeps, self._source = builder, keeps, source
         self._plugins: dict[str, str] = {}  # which is told only where a tag comes first
 
     def read(self, path: Path) -> bool:
-        """Whether the file has any record, or is empty as a run that has just begun leaves it."""
+        """Read a file; return whether it has any record, or is empty as of a run that has just started."""
         records = bad = 0
         notes: list[str] = []
         self._builder.begin_file()
@@ -126,7 +126,7 @@ class _Reader:
         return True
 
     def _value(self, data: memoryview) -> tuple[str, float | None]:
-        """The tag of a Summary.Value and its number, None where it has none; a text may be the config."""
+        """Parse the tag of a Summary.Value and its number, None without one; a text may be the config."""
         tag, number, tensor, plugin = "", None, None, ""
         for field, kind, value in protobuf.fields(data):
             if isinstance(value, int):
@@ -156,14 +156,14 @@ class _Reader:
         try:
             if isinstance(found := parse_json(text, self._source), dict):
                 self._builder.config.update(flat(found, _CONFIGS[tag], where=self._source))
-        except ValueError:  # somebody else's text of that name
+        except ValueError:  # another program's text of that name
             return
         except InputError as error:
             self._builder.notes.append(f"the config '{tag}' is left out: {error}")
 
 
 def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
-    """The data of a file's records and their checksums, up to where it is torn or damaged, which is noted.
+    """Yield the data of a file's records and their checksums, up to a tear or damage, which is noted.
 
     A record is its length as a uint64, the checksum of that, the data, and the checksum of those.
     """
@@ -185,7 +185,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
                 large += 1
                 continue
             data, end = file.read(length), file.read(4)
-            if len(data) < length or len(end) < 4:  # somebody has cut the file meanwhile
+            if len(data) < length or len(end) < 4:  # the file was cut meanwhile
                 break
             yield data, _check(end)
     if large:  # a scalar may be in one, beside an image
@@ -194,7 +194,7 @@ def _records(path: Path, notes: list[str]) -> Iterator[tuple[bytes, int]]:
 
 
 def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
-    """The step of an Event, its Unix seconds (NaN without), and the values of its summary."""
+    """Parse the step of an Event, its Unix seconds (NaN without), and the values of its summary."""
     step, time = 0, math.nan
     values: list[memoryview] = []
     for field, kind, value in protobuf.fields(data):
@@ -209,7 +209,7 @@ def _event(data: bytes) -> tuple[float, float, list[memoryview]]:
 
 
 def _number(tensor: memoryview) -> float | None:
-    """The only number of a TensorProto of floats; None where it has none or several, or another type."""
+    """Parse the only number of a TensorProto of floats; None if it has none, several, or another type."""
     dtype, found = 0, b""
     for field, _, value in protobuf.fields(tensor):
         if isinstance(value, int):
@@ -234,7 +234,7 @@ def _check(data: bytes) -> int:
 
 
 def _masked_crc(data: bytes) -> int:
-    """CRC-32C of some bytes, turned and moved as TFRecord has it."""
+    """Compute the CRC-32C of some bytes, rotated and offset as in TFRecord."""
     table = _table()
     crc = 0xFFFFFFFF
     for byte in data:
@@ -245,7 +245,7 @@ def _masked_crc(data: bytes) -> int:
 
 @functools.cache
 def _table() -> list[int]:
-    """What each byte does to a CRC-32C: the polynomial of Castagnoli, its bits turned round."""
+    """Compute the table of CRC-32C: the polynomial of Castagnoli with its bits reversed."""
     table = []
     for byte in range(256):
         crc = byte

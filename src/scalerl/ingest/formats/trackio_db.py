@@ -29,7 +29,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """All runs of a project; of a folder, of all projects in it."""
+    """Read all runs of a project, or of all projects in a folder."""
     if not path.is_dir():
         if not _is_database(path):
             raise InputError(f"{path}: no SQLite file; expected trackio's, PROJECT.db")
@@ -68,11 +68,11 @@ def _is_store(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that cannot write.
+    """Open a connection that cannot write.
 
     What a run that goes on, or was killed, has not yet moved into the file itself is in another beside it,
-    which SQLite reads only if it may take note of that there; without one the file is opened as one that
-    nobody changes, which leaves no trace.
+    which SQLite reads only if it may take note of that there; without one the file is opened as
+    immutable, which leaves no trace.
 
     Raises:
         InputError: SQLite cannot read the file.
@@ -98,13 +98,13 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _bytes_of(path: Path) -> int:
-    """Of the file, and of what is beside it."""
+    """Return the size of the file and of its write-ahead log."""
     ahead = path.with_name(f"{path.name}-wal")
     return path.stat().st_size + (ahead.stat().st_size if ahead.is_file() else 0)
 
 
 def _timeouts(size: int) -> Callable[[], bool]:
-    """What tells SQLite to stop once it works for longer than a file of this size can need.
+    """Return a handler that stops SQLite once it works for longer than a file of this size can need.
 
     Pages of a damaged file may lead to one another in a circle, or a hundred of them to each of a hundred.
     """
@@ -113,7 +113,7 @@ def _timeouts(size: int) -> Callable[[], bool]:
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:
-    """The columns of a table; none where it is missing, or a view, which may take forever."""
+    """Return the columns of a table; none where it is missing, or a view, which may take forever."""
     kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     if kind != ("table",):
         return set()
@@ -151,7 +151,7 @@ def _read_project(path: Path, prefix: str, wanted: Wanted, room: Room) -> list[L
 
 
 def _object(text: Any, path: Path) -> Mapping[str, Any]:
-    """A cell with a JSON object, which some versions store as a text and some as bytes."""
+    """Parse a cell with a JSON object, which some versions store as a text and some as bytes."""
     if not isinstance(text, str | bytes):  # bytes() of a number would be so many zeros
         raise InputError(f"{path}: a row of trackio's holds a {type(text).__name__}, expected a text of JSON")
     try:

@@ -35,7 +35,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
-    """One run: a file, or of the checkpoints of a folder the newest, which has the whole log."""
+    """Read one run: a file, or the newest of a folder's checkpoints, which has the whole log."""
     if not path.is_dir():
         folder = path.absolute().parent
         if _CHECKPOINT.fullmatch(folder.name):
@@ -52,12 +52,12 @@ FORMAT = Format(
 
 
 def _runs(path: Path) -> list[Path]:
-    """The folder, if it is a run's; else those in it."""
+    """Return the folder itself if it is a run's, else the folders in it."""
     return [path] if _states(path) else subfolders(path)
 
 
 def _states(run: Path) -> list[Path]:
-    """The states of a run, the newest first: its own, which is saved at its end, and its checkpoints'."""
+    """Return the states of a run: its own, saved at its end, then its checkpoints', newest first."""
     found = [run / _FILE] if is_plain(run / _FILE) else []
     try:
         steps = [
@@ -69,7 +69,7 @@ def _states(run: Path) -> list[Path]:
 
 
 def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
-    """The log of the latest state that is whole: the last one is not, where the trainer died saving it."""
+    """Read the latest state that is whole: the last one is torn where the trainer was killed saving it."""
     name = name_of(run, top)
     notes: list[str] = []
     logs: list[Log] = []
@@ -96,7 +96,7 @@ def _log(file: Path, source: str, name: str, wanted: Wanted, notes: list[str] | 
 
 
 def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
-    """Gather what a state holds: that of a file, or of a trainer that is running.
+    """Add what a state holds, of a file or of a trainer that is running, to a log.
 
     Raises:
         InputError: it is no such state; `file` is what the text names.
@@ -117,7 +117,7 @@ def fill(builder: LogBuilder, state: Mapping[str, Any], file: Path) -> None:
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """What the configs beside the weights say of the model; nothing where they are missing or broken."""
+    """Return some keys of the configs beside the weights; none where they are missing or damaged."""
     found: dict[str, Any] = {}
     for name in ("config.json", "adapter_config.json"):
         if is_plain(folder / name):

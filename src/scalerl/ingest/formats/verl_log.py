@@ -38,7 +38,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> list[Log]:
-    """One run. The console shows no times, and the file logger writes none, but for what users add."""
+    """Read one run. Neither the console nor the file logger writes times, unless users add them."""
     builder = LogBuilder(str(path), "verl", name_of(path), wanted)
     if head_rows(path, most=1):
         _read_json(path, builder)
@@ -68,7 +68,7 @@ def _read_json(path: Path, builder: LogBuilder) -> None:
 
 
 def _read_console(path: Path, builder: LogBuilder) -> bool:
-    """Whether there was any row."""
+    """Read the rows of a console log; return whether there were any."""
     found = False
     for number, line, ended in lines(path):
         if b"step:" not in line:
@@ -85,7 +85,7 @@ def _read_console(path: Path, builder: LogBuilder) -> bool:
 
 
 def _rows_of_line(line: bytes) -> list[tuple[float, bytes]]:
-    """The steps and the cells of the rows in a line; before one a progress bar may be, ended by a return."""
+    """Return steps and cells of the rows in a line; a progress bar may stand before one, up to a \\r."""
     parts = _COLOUR.sub(b"", line).split(b"\r")
     return [(float(match[1]), part[match.end() :]) for part in parts if (match := _ROW.search(part))]
 

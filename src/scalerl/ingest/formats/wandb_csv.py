@@ -48,7 +48,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> Sequence[Log]:
-    """Every run of the chart.
+    """Read every run of the chart.
 
     Raises:
         InputError: it is no such file, its x axis is none of steps, or a line is wrong; it names the line.
@@ -104,7 +104,7 @@ class _ChartRun:
         self.builder.add(round(step) if is_known else step, time, values, line)
 
     def _cell(self, cells: Sequence[str], name: str) -> float:
-        """Of a special column; without it that of the x axis."""
+        """Return the number in a special column, or without one that of the x axis."""
         place = self.special.get(name, 0)
         return finite_cell(cells[place]) if place < len(cells) else math.nan
 
@@ -144,7 +144,7 @@ def _read(rows: Iterator[tuple[int, list[str]]], path: Path, wanted: Wanted) -> 
 
 
 def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
-    """The runs with their columns; of two runs of one name, which has its metrics twice, both."""
+    """Return the runs with their columns; two runs of one name, which has its metrics twice, are two."""
     runs: dict[str, _ChartRun] = {}
     numbers: dict[tuple[str, str], int] = {}
     room, known = Room(str(path)), set(names)
@@ -170,7 +170,7 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
 
 
 def _split(name: str, wanted: Wanted) -> tuple[str, str]:
-    """Run and metric, which may have the separator too: the last one counts, unless another is wanted."""
+    """Split a name into run and metric at its last separator, unless another gives a wanted metric."""
     splits, end = [], len(name)
     while len(splits) < _MOST_SPLITS and (end := name.rfind(_BETWEEN, 0, end)) >= 0:
         splits.append((name[:end], name[end + len(_BETWEEN) :]))

@@ -27,7 +27,7 @@ _SEEDS = {kind: zlib.crc32(bytes([kind])) for kind in (_FULL, _FIRST, _MIDDLE, _
 
 @dataclass
 class Trouble:
-    """What was wrong with a file that could be read all the same."""
+    """Counts of what was wrong with a file that could be read all the same."""
 
     large: int = 0
     """Records with more bytes than `ROW` allows."""
@@ -37,7 +37,7 @@ class Trouble:
     """Whether the file ends within a record."""
 
     def notes(self, name: str) -> Iterator[str]:
-        """In sentences."""
+        """Yield the counts as sentences."""
         if self.damaged:
             places = "1 damaged place was" if self.damaged == 1 else f"{self.damaged} damaged places were"
             yield f"{name}: {places} passed over; rows are missing there"
@@ -48,7 +48,7 @@ class Trouble:
 
 
 def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
-    """The records of a file whose checksums hold, one at a time; what is amiss goes to `trouble`.
+    """Yield the records of a file whose checksums hold; what is wrong is counted in `trouble`.
 
     Raises:
         InputError: the file is empty or begins as no such file does.
@@ -77,7 +77,7 @@ def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
 
 
 def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
-    """Kind and data of every chunk; kind 0 where some may be missing."""
+    """Yield kind and data of every chunk; kind 0 where some may be missing."""
     with path.open("rb") as file:
         check_header(file.read(len(MAGIC)), path)
         file.seek(0)
@@ -89,7 +89,7 @@ def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
-    """The chunks of one block. After a bad one its length is tried all the same: the next checksum tells."""
+    """Yield the chunks of one block. A bad one's length is used all the same: the next checksum tells."""
     is_good, is_last, unpack, crc32 = True, len(block) < _BLOCK, _CHUNK.unpack_from, zlib.crc32
     while start + _CHUNK.size <= len(block):
         crc, size, kind = unpack(block, start)

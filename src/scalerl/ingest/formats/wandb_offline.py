@@ -48,7 +48,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
-    """Every run once, in the order of their starts; the files of a run that was resumed are one run.
+    """Read every run once, in the order of their starts; the files of a resumed run are one run.
 
     Raises:
         InputError: there is no such file, or none that can be read.
@@ -82,16 +82,16 @@ class _Part:
 
     path: Path
     name: str
-    """That W&B shows, or the id."""
+    """The display name, or the id."""
     start: float
 
     def order(self) -> tuple[float, str]:
-        """Those whose start is not known come last, by the names of their folders, which hold a date."""
+        """Return the key to sort files by: unknown starts come last, by their folders, which hold a date."""
         return (math.inf if math.isnan(self.start) else self.start, str(self.path))
 
 
 def _files(path: Path) -> list[Path]:
-    """The file, or those of a folder; links below it are not followed (W&B's own latest-run is one)."""
+    """Return the file, or those of a folder; links in it are not followed (W&B's latest-run is one)."""
     if path.is_file():
         return [path]
     return [
@@ -110,7 +110,7 @@ def _is_linked(file: Path, folder: Path) -> bool:
 
 
 def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
-    """One run, whose files are given in the order of time."""
+    """Read one run, whose files are given in the order of time."""
     source = str(parts[-1].path)
     builder = LogBuilder(source, _NAME, parts[0].name, lambda name: wanted(name) or _is_own_step(name), room)
     config: dict[str, Any] = {}
@@ -142,7 +142,7 @@ class _Segment:
     """Whether the trainer gave W&B the numbers of its steps."""
 
     def lost(self, row_V: np.ndarray, step_R: np.ndarray, has_own_R: np.ndarray) -> int:
-        """Values of a metric that would be lost: at a step that comes again, or is that of another."""
+        """Count the values of a metric that would be lost: their step comes again, or is another row's."""
         row_V = row_V[slice(*np.searchsorted(row_V, [self.first, self.stop]))]
         step_V = step_R[row_V]
         follows_V = np.insert(np.diff(step_V) == 0, 0, values=False)[: len(step_V)]
@@ -156,7 +156,7 @@ def _is_own_step(name: str) -> bool:
 
 
 def _calls(segments: Sequence[_Segment], builder: LogBuilder) -> np.ndarray:
-    """The steps as W&B has them: given by the trainer, or else the number of the call.
+    """Return the steps as W&B has them: given by the trainer, or else the number of the call.
 
     That number starts at 0 again in an offline run that was resumed: the server was not asked for the last.
     """
@@ -178,7 +178,7 @@ def _own_steps(
     segments: Sequence[_Segment],
     builder: LogBuilder,
 ) -> np.ndarray | None:
-    """The trainer's count of steps in every row, where it has one that goes with the rows; else None."""
+    """Return the trainer's own count of steps in every row, or None if none fits the rows."""
     call_R = builder.steps()
     for pattern in _OWN_STEPS:
         names = sorted(filter(pattern.fullmatch, cells), key=lambda name: (len(name), name))
@@ -203,7 +203,7 @@ def _own_steps(
 
 
 def _carried(own_R: np.ndarray, has_own_R: np.ndarray) -> np.ndarray:
-    """Rows without a count at the last one before them; the very first rows one interval before the first."""
+    """Fill rows without a count with the one before them; the first rows with one interval less."""
     if not len(own_R):
         return own_R
     known_M = own_R[has_own_R]

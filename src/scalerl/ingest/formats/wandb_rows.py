@@ -42,7 +42,7 @@ _PLAIN_STEP = re.compile(rb"(?:\x12[\x00-\x7f](?:\x08([\x80-\xff]{0,9}[\x00-\x7f
 
 
 class WandbReader:
-    """Takes the rows of one file of a run to its log; `config`, nested, is filled further by every file."""
+    """Adds the rows of one file of a run to its log, and to the nested `config` that its files share."""
 
     def __init__(self, path: Path, start: float, builder: LogBuilder, config: dict[str, Any]) -> None:
         self.name = ""
@@ -110,7 +110,7 @@ class WandbReader:
         self._builder.add(self._last_step, self._start + runtime if math.isnan(time) else time, row)
 
     def _row(self, body: bytes) -> dict[str, float | str]:
-        """The values of one message by name, without those of media; the step that is beside them, too."""
+        """Return the values of one message by name, the step among them, without those of media."""
         limits.KEYS.check(body.count(b"\x82\x01"), self._path)  # which is in every item
         covered, items, names = 0, [], self._names
         for size, raw, _, text in _PLAIN_ITEM.findall(body):
@@ -126,7 +126,7 @@ class WandbReader:
         return self._values(items, float(_size(tail[1])) if tail[1] else math.nan)
 
     def _values(self, items: Iterable[tuple[str, bytes]], step: float) -> dict[str, float | str]:
-        """Numbers and texts; `step` is that of the message, which an item of this name goes before."""
+        """Convert values from JSON; `step` is that of the message, and an item `_step` goes before it."""
         row: dict[str, Any] = {}
         nested, kept = False, self._builder.names
         for name, text in items:
@@ -150,7 +150,7 @@ class WandbReader:
         return row
 
     def _items_by_field(self, body: bytes) -> tuple[list[tuple[str, bytes]], float]:
-        """Names and values of any message, and the step where it is beside the items (NaN otherwise)."""
+        """Parse names and values of any message, and the step beside the items (NaN without)."""
         step, items = math.nan, []
         for number, _, value in fields(body):
             if isinstance(value, int):
@@ -164,7 +164,7 @@ class WandbReader:
         return items, step
 
     def _name_of(self, raw: bytes) -> str:
-        """The name of the metric whose key has these bytes."""
+        """Return the name of the metric whose key has these bytes."""
         # Not more parts than a length of one byte has room for.
         name = _metric([str(value, "utf-8") for _, _, value in fields(raw) if not isinstance(value, int)])
         if len(self._names) < 2 * MOST_NAMES:
@@ -192,17 +192,17 @@ class WandbReader:
 
 
 def _metric(keys: list[str]) -> str:
-    """The name of a metric by the parts of its key; empty of what W&B keeps for itself."""
+    """Join the parts of a key to the name of a metric; empty for what W&B keeps for itself."""
     return "" if keys and keys[0].startswith("_wandb") else ".".join(keys)
 
 
 def _is_below(name: str, media: Set[str]) -> bool:
-    """Whether a name begins with one of some, which all end with a dot."""
+    """Whether a name starts with one of some prefixes, which all end with a dot."""
     return any(name[: dot.end()] in media for dot in _DOT.finditer(name))
 
 
 def identify(path: Path) -> tuple[str, str, float]:
-    """Id and name of a file's run, and its start in Unix seconds; the file's name and NaN where that is lost.
+    """Return id, name and start (Unix seconds) of a file's run; its file name and NaN if they are lost.
 
     Raises:
         InputError: it is no file of W&B's.
@@ -222,7 +222,7 @@ def identify(path: Path) -> tuple[str, str, float]:
 
 
 def _item(message: memoryview) -> tuple[list[str], bytes]:
-    """The parts of a key, and the value as JSON."""
+    """Parse an item into the parts of its key and its value, which is JSON."""
     names, text = [], b""
     for number, _, value in fields(message):
         if number in (_KEY, _NESTED_KEY) and not isinstance(value, int):
@@ -235,10 +235,10 @@ def _item(message: memoryview) -> tuple[list[str], bytes]:
 
 
 def _seconds(timestamp: memoryview) -> float:
-    """Unix seconds; NaN where there are none."""
+    """Parse Unix seconds; NaN where there are none."""
     return integer(timestamp, 1) + integer(timestamp, 2) / 1e9 if len(timestamp) else math.nan
 
 
 def _size(varint: bytes) -> int:
-    """A whole number of seven bits a byte, the lowest first."""
+    """Decode a number of seven bits a byte, the lowest first."""
     return sum((byte & 127) << 7 * place for place, byte in enumerate(varint))

@@ -40,7 +40,7 @@ class Log:
     format: str
     name: str
     metrics: Mapping[str, Series]
-    """Those that were wanted."""
+    """The metrics that were wanted."""
     names: tuple[str, ...]
     """All metrics that have numbers, up to `MOST_NAMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Log:
     """Of every metric the values that do not count, and why."""
 
     def time_series(self) -> Series:
-        """Every step that has a time, of any metric: the value is when it was reached, as far as is known.
+        """Return every step that has a time, of any metric: the value is when it was reached, if known.
 
         An evaluation may end long after the step that it is of: among the rows of the training it says
         nothing of when that was, and where there are none a step was reached before any later one.
@@ -70,7 +70,7 @@ class Log:
 
 
 def _times_of(metrics: Iterable[Series]) -> Series:
-    """Every step that has a time in any of these: the value is the earliest."""
+    """Return every step that has a time in any of these series: the value is the earliest."""
     timed = [series for series in metrics if not np.isnan(series.time_N).all()]
     step_V = np.concatenate([np.zeros(0), *(series.step_N for series in timed)])
     time_V = np.concatenate([np.zeros(0), *(series.time_N for series in timed)])
@@ -82,25 +82,25 @@ def _times_of(metrics: Iterable[Series]) -> Series:
 
 
 class Room:
-    """How much all logs of one source may hold together."""
+    """The limits of all logs of one source together."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._columns = self._values = 0
 
     def add_column(self) -> None:
-        """One more metric; raise an InputError if they are too many."""
+        """Count one more metric; raise an InputError if they are too many."""
         self._columns += 1
         limits.COLUMNS.check(self._columns, self._source)
 
     def add_values(self, n: int) -> None:
-        """So many more values; raise an InputError if they are too many."""
+        """Count `n` more values; raise an InputError if they are too many."""
         self._values += n
         limits.VALUES.check(self._values, self._source)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What a run takes within; one that cannot be read gives all of it back."""
+        """Release what a run has taken within if it cannot be read."""
         before = self._columns, self._values
         try:
             yield
@@ -137,12 +137,12 @@ class LogBuilder:
         self.notes: list[str] = []
 
     def begin_file(self) -> None:
-        """What follows is of another file, which may have been written at the same time as those before."""
+        """Start another file, which may have been written at the same time as those before."""
         if len(self._steps) > self._streams[-1]:
             self._streams.append(len(self._steps))
 
     def add(self, step: float, time: float, values: Mapping[str, Any], line: int = 0) -> None:
-        """One row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
+        """Add one row: its step, its Unix seconds (NaN where they are not known), and metrics by name.
 
         What is no number is counted as such where the metric is wanted; None is a cell without a value.
         `line` is its number in the file, where it has one; kept for formats of lines alone.
@@ -188,7 +188,7 @@ class LogBuilder:
         return len(self._steps)
 
     def steps(self) -> np.ndarray:
-        """A copy of the steps of the rows so far, (R,)."""
+        """Return a copy of the steps of the rows so far, (R,)."""
         return np.array(self._steps)
 
     def set_steps(self, step_R: np.ndarray) -> None:
@@ -196,15 +196,15 @@ class LogBuilder:
         self._steps = array("d", step_R.tobytes())
 
     def cells(self) -> dict[str, Cells]:
-        """What was kept so far, by metric."""
+        """Return what was kept so far, by metric."""
         return {name: column.cells() for name, column in self._columns.items()}
 
     def drop(self, name: str) -> None:
-        """Leave out the values of a metric, whose name is still told."""
+        """Leave out the values of a metric; its name is still listed."""
         del self._columns[name]
 
     def build(self) -> Log:
-        """The log of all rows so far."""
+        """Return the log of all rows so far."""
         line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
         rows = LogRows(np.frombuffer(self._steps), np.frombuffer(self._times), line_R, self._streams)
         values, omitted, restarts, is_cut = arrange(rows, self.cells())
@@ -250,7 +250,7 @@ class _Column:
         self.rows, self.numbers, self.texts = array("I"), array("d"), array("I")
 
     def cells(self) -> Cells:
-        """The same as arrays."""
+        """Return the same as arrays."""
         row_V = np.frombuffer(self.rows, dtype=np.uintc).astype(np.intp)
         text_V = np.frombuffer(self.texts, dtype=np.uintc).astype(np.intp)
         return Cells(row_V, np.frombuffer(self.numbers), text_V)
@@ -262,7 +262,7 @@ def _is_answer(value: Any) -> bool:
 
 
 def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut: bool) -> list[str]:
-    """What was put in order, in sentences; the reader of a metric reports its evaluations."""
+    """Describe what was put in order, in sentences; the reader of a metric reports its evaluations."""
     superseded, without_step = (
         sum(int(np.sum(one.reason_V == code_of(reason))) for one in omitted.values())
         for reason in (SUPERSEDED, NO_STEP)
@@ -286,7 +286,7 @@ def _notes(omitted: Mapping[str, Uncounted], restarts: Sequence[Restart], is_cut
 
 
 def presentable(log: Log) -> Log:
-    """The log as a run folder can hold it: with names that can be shown."""
+    """Escape the names of a log as a run folder can hold them."""
     return replace(
         log,
         name=printable(log.name),
@@ -298,7 +298,7 @@ def presentable(log: Log) -> Log:
 
 
 def finite(value: Any) -> float:
-    """A number as a float; NaN for everything else, infinities and numbers as text included."""
+    """Convert a number to a float; NaN for everything else, infinities and numbers as text included."""
     if type(value) is float:  # most are
         return value if math.isfinite(value) else math.nan
     number = None if isinstance(value, str) else as_number(value)
@@ -306,7 +306,7 @@ def finite(value: Any) -> float:
 
 
 def finite_cell(cell: Any) -> float:
-    """The finite number of a cell, also as text; NaN of anything else, as truth values and Python's 1_000."""
+    """Parse the finite number of a cell, also as text; NaN for all else, as booleans and Python's 1_000."""
     if isinstance(cell, bool) or (isinstance(cell, str) and "_" in cell):
         return math.nan
     try:
@@ -320,7 +320,7 @@ _LONGEST_WORD = 100  # characters; of "-Infinity" and the spaces around it
 
 
 def as_number(value: Any) -> float | None:
-    """A number as a float, NaN and infinities among them, also by their names; None for everything else."""
+    """Convert a number to a float, NaN and infinities also by their names; None for everything else."""
     if type(value) is float:
         return value
     if isinstance(value, str):
@@ -335,6 +335,6 @@ def as_number(value: Any) -> float | None:
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message: the first ones, and how many more there are."""
+    """List names for a message: the first ones, and how many more there are."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown

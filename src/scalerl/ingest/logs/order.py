@@ -25,9 +25,9 @@ from scalerl.record.left_out import INFINITE, NAN, NO_STEP, NOT_A_NUMBER, REPEAT
 
 _KEPT = ""
 REASONS = (_KEPT, NAN, INFINITE, NOT_A_NUMBER, NO_STEP, REPEATED, SUPERSEDED)
-"""By their codes."""
+"""The reasons by their codes."""
 _MOST_RESTARTS = 200
-"""Of a log; every one takes a look at all metrics."""
+"""Restarts of a log; each takes a pass over all metrics."""
 _WITNESSES = 8
 """Metrics, those with the most values, in which restarts are looked for."""
 _MOST_WINDOWS = 20_000
@@ -94,7 +94,7 @@ class Series:
         return len(self.step_N)
 
     def at(self, step: float) -> float:
-        """The last value at or before a step; NaN where there is none."""
+        """Return the last value at or before a step; NaN where there is none."""
         n = int(np.searchsorted(self.step_N, step, side="right"))
         return float(self.value_N[n - 1]) if n else math.nan
 
@@ -116,7 +116,7 @@ class Restart:
     """Of a metric the first step that came again, where that is another: two processes log at two steps."""
 
     def supersedes(self, step_V: np.ndarray, place_V: np.ndarray, name: str = "") -> np.ndarray:
-        """Which values of a metric belong to the branch that was given up."""
+        """Return which values of a metric belong to the branch that was abandoned."""
         is_before_V = (place_V >= self.first) & (place_V < self.place)
         return is_before_V & (step_V >= self.again.get(name, self.step))
 
@@ -130,7 +130,7 @@ class Restart:
 def _superseded(
     restarts: Sequence[Restart], step_V: np.ndarray, place_V: np.ndarray, name: str = ""
 ) -> np.ndarray:
-    """Which values of a metric belong to branches that were given up."""
+    """Return which values of a metric belong to branches that were abandoned."""
     is_over_V = np.zeros(len(step_V), dtype=bool)
     for restart in restarts:
         is_over_V |= restart.supersedes(step_V, place_V, name)
@@ -140,7 +140,7 @@ def _superseded(
 def _that_leave_some(
     restarts: Sequence[Restart], step_E: np.ndarray, place_E: np.ndarray
 ) -> Sequence[Restart]:
-    """The restarts before the one with which no evaluation at all is left."""
+    """Return the restarts before the one with which no evaluation at all is left."""
     is_over_E = np.zeros(len(step_E), dtype=bool)
     for n, restart in enumerate(restarts):
         is_over_E |= restart.supersedes(step_E, place_E)
@@ -183,7 +183,7 @@ def arrange(
 
 
 def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.ndarray) -> np.ndarray:
-    """Which rows of one table of training and evaluations a restart went over, (R,)."""
+    """Return which rows of a table of training and evaluations a restart supersedes, (R,)."""
     rows = LogRows(step_R, np.full(len(step_R), math.nan), line_R)
     place_R, groups = _arrival(rows)
     row_V = np.flatnonzero(is_training_R)
@@ -196,7 +196,7 @@ def superseded_rows(step_R: np.ndarray, line_R: np.ndarray, is_training_R: np.nd
 
 
 def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray) -> Restart:
-    """The same from the row before, if that holds both training and evaluation of the step before."""
+    """Start a restart one row earlier if that row holds training and evaluation of the step before."""
     before = step_P[restart.place - 1]
     n = int(np.searchsorted(trained_N, restart.step))
     if before < restart.step and (not n or before > trained_N[n - 1]):
@@ -205,19 +205,19 @@ def _from_evaluation(restart: Restart, step_P: np.ndarray, trained_N: np.ndarray
 
 
 def is_step(step_R: np.ndarray) -> np.ndarray:
-    """Which numbers can be steps: whole ones of 0 or more, up to the last that a float64 tells apart."""
+    """Return which numbers can be steps: whole ones of 0 or more, up to 2**53, where float64 has gaps."""
     return (step_R >= 0) & (step_R <= 2**53) & (step_R == np.floor(step_R))
 
 
 def code_of(reason: str) -> int:
-    """The member of `Uncounted.reason_V` that stands for a reason."""
+    """Return the code of a reason in `Uncounted.reason_V`."""
     return REASONS.index(reason)
 
 
 def _reasons(
     cells: Cells, step_V: np.ndarray, place_V: np.ndarray, is_step_V: np.ndarray, is_over_V: np.ndarray
 ) -> np.ndarray:
-    """Why every value of a metric is left out, as codes; 0 of those that count."""
+    """Return why each value of a metric is left out, as codes; 0 for those that count."""
     reason_V = np.zeros(len(step_V), dtype=np.uint8)
     reason_V[np.isnan(cells.value_V)] = code_of(NAN)
     reason_V[np.isinf(cells.value_V)] = code_of(INFINITE)
@@ -233,7 +233,7 @@ def _reasons(
 
 
 def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Of every row its place in the order of arrival; and from where to where this order is one.
+    """Return the place of every row in the order of arrival, and the bounds of each ordered group.
 
     Without times nothing is known of the order of rows in different files.
     """
@@ -254,7 +254,7 @@ def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
 
 
 class _Witness:
-    """The values of training of some metrics, in the order of arrival; what was before them is not known."""
+    """The values of some training metrics in the order of arrival, in which restarts are looked for."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class _Witness:
         self.latest_W = np.fmax.accumulate(self.time_W)
 
     def restarts(self, most: int) -> tuple[list[Restart], bool]:
-        """The restarts, and whether there were too many places to look at all.
+        """Return the restarts, and whether there were too many places to look at all.
 
         A window reaches from a step that comes again, below the highest so far, to where that is passed; the
         lowest one in it may be a restart. Windows do not overlap: each restart takes linear time.
@@ -304,7 +304,7 @@ class _Witness:
             base = int(np.searchsorted(self.place_W, accepted.place))
 
     def _restart_at(self, at: int, after: int, highest: float) -> Restart | None:
-        """The restart that begins with a value, if it is one: time goes on, and old steps come again."""
+        """Return the restart that starts with a value, or None: time goes on, and old steps come again."""
         if at and self.time_W[at] < self.latest_W[at - 1]:
             return None
         step, step_W, is_again_W = self.step_W[at], self.step_W[at:after], self.is_again_W[at:after]

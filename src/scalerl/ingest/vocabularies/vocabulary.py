@@ -78,13 +78,13 @@ class Vocabulary:
     """Names of shares in [0, 1] that say percent."""
 
     def patterns(self) -> Iterator[str]:
-        """All names that it knows."""
+        """Yield all names of this vocabulary."""
         yield from self.signs
         for role in ROLES:
             yield from getattr(self, role)
 
     def matches(self, role: str, names: Iterable[str]) -> list[str]:
-        """The names that stand for a role, the most fitting first."""
+        """Return the names that stand for a role, the most fitting first."""
         names = list(names)
         found: dict[str, None] = {}
         for pattern in getattr(self, role):
@@ -123,7 +123,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def known_names(vocabularies: Iterable[Vocabulary], *more: str) -> re.Pattern[str]:
-    """One expression for all names of some vocabularies, and `more`, which is exact."""
+    """Compile all names of some vocabularies, and `more`, which are exact, into one expression."""
     return any_of((pattern for vocabulary in vocabularies for pattern in vocabulary.patterns()), more)
 
 
@@ -137,7 +137,7 @@ def any_of(patterns: Iterable[str], more: Sequence[str] = ()) -> re.Pattern[str]
 
 
 def tell(vocabularies: Iterable[Vocabulary], names: Iterable[str]) -> Vocabulary | None:
-    """The trainer whose signs are there: the one with the most of them; None without any."""
+    """Return the trainer most of whose signs are among the names; None without any."""
     names = list(names)
     counts = {
         vocabulary: sum(any(is_like(name, sign) for name in names) for sign in vocabulary.signs)
