@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.curve import Points, fit
-from scalerl.curve.identify import ceiling
+from scalerl.curve.answers import ceiling
 from scalerl.curve.least_squares import least_squares
 from scalerl.curve.posterior import posterior
 from scalerl.curve.prior import SD_RANGE

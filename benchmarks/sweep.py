@@ -32,8 +32,8 @@ import numpy as np
 import optuna
 
 from scalerl.curve import Curve, Points
+from scalerl.curve.answers import MIN_EVALUATIONS
 from scalerl.curve.fit import fit
-from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.errors import CannotAnswerError
 from scalerl.integrations.optuna import ForecastPruner
 from scalerl.integrations.rule import UNKNOWN, Reach, Rule, Sweep, Values

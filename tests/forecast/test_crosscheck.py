@@ -128,7 +128,9 @@ def test_a_profile_needs_more_evaluations_than_parameters():
     assert profile(fit(few)).level == 0.95
     fewer = fit(points(n=6), r0="free")
     four = make_sample(fewer.points.select(np.arange(4)), None)
-    with pytest.raises(CannotAnswerError, match="4 evaluations leave nothing to judge 4 parameters by"):
+    with pytest.raises(
+        CannotAnswerError, match="4 evaluations leave no degrees of freedom beside 4 parameters"
+    ):
         profile(dataclasses.replace(fewer, sample=four))
 
 

@@ -4,9 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from scalerl import CannotAnswerError, EvalPoint, Forecaster, InputError, Points, RunRecord, fit
+from scalerl import CannotAnswerError, Forecaster, InputError, Points, fit
 from scalerl.curve import LOG_LOGISTIC, Curve
-from scalerl.record.reader import Flops
 
 TRUTH = Curve(LOG_LOGISTIC, 0.61, 1.92, 2542.0, 0.40)
 COMPUTE = np.linspace(0, 12_000, 17)
@@ -50,26 +49,6 @@ def test_noise_and_steps_are_used():
     assert forecaster.points.step_N is None
 
 
-def test_evaluations_of_a_record(tmp_path):
-    evals = tuple(
-        EvalPoint(
-            step,
-            float(rate),
-            flops=Flops(1e9 + compute, 2e9 + compute),
-            n_prompts=1000,
-            n_samples=4,
-            mean_p_1mp=0.1,
-        )
-        for step, (compute, rate) in enumerate(zip(1e6 * COMPUTE, RATE, strict=True))
-    )
-    forecaster = Forecaster(axis="flops", source=str(tmp_path))
-    for point in evals:
-        forecaster.add_point(point)
-    assert set(forecaster.points.samples_N) == {4000.0}
-    assert forecaster.points.compute_N[0] == 0  # step 0 comes before any training
-    assert same(forecaster.fit, fit(RunRecord(tmp_path, {}, evals), x="flops"))
-
-
 def test_a_fit_is_made_once_per_evaluation():
     forecaster = filled(12)
     first = forecaster.fit
@@ -107,15 +86,6 @@ def test_garbage_leaves_all_as_it_was(row, what):
     assert "\n" not in str(raised.value)
     assert len(forecaster) == 8
     assert forecaster.fit is before
-
-
-def test_a_record_without_the_counters():
-    forecaster = Forecaster(axis="flops")
-    with pytest.raises(InputError, match=r"^run, evaluation 1: the counters behind the axis 'flops' are"):
-        forecaster.add_point(EvalPoint(7, 0.5))
-    with pytest.raises(InputError, match="unknown compute axis 'compute'"):
-        Forecaster().add_point(EvalPoint(7, 0.5))
-    assert len(forecaster) == 0
 
 
 def test_before_there_is_an_answer():

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import TrialState
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, Weibull, fit
-from scalerl.curve.identify import MIN_EVALUATIONS
+from scalerl.curve.answers import MIN_EVALUATIONS
 from scalerl.errors import InputError
 from scalerl.integrations import ForecastPruner
 from scalerl.integrations.rule import Rule

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scalerl.curve import LOG_LOGISTIC, Curve, Points, fit
-from scalerl.curve.identify import MIN_EVALUATIONS
+from scalerl.curve.answers import MIN_EVALUATIONS
 from scalerl.errors import InputError
 from scalerl.integrations.rule import GROWTH, UNKNOWN, Rule, Sweep
 

@@ -1,4 +1,4 @@
-"""The parts of a fit's answer: noise, forecasts, the chance to reach a target and its verdict."""
+"""The parts of a fit's answer: parameters, whether the data fix the ceiling, noise, forecasts, verdicts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,69 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from scalerl._views import view
-from scalerl.curve.quantiles import Interval
+from scalerl.curve.families import FAMILIES, LOG_LOGISTIC
+from scalerl.curve.misfit import MIN_POINTS
+from scalerl.curve.posterior import Posterior
+from scalerl.curve.prior import LOG_B, log_mid_range
+from scalerl.curve.quantiles import Interval, node_quantiles, tails, weighted_quantiles
+from scalerl.curve.sample import Sample
 from scalerl.errors import InputError, number_of
 
 GO, NO_GO = 0.95, 0.05
 """Probability of reaching the target from which the verdict is go, and to which it is no-go."""
+MAX_WIDTH_A, MAX_WIDTH_OF_GAIN = 0.25, 1.0
+"""A ceiling is identified when its 95 % interval is no wider than this, nor than this share of A - R_0 ..."""
+MIN_RATIO, MIN_RATIO_LOW = 1.5, 1.0
+"""... and when the data reach this many times C_mid by its median, and this many by its 97.5 % quantile."""
+MIN_EVALUATIONS = MIN_POINTS
+"""... of this many evaluations at least: fewer determine neither the noise nor a misfit."""
+MAX_AT_BOUND = 0.05
+"""More of the posterior than this against the bound of a parameter means that the data do not fix it."""
 
 Verdict = Literal["go", "no-go", "too close", "too early"]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Central intervals at `level`. `A` averages the families; the others are given the paper's family."""
+
+    level: float
+    A: Interval
+    A_given_family: Interval
+    B: Interval
+    C_mid: Interval
+
+
+@dataclass(frozen=True)
+class Medians:
+    """Posterior medians, the points beside the intervals, with the conditioning of `Intervals`.
+
+    The least-squares curve has other parameters, which may lie outside of the intervals where the
+    log-logistic family misfits or the noise is correlated.
+    """
+
+    A: float
+    A_given_family: float
+    B: float
+    C_mid: float
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Whether the data fix the ceiling, in one sentence why, and what that rests on."""
+
+    identified: bool
+    why: str
+    ratio: float
+    """C_max / C_mid: posterior median over all families."""
+    ratio_interval: Interval
+    at_bounds: dict[str, float]
+    """Share of the posterior against a bound: A at 1, B and C_mid at either edge of their prior."""
+    widest: float
+    """The width of A's 95 % interval up to which the ceiling is called identified."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +101,17 @@ class Forecast:
     prediction: Interval
     rerun: Interval
     axis: str = "compute"
-    """Of `compute`."""
+    """The compute axis that `compute` is on."""
 
     def __str__(self) -> str:
         parts = {"curve": self.interval, "evaluation": self.prediction, "rerun": self.rerun}
-        spans = "  ".join(f"{name} {span(ends, '.3f')}" for name, ends in parts.items())
+        spans = "  ".join(f"{name} {span(ends)}" for name, ends in parts.items())
         return f"at {self.compute:g}: {self.mean:.3f}  {spans}  paper {self.paper_point:.3f}"
 
     def to_json(self) -> dict[str, Any]:
-        """The entry of `forecast` in the JSON output."""
-        return {
-            "compute": self.compute,
-            "mean": self.mean,
-            "paper_point": self.paper_point,
-            "interval": list(self.interval),
-            "prediction": list(self.prediction),
-            "rerun": list(self.rerun),
-        }
+        """Return the entry of `forecast` in the JSON output."""
+        found = {name: value for name, value in vars(self).items() if name != "axis"}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def _repr_html_(self) -> str:
         return view("forecast_html", self)
@@ -95,7 +144,7 @@ def _answer(verdict: Verdict, probability: float) -> str:
 
 
 def span(interval: tuple[float | None, float | None], spec: str = ".3f") -> str:
-    """An interval as `[low, high]`; an end that is None is open."""
+    """Format an interval as `[low, high]`; an end that is None is open."""
     low, high = ("open" if end is None else f"{end:{spec}}" for end in interval)
     return f"[{low}, {high}]"
 
@@ -117,3 +166,50 @@ def check_target(target: float, budget: float) -> None:
     if not 0 <= number_of(target, "the target") <= 1:
         raise InputError(f"the target is a pass rate in [0, 1], found {target:g}")
     check_compute(budget, "the budget")
+
+
+def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
+    """Return the medians of the parameters, and their central intervals at `level`."""
+    low, high = tails(level)
+    at_Q = np.array([low, 0.5, high])
+    own = post.only(FAMILIES.index(LOG_LOGISTIC))
+    # B and C_mid lie on few nodes: a histogram of them would have gaps.
+    B_Q, C_mid_Q = (
+        np.exp(node_quantiles(value_cells, own.weight_cells, at_Q))
+        for value_cells in (own.log_b_cells, own.log_mid_cells)
+    )
+    low_4, median_4, high_4 = np.array([ceiling(post, at_Q), ceiling(own, at_Q), B_Q, C_mid_Q]).T.tolist()
+    return Medians(*median_4), Intervals(level, *zip(low_4, high_4, strict=True))
+
+
+def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
+    """Return quantiles of A, (Q,)."""
+    return weighted_quantiles(post.A, post.weight.sum(axis=2), at_Q)
+
+
+def identify(post: Posterior, sample: Sample) -> Identification:
+    """Decide by the posterior of A and of C_max / C_mid, always at 95 %, and by its mass at the bounds."""
+    log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
+    least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
+    low, high = ceiling(post, tails(0.95)).tolist()
+    edges = {"B": (post.log_b_cells, *LOG_B), "C_mid": (post.log_mid_cells, *log_mid_range(sample))}
+    at_bounds = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}
+    for name, (value, start, stop) in edges.items():
+        at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())
+    gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
+    widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
+    name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
+    identified = False
+    if ratio < MIN_RATIO or least < MIN_RATIO_LOW:
+        why = ": the bend has hardly been seen"
+    elif len(sample) < MIN_EVALUATIONS:
+        why = f", but {len(sample)} evaluations are too few to tell: {MIN_EVALUATIONS} are needed"
+    elif high - low > widest:
+        why = f": wider than {widest:.2g}"
+    elif at_bounds[name] > MAX_AT_BOUND:
+        why = f", but {at_bounds[name]:.0%} of the probability of {name} lies on the edge of its prior"
+    else:
+        identified, why = True, ": the bend has been seen"
+    reach = "{} C_mid [{}, {}]".format(*(f"{x:.2g}" if x < 10 else f"{x:.0f}" for x in (ratio, least, most)))
+    why = f"the data reach {reach}, A is in [{low:.3f}, {high:.3f}]{why}"
+    return Identification(identified, why, ratio, (least, most), at_bounds, widest)

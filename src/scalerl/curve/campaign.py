@@ -5,15 +5,12 @@
 
 The t is the predictive distribution of the next sibling's log B if theirs are normal with unknown mean and
 variance (Gelman et al., Bayesian Data Analysis, 3rd ed., section 3.2). The siblings' own errors are not taken
-out of their variance s^2, and it is not taken to be less than their mean squared error, nor than
-`LOG_B_FLOOR`^2: siblings that hardly know their B, or that agree by luck, give a wide prior. The prior of A
-is wide as well: it says about where the ceilings of a campaign lie, and leaves to the run by how much its own
-differs. The flat part lets the data overrule the siblings, should the run be none of theirs (a robust
+out of their variance s^2, and it is at least their mean squared error and `LOG_B_FLOOR`^2: siblings that
+hardly determine their B, or that agree by luck, give a wide prior. So is that of A, of which a run may differ
+more than its siblings do. The flat part lets the data overrule siblings of another kind (a robust
 meta-analytic prior: Schmidli et al., Biometrics 70, 2014). C_mid and R_0 keep the prior they have, as C_mid
-moves with the batch and the learning rate.
-
-All this multiplies the prior of the posterior. It is learnt from the siblings alone, family by family, as B
-means something else in each; the families stay alike before the run is seen.
+moves with the batch and the learning rate. The prior is learnt family by family, as B means something else
+in each; the families stay equally probable before the run.
 
 Shapes: k siblings.
 """
@@ -35,7 +32,7 @@ from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
 
 MIN_SIBLINGS = 5
-"""Fewer say too little of their spread."""
+"""Fewer do not determine their spread."""
 LOG_B_FLOOR = 0.08
 """Least spread of log B between siblings: that of the paper's nine leave-one-out arms."""
 A_FLOOR = 0.05
@@ -43,7 +40,7 @@ A_FLOOR = 0.05
 A_WIDER = 2.0
 """The prior of A is so many times wider than the siblings are spread."""
 STRANGER = 0.2
-"""Probability, before its data, that a run is unlike its siblings."""
+"""Prior probability that a run is unlike its siblings."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +54,24 @@ class FamilyPrior:
     A_sd: float
 
     def log_density(self, log_b_cells: np.ndarray, A: np.ndarray, degrees: int) -> np.ndarray:
-        """Log-density of nodes (log B, A), the flat part included, in the shape of `A` (cells, a)."""
+        """Return the log-density of nodes (log B, A), the flat part included, in the shape of `A`."""
+
+        def below(z: float) -> float:
+            return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+
         t_cells = (log_b_cells - self.log_b) / self.scale
         log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - 0.5 * math.log(degrees * math.pi)
         log_t_cells += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
         z = (A - self.A) / self.A_sd
-        inside = _below((1.0 - self.A) / self.A_sd) - _below(-self.A / self.A_sd)
+        inside = below((1.0 - self.A) / self.A_sd) - below(-self.A / self.A_sd)
         log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
         flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
         return np.logaddexp(math.log(1 - STRANGER) + log_t_cells[:, None] + log_normal, flat)
 
 
-def _below(z: float) -> float:
-    """The standard normal distribution function."""
-    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
-
-
 @dataclass(frozen=True)
 class CampaignPrior:
-    """What `n_siblings` other runs say of B and A, for each family. Made by `learn`."""
+    """The prior of B and A from `n_siblings` other runs, for each family. Made by `learn`."""
 
     n_siblings: int
     families: tuple[FamilyPrior, ...]
@@ -88,17 +84,16 @@ class CampaignPrior:
         return self.n_siblings - 1
 
     def apply(self, post: Posterior) -> Posterior:
-        """The posterior with this prior beside its own: the same nodes, weighed anew.
+        """Return the posterior with this prior beside its own: the same nodes, with other weights.
 
-        The posterior of the noise's size is left as it is. Nodes lie where the posterior had mass, so that
-        the siblings choose among what the run's own data allow.
+        The posterior of the noise's size stays. Nodes lie where the posterior had mass, so that the siblings
+        choose among what the run's own data allow.
         """
         by_name = {prior.family: prior for prior in self.families}
         log_weight = post.log_weight.copy()
         for index, family in enumerate(post.families):
             mine = post.family_cells == index
-            prior = by_name[family.name]
-            density = prior.log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
+            density = by_name[family.name].log_density(post.log_b_cells[mine], post.A[mine], self.degrees)
             log_weight[mine] += density[:, :, None]
         return post.reweighted(log_weight)
 
@@ -112,12 +107,11 @@ class CampaignPrior:
 
 
 def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]:
-    """The prior that the siblings of a run give it, and a sentence: what it is, or why there is none.
+    """Learn the prior of a run from its siblings; returns it, and a sentence: what it is, or why it is None.
 
-    The siblings are to be fitted with the `r0` and `min_compute` of the run, so that B and A are the same
-    quantities in all of them; they may go on for longer.
-    The run itself, whole or cut short, is no sibling of its own, a sibling given twice counts once, and one
-    that no family describes (`Fit.misfit`) does not count.
+    The siblings must be fitted with the `r0` and `min_compute` of the run, so that B and A are the same
+    quantities in all of them. The run itself, whole or cut short, is left out; a sibling given twice counts
+    once, and one that no family describes (`Fit.misfit`) does not count.
 
     Raises:
         InputError: a sibling is on another compute axis, where B is another, or has other families of curves.
@@ -143,7 +137,7 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
 
 
 def check_siblings(records: Sequence[RunRecord]) -> None:
-    """Refuse runs that were evaluated on other prompts, as far as they are on record; the run comes first.
+    """Reject runs that were evaluated on other prompts, as far as these are on record; the run comes first.
 
     Raises:
         InputError: the prompts of a run's evaluations are not those of the first run that has any on record.
@@ -163,7 +157,7 @@ def check_siblings(records: Sequence[RunRecord]) -> None:
 
 
 def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ...]]:
-    """Siblings that are neither the run nor one another, nor a misfit; and the sources of the rest."""
+    """Return siblings that are neither the run nor one another, nor a misfit; and the sources of the rest."""
     kept: list[Fit] = []
     dropped = []
     for sibling in siblings:
@@ -175,7 +169,7 @@ def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ..
 
 
 def _same_run(one: Points, other: Points) -> bool:
-    """Whether they come from one file, or one has all of the other's evaluations (as at an earlier stage)."""
+    """Return whether both come from one file, or one has all evaluations of the other (an earlier stage)."""
     if one.source == other.source != Points.source:
         return True
     seen, also = (
@@ -194,7 +188,7 @@ def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior
 
 
 def _mean_and_spread(posteriors: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
-    """Mean over siblings of weighed values; their sd, or the root mean square of their errors if larger."""
+    """Return the mean over siblings; and their sd, or the root mean square of their errors if larger."""
     mean_k = np.array([float(np.sum(value * weight)) for value, weight in posteriors])
     square_k = np.array([float(np.sum(value**2 * weight)) for value, weight in posteriors])
     error = math.sqrt(max(float(np.mean(square_k - mean_k**2)), 0.0))

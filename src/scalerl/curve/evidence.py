@@ -1,15 +1,14 @@
-"""The evidence for a misfit: a healthy run as a model, the changes that it may meet, and what each is worth.
+"""The evidence for a misfit: a model of a healthy run, candidate changes, and the Bayes factor of each.
 
     y = R(C) + wander + noise                   a healthy run, the null
     y = R(C) + wander + noise + g d_j(C)        a change at C_j: d_j is a hinge (0, then a line) or a step
     y = R(C) + waves + noise                    the wander of a healthy run several times over
 
 R(C) is the curve of the family that fits best, with small changes of its parameters and steps towards the
-other families' curves: a run that lies between two families is healthy. The wander is a smooth process of
-small known sd: what wandering explains is no misfit either. The noise is AR(1); its sd and correlation are
-integrated over a grid, so that neither is fixed by residuals that hold the misfit. All else is Gaussian and
-integrated in closed form. Known sampling noise plays no part: training adds noise of its own, so scatter
-above the sampling noise is no evidence. Structure is.
+other families' curves: a run between two families is healthy. The wander is a smooth process of small known
+sd. The noise is AR(1); its sd and correlation are integrated over a grid, so that residuals that contain the
+misfit fix neither. All else is Gaussian and integrated in closed form. Known sampling noise plays no part:
+training adds noise of its own, so scatter above the sampling noise is no evidence. Structure is.
 
 Shapes: N evaluations, K columns of the null, J candidate changes; P correlations, S noise sds.
 """
@@ -27,15 +26,15 @@ from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.sample import Sample
 
 WANDER_SD, WAVES_SD = 0.003, 0.02
-"""Of the smooth deviation of a healthy run, and of one that no family explains, in units of pass rate."""
+"""Sd of the smooth deviation of a healthy run, and of one that no family explains, in pass rate."""
 CHANGE_SD = np.array([0.02, 0.06, 0.2])
 """Prior sd of the size of a change (the step; the hinge at the last evaluation): small to large, alike."""
 PARAMETER_SD = (0.1, 0.1, 0.3, 0.3)
-"""Of A, R_0, log B and log C_mid about the fitted curve: the first columns of the null."""
+"""Prior sd of A, R_0, log B and log C_mid about the fitted curve: the first columns of the null."""
 N_WAVES = 8
-"""Cosines that the wander and the waves are made of: the last columns of the null."""
+"""Cosines of which the wander and the waves consist: the last columns of the null."""
 PHI = np.array([0.0, 0.2, 0.4, 0.6, 0.8])
-"""Correlations of the noise of neighbours, alike beforehand."""
+"""Correlations of the noise of neighbours, equally probable beforehand."""
 _WANDER_LENGTH = 0.15  # correlation length of the wander, as a share of the run
 _SD_NODES = 10
 _SIDE = 3  # evaluations on each side of a change, the least
@@ -56,7 +55,7 @@ class Healthy:
     sd_K: np.ndarray
 
     def with_waves(self) -> Healthy:
-        """The same with the larger and faster waves that no family explains: alike in all frequencies."""
+        """Return the model with larger and faster waves that no family explains, alike in all frequencies."""
         sd_K = self.sd_K.copy()
         sd_K[-N_WAVES:] = WAVES_SD / math.sqrt(N_WAVES)
         return replace(self, sd_K=sd_K)
@@ -89,26 +88,17 @@ class Evidence:
 
     @property
     def log_kinds(self) -> tuple[float, float, float]:
-        """Of hinges, steps and waves, places averaged."""
+        """Log evidence of hinges, steps and waves, averaged over places."""
         return _log_mean(self.log_hinge_J), _log_mean(self.log_step_J), self.log_waves
 
     @property
     def log_change(self) -> float:
-        """Of a misfit of any kind, the three alike beforehand."""
+        """Log evidence of a misfit of any kind, the three equally probable beforehand."""
         return _log_mean(self.log_kinds)
 
 
-@dataclass(frozen=True)
-class EvidenceEstimate:
-    """Posterior of the coefficients of a model at one node."""
-
-    columns_NK: np.ndarray
-    mean_K: np.ndarray
-    covariance_KK: np.ndarray
-
-
 def healthy_model(sample: Sample, best: Sequence[LeastSquares]) -> Healthy:
-    """The linear model of a run without misfit, around the curve of the family that fits best."""
+    """Make the linear model of a run without misfit, around the curve of the family that fits best."""
     ranked = sorted(best, key=lambda found: found.rss)
     compute_N = np.exp(sample.log_c_N)
     curve_N = ranked[0].curve(compute_N)
@@ -117,38 +107,30 @@ def healthy_model(sample: Sample, best: Sequence[LeastSquares]) -> Healthy:
 
 
 def model_around(sample: Sample, curve: Curve, others_NK: np.ndarray) -> Healthy:
-    """The model around one curve; `others_NK` are the steps towards the other families' curves."""
+    """Make the model around one curve; `others_NK` are the steps towards the other families' curves."""
     curve_N = curve(np.exp(sample.log_c_N))
-    share_N, by_log_b_N, by_log_c_N = curve.family.slopes(
-        np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid)
-    )
-    gain = curve.A - curve.R_0
-    parameters = [share_N, 1 - share_N, gain * by_log_b_N, -gain * by_log_c_N]
-    waves_NK, waves_sd_K = _waves(sample)
+    parameters_N4 = curve.jacobian(sample.log_c_N)[:, [0, 3, 1, 2]]
+    # The wander: a squared-exponential process, in evaluations, as cosines of falling sd.
+    gap_N = np.where(np.isfinite(sample.gap_N), sample.gap_N, 1.0)
+    clock_N = np.cumsum(gap_N) - gap_N[0]
+    k_K = np.arange(1, N_WAVES + 1)
+    waves_NK = math.sqrt(2.0) * np.cos(np.pi * k_K * (clock_N / clock_N[-1])[:, None])
+    sd_K = np.exp(-0.25 * (np.pi * k_K * _WANDER_LENGTH) ** 2)
+    waves_sd_K = sd_K / math.sqrt(float(sd_K @ sd_K))
     return Healthy(
         curve,
         curve_N,
         without_outliers(sample.y_N - curve_N),
-        np.column_stack([*parameters, others_NK, waves_NK]),
+        np.column_stack([parameters_N4, others_NK, waves_NK]),
         np.concatenate([PARAMETER_SD, np.ones(others_NK.shape[1]), WANDER_SD * waves_sd_K]),
     )
 
 
-def _waves(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """A smooth process of sd 1 in cosines (N, K), and their sds: squared-exponential, in evaluations."""
-    gap_N = np.where(np.isfinite(sample.gap_N), sample.gap_N, 1.0)
-    clock_N = np.cumsum(gap_N) - gap_N[0]
-    k_K = np.arange(1, N_WAVES + 1)
-    sd_K = np.exp(-0.25 * (np.pi * k_K * _WANDER_LENGTH) ** 2)
-    cosine_NK = math.sqrt(2.0) * np.cos(np.pi * k_K * (clock_N / clock_N[-1])[:, None])
-    return cosine_NK, sd_K / math.sqrt(float(sd_K @ sd_K))
-
-
 def without_outliers(residual_N: np.ndarray) -> np.ndarray:
-    """Single evaluations far from both neighbours, moved to them: an outlier is neither jump nor peak.
+    """Move single evaluations far from both neighbours to them: an outlier is neither jump nor peak.
 
     A step shows on both of its sides alike; an outlier is twice as far from its neighbours' mean as they are
-    from theirs. What only the first or the last evaluation shows is not believed either.
+    from theirs. The first and the last evaluation alone are no evidence either.
     """
     apart_N = np.empty_like(residual_N)
     apart_N[1:-1] = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
@@ -161,7 +143,7 @@ def without_outliers(residual_N: np.ndarray) -> np.ndarray:
 
 
 def candidate_changes(sample: Sample, residual_N: np.ndarray) -> Changes:
-    """Hinges in compute, 1 at the last evaluation, and steps, with enough evaluations on both sides.
+    """Return hinges in compute, 1 at the last evaluation, and steps, with enough evaluations on both sides.
 
     A hinge next to the true one does as well. A step does not, so of many steps the largest are tried.
     """
@@ -177,11 +159,13 @@ def candidate_changes(sample: Sample, residual_N: np.ndarray) -> Changes:
     return Changes(columns_NJ, first_J, len(bent), math.log(len(stepped) / len(every)))
 
 
-def weigh(sample: Sample, null: Healthy, changes: Changes, sd_S: np.ndarray) -> Evidence:
-    """Evidence of all changes and of the waves, integrated over beta, the size of the change and the noise.
+def evidence_of(sample: Sample, null: Healthy, changes: Changes, residual_N: np.ndarray) -> Evidence:
+    """Integrate all changes and the waves over beta, the size of the change and the noise.
 
-    s = d' Q d and t = d' Q r of every column d, with Q the precision of the data once beta is integrated out.
+    `residual_N` sets the range of the noise sd. s = d' Q d and t = d' Q r of every column d, with Q the
+    precision of the data once beta is integrated out.
     """
+    sd_S = noise_nodes(residual_N)
     log_null_PS, s, t = integrated(sample, null, sd_S, changes.columns_NJ)
     bayes = sum(np.exp(np.minimum(log_bayes(s, t, v), 600.0)) for v in CHANGE_SD) / len(CHANGE_SD)
     log_change = log_null_PS[..., None] + np.log(bayes)
@@ -200,12 +184,12 @@ def weigh(sample: Sample, null: Healthy, changes: Changes, sd_S: np.ndarray) -> 
 
 
 def log_bayes(s: np.ndarray, t: np.ndarray, v: float) -> np.ndarray:
-    """Log of what a change of prior sd v multiplies the evidence by: Gaussian in its size."""
+    """Return the log Bayes factor of a change whose size has a normal prior of sd v."""
     return 0.5 * t**2 / (s + v**-2.0) - 0.5 * np.log1p(v * v * s)
 
 
 def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
-    """Nodes of the noise sd, even in its logarithm: from how neighbours differ to how far residuals reach."""
+    """Return nodes of the noise sd, log-spaced from the scatter of neighbours to the rms of residuals."""
     rms = math.sqrt(float(np.mean(residual_N**2))) + 1e-5
     apart_N = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
     local = math.sqrt(float(np.mean(apart_N**2)) / 1.5) + 1e-5
@@ -215,7 +199,7 @@ def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
 def integrated(
     sample: Sample, null: Healthy, sd_S: np.ndarray, columns_NJ: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log evidence (P, S), and s, t (P, S, J) of the columns, beta integrated out.
+    """Return log evidence (P, S), and s, t (P, S, J) of the columns, beta integrated out.
 
     With beta scaled to unit sd and Z' K^-1 Z = U diag(l) U', the integral over beta leaves
     Q = K^-1 / sd^2 - K^-1 Z U diag(1 / (l + sd^2)) U' Z' K^-1 / sd^2: diagonal whatever sd is.
@@ -238,7 +222,7 @@ def integrated(
 
 
 def _whiten(sample: Sample, columns_NK: np.ndarray, phi_P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """K_phi^(-1/2) times the columns, (P, N, K), and log |K_phi| (P,); replicates weigh as many."""
+    """Return K_phi^(-1/2) times the columns, (P, N, K), and log |K_phi| (P,), replicates weighted."""
     rho_PN = phi_P[:, None] ** sample.gap_N
     rho_PN[:, 0] = 0.0
     root_PN = np.sqrt(1.0 - rho_PN**2)
@@ -249,7 +233,7 @@ def _whiten(sample: Sample, columns_NK: np.ndarray, phi_P: np.ndarray) -> tuple[
 
 
 def _log_sum(log_PS: np.ndarray) -> np.ndarray:
-    """Log of the sum of exponentials over the nodes of the noise, the first two axes."""
+    """Return the log of the sum of exponentials over the nodes of the noise, the first two axes."""
     top = log_PS.max(axis=(0, 1))
     return top + np.log(np.exp(log_PS - top).sum(axis=(0, 1)))
 
@@ -260,8 +244,10 @@ def _log_mean(log_J: Sequence[float] | np.ndarray) -> float:
     return top + math.log(float(np.mean(np.exp(log_J - top))))
 
 
-def estimate_at(sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray) -> EvidenceEstimate:
-    """The coefficients of the null and of one added change, or none."""
+def estimate_at(
+    sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return columns (N, K), coefficients (K,) and their covariance: of the null and one change or none."""
     phi, sd = node
     columns_NK = np.concatenate([null.columns_NK, column_NJ], axis=1)
     prior_K = np.concatenate([null.sd_K, np.full(column_NJ.shape[1], CHANGE_SD[-1])])
@@ -269,4 +255,4 @@ def estimate_at(sample: Sample, null: Healthy, node: Node, column_NJ: np.ndarray
     white = _whiten(sample, both, np.array([phi]))[0][0]
     Z, r = white[:, :-1], white[:, -1]
     covariance_KK = np.linalg.inv(Z.T @ Z / sd**2 + np.diag(prior_K**-2.0))
-    return EvidenceEstimate(columns_NK, covariance_KK @ (Z.T @ r) / sd**2, covariance_KK)
+    return columns_NK, covariance_KK @ (Z.T @ r) / sd**2, covariance_KK

@@ -38,17 +38,17 @@ class Family:
     """The name in texts and on pages."""
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Share of the gain reached, in [0, 1], rising in x."""
+        """Return the share of the gain reached, in [0, 1], rising in x."""
         return self._at(_scaled(b, x))
 
     def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(share, d share / d log B, d share / d log C)."""
+        """Return (share, d share / d log B, d share / d log C)."""
         u = _scaled(b, x)
         share, slope = self._slope(u)
         return share, slope * u, slope * b
 
     def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """The x at which `share` is reached, for shares in (0, 1)."""
+        """Return the x at which `share` is reached, for shares in (0, 1)."""
         return self._u(share) / b
 
     def _at(self, u: np.ndarray) -> np.ndarray:
@@ -62,15 +62,12 @@ class Family:
 
 
 def _scaled(b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    return np.minimum(np.maximum(b * x, -_U_MAX), _U_MAX)  # quicker than clip on small arrays
+    return np.minimum(np.maximum(b * x, -_U_MAX), _U_MAX)  # faster than np.clip on small arrays
 
 
 @dataclass(frozen=True)
 class LogLogistic(Family):
-    """share = 1 / (1 + (C_mid / C)^B): the paper's curve (arXiv 2510.13786, equation 1).
-
-    Its gap closes as C^-B.
-    """
+    """share = 1 / (1 + (C_mid / C)^B), the paper's curve (arXiv 2510.13786, equation 1): gap as C^-B."""
 
     name: str = "log_logistic"
     label: str = "log-logistic"
@@ -156,26 +153,25 @@ class Gompertz(Family):
     label: str = "Gompertz"
 
     def share(self, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """2^(-exp(-B (C / C_mid - 1)))."""
-        return np.exp(-_LN2 * np.exp(_gompertz_exponent(b, np.exp(np.minimum(x, _U_MAX)))))
+        """Return 2^(-exp(-B (C / C_mid - 1)))."""
+        return np.exp(-_LN2 * np.exp(self._exponent(b, np.exp(np.minimum(x, _U_MAX)))))
 
     def slopes(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """By the chain rule, with e = ln 2 exp(-B (C / C_mid - 1)) and d share = -share de."""
+        """Apply the chain rule, with e = ln 2 exp(-B (C / C_mid - 1)) and d share = -share de."""
         ratio = np.exp(np.minimum(x, _U_MAX))
-        exponent = _gompertz_exponent(b, ratio)
+        exponent = self._exponent(b, ratio)
         e = _LN2 * np.exp(exponent)
         share = np.exp(-e)
         slope = e * share
         return share, -slope * exponent, slope * b * np.minimum(ratio, _U_MAX)
 
     def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """log(1 - log(-log2(s)) / B); -inf for shares that are exceeded at C = 0."""
+        """Return log(1 - log(-log2(s)) / B); -inf for shares that are exceeded at C = 0."""
         ratio = 1.0 - np.log(-np.log(share) / _LN2) / b
         return log_compute(np.maximum(ratio, 0.0))
 
-
-def _gompertz_exponent(b: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    return np.maximum(-b * (ratio - 1.0), -_U_MAX)
+    def _exponent(self, b: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+        return np.maximum(-b * (ratio - 1.0), -_U_MAX)
 
 
 LOG_LOGISTIC = LogLogistic()
@@ -183,7 +179,7 @@ POWER_LAW = PowerLaw()
 FAMILIES: tuple[Family, ...] = (LOG_LOGISTIC, Weibull(), Frechet(), POWER_LAW)
 """The families that are averaged, the paper's first."""
 LABELS: dict[str, str] = {family.name: family.label for family in FAMILIES}
-"""How people write them, by the name that they have in JSON."""
+"""Labels by the name in JSON."""
 
 
 def load_family(kind: str) -> Family:
@@ -252,14 +248,14 @@ def check_family(family: Family) -> None:
             )
 
 
-def log_compute(compute_N: np.ndarray) -> np.ndarray:
-    """Natural logarithm of compute, with log 0 = -inf and no complaint."""
+def log_compute(compute_N: np.ndarray | float) -> np.ndarray:
+    """Return the natural logarithm of compute, with log 0 = -inf and no warning."""
     with np.errstate(divide="ignore"):
         return np.log(np.asarray(compute_N, dtype=float))
 
 
 def shares(families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """`Family.share` of many curves, each of the family that `family_n` (n,) indexes.
+    """Return `Family.share` of many curves, each of the family that `family_n` (n,) indexes.
 
     The first axis of `b` and `x` is n; the others broadcast, and the result has the shape of `x`.
     """
@@ -269,7 +265,7 @@ def shares(families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, x: n
 def inverses(
     families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, share: np.ndarray
 ) -> np.ndarray:
-    """`Family.inverse` of many curves, as `shares`."""
+    """Return `Family.inverse` of many curves, as `shares`."""
     return _by_family([family.inverse for family in families], family_n, b, share)
 
 
@@ -295,7 +291,7 @@ def log_compute_to(
     R_0: np.ndarray,
     target: float,
 ) -> np.ndarray:
-    """log C at which many curves, as in `shares`, reach `target`: -inf from R_0 down, inf from A up."""
+    """Return log C at which many curves, as in `shares`, reach `target`: -inf below R_0, inf above A."""
     share = np.clip((target - R_0) / np.maximum(A - R_0, 1e-12), 1e-12, 1 - 1e-12)
     log_c = log_mid + inverses(families, family_n, b, share)
     return np.where(target <= R_0, -np.inf, np.where(target >= A, np.inf, log_c))
@@ -312,27 +308,33 @@ class Curve:
     R_0: float
 
     def __call__(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """Expected pass rate at every compute, shape as given."""
-        return self.R_0 + (self.A - self.R_0) * self.family.share(
-            np.asarray(self.B), self._log_ratio(compute_N)
-        )
+        """Return the expected pass rate at every compute, shape as given."""
+        return self.at_log(log_compute(compute_N))
+
+    def at_log(self, log_c_N: np.ndarray) -> np.ndarray:
+        """Return the expected pass rate at every log compute, shape as given."""
+        share_N = self.family.share(np.asarray(self.B), log_c_N - math.log(self.C_mid))
+        return self.R_0 + (self.A - self.R_0) * share_N
+
+    def jacobian(self, log_c_N: np.ndarray) -> np.ndarray:
+        """Return the derivatives by (A, log B, log C_mid, R_0) at every log compute, shape (..., 4)."""
+        x_N = log_c_N - math.log(self.C_mid)
+        share_N, by_log_b_N, by_log_c_N = self.family.slopes(np.asarray(self.B), x_N)
+        gain = self.A - self.R_0
+        return np.stack([share_N, gain * by_log_b_N, -gain * by_log_c_N, 1.0 - share_N], axis=-1)
 
     def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
-        """dR/dC at every compute above 0: gain in pass rate per unit of compute, shape as given."""
-        _, _, by_log_c = self.family.slopes(np.asarray(self.B), self._log_ratio(compute_N))
-        return (self.A - self.R_0) * by_log_c / np.asarray(compute_N, dtype=float)
+        """Return dR/dC at every compute above 0, in pass rate per unit of compute, shape as given."""
+        return -self.jacobian(log_compute(compute_N))[..., 2] / np.asarray(compute_N, dtype=float)
 
     def inverse(self, pass_rate: float) -> float:
-        """Compute at which the curve reaches `pass_rate`: 0 at or below R_0, infinite at or above A."""
+        """Return the compute at which the curve reaches `pass_rate`: 0 up to R_0, infinite from A on."""
         if pass_rate <= self.R_0:
             return 0.0
         if pass_rate >= self.A:
             return math.inf
         share = np.asarray((pass_rate - self.R_0) / (self.A - self.R_0))
         return float(self.C_mid * np.exp(self.family.inverse(np.asarray(self.B), share)))
-
-    def _log_ratio(self, compute_N: np.ndarray | float) -> np.ndarray:
-        return log_compute(np.asarray(compute_N, dtype=float)) - math.log(self.C_mid)
 
     def __str__(self) -> str:
         return (

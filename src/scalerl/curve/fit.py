@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scalerl.curve.answers import NoiseEstimate, check_level
+from scalerl.curve.answers import NoiseEstimate, check_level, identify, parameters_of
 from scalerl.curve.campaign import learn
 from scalerl.curve.families import FAMILIES, LOG_LOGISTIC, Curve, Family, with_extra
-from scalerl.curve.identify import identify, parameters_of
 from scalerl.curve.least_squares import LeastSquares, least_squares
 from scalerl.curve.misfit import Misfit, find_misfit
 from scalerl.curve.points import Points
@@ -65,12 +64,10 @@ def fit(
         CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
     """
     check_options(r0, min_compute, max_compute, level)
-    points = _points_of(data, x, y, price)
     given = None if r0 is None or r0 == "free" else float(r0)
-    points, excluded = _choose(points, r0 is not None, min_compute, max_compute)
+    points, excluded = _choose(_points_of(data, x, y, price), r0 is not None, min_compute, max_compute)
     sample = make_sample(points, given)
-    families = with_extra(extra_families)
-    found = [least_squares(sample, family) for family in families]
+    found = [least_squares(sample, family) for family in with_extra(extra_families)]
     best = found[FAMILIES.index(LOG_LOGISTIC)]
     floor = _noise_floor(points)
     rmse = float(np.sqrt(np.mean((points.pass_rate_N - best.curve(points.compute_N)) ** 2)))
@@ -78,8 +75,7 @@ def fit(
     post = _posterior(sample, floor, found)
     misfit, clock = _misfit_of(points, found)
     r0_value, r0_source = _r0(points, given, best)
-    weights = post.family_weights()
-    median, intervals = parameters_of(post, level)
+    shape = _misfit_warning(misfit) if misfit else _other_shape(post)
     result = Fit(
         axis=points.axis,
         min_compute=min_compute,
@@ -88,26 +84,29 @@ def fit(
         r0_source=r0_source,
         curve=best.curve,
         rmse=rmse,
-        median=median,
-        intervals=intervals,
-        families=weights,
-        noise=_noise(post, floor),
-        identification=identify(post, sample),
+        **_answers(post, sample, level, floor),
         misfit=misfit,
         basins=_basins(best, len(sample)),
-        warnings=(
-            *points.warnings,
-            *_start(points, given),
-            *_bounds(best),
-            *clock,
-            *(_misfit(misfit) or _other_shape(post)),
-        ),
+        warnings=(*points.warnings, *_start(points, given), *_bounds(best), *clock, *shape),
         points=points,
         excluded=excluded,
         sample=sample,
-        posterior=post,
     )
     return _with_campaign(result, prior_from) if prior_from else result
+
+
+def _answers(post: Posterior, sample: Sample, level: float, floor: float) -> dict[str, Any]:
+    """Return the fields of a `Fit` that follow from its posterior, whichever prior that has."""
+    median, intervals = parameters_of(post, level)
+    sd, phi = float(post.sd_J @ post.sd_weight_J), float(post.phi_cells @ post.weight_cells)
+    return {
+        "median": median,
+        "intervals": intervals,
+        "families": post.family_weights(),
+        "noise": NoiseEstimate(sd, phi, floor, SEED_PRIOR.A),
+        "identification": identify(post, sample),
+        "posterior": post,
+    }
 
 
 def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> Points:
@@ -126,7 +125,7 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
 
 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> Posterior:
-    """The posterior, its noise that of one evaluation also where rows are means of several."""
+    """Return the posterior, its noise that of one evaluation also where rows are means of several."""
     least = SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0])
     post = posterior(sample, least / math.sqrt(sample.each), found)
     if sample.each == 1.0:
@@ -136,7 +135,7 @@ def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> P
 
 
 def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | None, tuple[str, ...]]:
-    """The misfit; or a warning where the run has none in its steps: then the clock is uneven."""
+    """Return the misfit, or instead a warning where the run has none in its steps: an uneven clock."""
     misfit = find_misfit(points, found)
     step_N = points.step_N
     if misfit is None or step_N is None or points.axis == "steps" or not (np.diff(step_N) > 0).all():
@@ -152,7 +151,7 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
 
 
 def _start(points: Points, given: float | None) -> tuple[str, ...]:
-    """A warning where a given R_0 is not what the run shows before training or at its start."""
+    """Warn where a given R_0 is below what the run shows at its start."""
     if given is None:
         return ()
     early_N = points.pass_rate_N[: max(len(points) // 5, 2)]
@@ -180,21 +179,26 @@ def check_options(
 def _choose(
     points: Points, without_start: bool, min_compute: float, max_compute: float
 ) -> tuple[Points, Points]:
-    """Points to fit, by compute, and those that the cuts leave out; `min_compute` alone keeps step 0."""
+    """Return the points to fit, by compute, and those beyond the cuts; 0 is below no `min_compute`."""
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
     if without_start:
-        # A given R_0 takes the place of the evaluation at compute 0; a free one is said not to be that.
+        # A given R_0 takes the place of the evaluation at compute 0; "free" is meant to differ from it.
         keep_N &= points.compute_N > 0
-    chosen, excluded = points.select(keep_N), points.select(~keep_N)
-    _check_enough(chosen)
-    return chosen, excluded
+    chosen = points.select(keep_N)
+    n = len(np.unique(chosen.compute_N))
+    if n < MIN_TO_FIT:
+        raise CannotAnswerError(
+            f"{points.source}: {counted(n, 'evaluation')} at distinct compute {'is' if n == 1 else 'are'} "
+            f"too few to fit a curve: at least {MIN_TO_FIT} are needed"
+        )
+    return chosen, points.select(~keep_N)
 
 
 def _r0(
     points: Points, given: float | None, best: LeastSquares
 ) -> tuple[float, Literal["given", "measured", "fitted"]]:
-    """The R_0 that is reported, and where it comes from."""
+    """Return the R_0 that is reported, and where it comes from."""
     if given is not None:
         return given, "given"
     zero_N = points.compute_N == 0
@@ -203,47 +207,30 @@ def _r0(
     return best.curve.R_0, "fitted"
 
 
-def _check_enough(points: Points) -> None:
-    n = len(np.unique(points.compute_N))
-    if n < MIN_TO_FIT:
-        raise CannotAnswerError(
-            f"{points.source}: {counted(n, 'evaluation')} at distinct compute {'is' if n == 1 else 'are'} "
-            f"too few to fit a curve: "
-            f"at least {MIN_TO_FIT} are needed"
-        )
-
-
 def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> None:
-    """A curve with nothing to forecast: the last third is not above the first by twice its error."""
+    """Raise unless the last third is above the first by twice its error."""
     third = max(len(points) // 3, 1)
-    first = points.pass_rate_N[:third].mean() if r0 is None else r0
-    last = points.pass_rate_N[-third:].mean()
+    pass_rate_N = points.pass_rate_N
+    first = pass_rate_N[:third].mean() if r0 is None else r0
+    last = pass_rate_N[-third:].mean()
     sd = max(sd, 0.0 if math.isnan(floor) else floor)
     error = sd * math.sqrt((1 if r0 is None else 0) / third + 1 / third)
-    if last - first < -2 * error:
-        what, noise = "the pass rate falls", f"neighbours scatter by {_between_neighbours(points):.3f}"
-    elif last - first <= 2 * error:
-        what, noise = "the pass rate does not rise", f"with noise {sd:.3f}"
-    else:
+    if last - first > 2 * error:
         return
+    what, noise = "does not rise", f"with noise {sd:.3f}"
+    if last - first < -2 * error:
+        # `sd` is about a rising curve, so that the fall is in it. Second differences are about none.
+        apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
+        scatter = math.sqrt(float(np.mean(apart_N**2)) / 1.5)
+        what, noise = "falls", f"neighbours scatter by {scatter:.3f}"
     raise CannotAnswerError(
-        f"{points.source}: {what}: {first:.3f} at the start, {last:.3f} in the last third, "
+        f"{points.source}: the pass rate {what}: {first:.3f} at the start, {last:.3f} in the last third, "
         f"{noise}; there is no saturating curve to fit"
     )
 
 
-def _between_neighbours(points: Points) -> float:
-    """The noise of one evaluation from second differences: about no curve, so that a fall is not in it.
-
-    Of noise that is correlated it is the part that neighbours do not share.
-    """
-    pass_rate_N = points.pass_rate_N
-    apart_N = pass_rate_N[1:-1] - 0.5 * (pass_rate_N[:-2] + pass_rate_N[2:])
-    return math.sqrt(float(np.mean(apart_N**2)) / 1.5)
-
-
 def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
-    """The minima whose likelihood is within `TOLERANCE` of the best."""
+    """Return the minima whose log-likelihood is within `TOLERANCE` of the best."""
     least = best.rss + 1e-300
     return tuple(b for b in best.basins if 0.5 * rows * math.log((b[1] + 1e-300) / least) <= TOLERANCE)
 
@@ -256,7 +243,7 @@ def _bounds(best: LeastSquares) -> tuple[str, ...]:
 
 
 def _other_shape(post: Posterior) -> tuple[str, ...]:
-    """A warning where the paper's family is not the one that the data speak for."""
+    """Warn where the posterior has hardly any weight on the paper's family."""
     weights = post.family_weights()
     own = weights[LOG_LOGISTIC.name]
     if own >= LITTLE_WEIGHT:
@@ -268,52 +255,35 @@ def _other_shape(post: Posterior) -> tuple[str, ...]:
     )
 
 
-def _misfit(misfit: Misfit | None) -> tuple[str, ...]:
-    """Why the ceiling is withheld, and what can be fitted instead."""
-    if misfit is None:
-        return ()
+def _misfit_warning(misfit: Misfit) -> tuple[str, ...]:
+    """Say why the ceiling is withheld, and what can be fitted instead."""
     offer = "no part of it can be fitted alone"
     if misfit.keep is not None:
         low, high = misfit.keep
+        # The ends are printed with ten digits: rounding must not cut the evaluations that lie at them.
         start = f"--r0 free --min-compute {low * (1 - 1e-9):.10g} " if low > 0 else ""
         offer = f"fit the part that holds with {start}--max-compute {high * (1 + 1e-9):.10g}"
     return (f"no saturating curve describes this run, and its ceiling is withheld: {misfit.why}; {offer}",)
 
 
 def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
-    """The same, with the answer under the siblings' prior beside it, or a warning why there is none."""
+    """Add the answer under the siblings' prior, or a warning why there is none."""
     prior, said = learn(siblings, result)
     if prior is None:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
-    median, intervals = parameters_of(post, result.intervals.level)
-    families = post.family_weights()
-    shape = _other_shape(result.posterior)
-    warnings = [warning for warning in result.warnings if warning not in shape]
+    own_shape = _other_shape(result.posterior)
+    warnings = [warning for warning in result.warnings if warning not in own_shape]
     informed = replace(
         result,
         prior=f"campaign ({prior.n_siblings} siblings)",
-        median=median,
-        intervals=intervals,
-        families=families,
-        noise=_noise(post, result.noise.floor),
-        identification=identify(post, result.sample),
+        **_answers(post, result.sample, result.intervals.level, result.noise.floor),
         warnings=(*warnings, *(() if result.misfit else _other_shape(post))),
-        posterior=post,
     )
     return replace(result, campaign=informed)
 
 
 def _noise_floor(points: Points) -> float:
-    """Root mean square of the evaluation noise that is known, NaN if none is."""
+    """Return the root mean square of the evaluation noise that is known, NaN if none is."""
     known = points.noise_sd_N[np.isfinite(points.noise_sd_N)]
     return float(np.sqrt(np.mean(known**2))) if len(known) else math.nan
-
-
-def _noise(post: Posterior, floor: float) -> NoiseEstimate:
-    return NoiseEstimate(
-        float(post.sd_J @ post.sd_weight_J),
-        float(post.phi_cells @ post.weight_cells),
-        floor,
-        SEED_PRIOR.A,
-    )

@@ -1,4 +1,4 @@
-"""Least squares for one family and many runs at once, arranged so that it cannot get stuck.
+"""Least squares for one family and many runs at once, by a global search.
 
 Given (B, C_mid) the curve is linear in (R_0, A), so the search is over two numbers only (variable projection;
 Golub and Pereyra, 1973): a grid over their whole range, then Levenberg-Marquardt from its deepest valleys
@@ -21,14 +21,13 @@ from scalerl.curve.sample import Sample
 from scalerl.curve.solver import TOLERANCE, RunRows, descend, rows_averaged
 
 LOG_B_RANGE = (math.log(0.05), math.log(20.0))
-"""Where the point estimate is searched; wider than the prior of the intervals, and flagged when reached."""
+"""The range of log B of the point estimate: wider than the prior, and reported when reached."""
 SEARCH_REACH = 100.0
 """C_mid is searched from the smallest positive compute over this to the largest compute times this."""
-_EVEN = np.linspace(0, 1, 11)
-"""Where the grid of log B lies in its range."""
+_EVEN = np.linspace(0, 1, 11)  # the grid of log B, as shares of its range
+# The grid of log C_mid, as shares of the range of the data, and of the reach beyond that.
 _ALONG = np.concatenate([[0.0, 0.0], np.linspace(0, 1, 12), [1.0, 1.0, 1.0]])
 _BEYOND = np.concatenate([[-1.0, -0.5], np.zeros(12), [0.15, 0.4, 1.0]])
-"""Where that of log C_mid lies: the share along the range of the data, and beyond it of the reach."""
 _STARTS = 3
 _CHUNK = 64  # runs at a time
 
@@ -48,25 +47,19 @@ class LeastSquares:
 
 
 def least_squares(
-    sample: Sample,
-    family: Family,
-    *,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    sample: Sample, family: Family, *, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> LeastSquares:
     """Minimise the weighted sum of squares over R_0, A, B and C_mid, with low <= R_0 <= A <= high."""
     return least_squares_many([sample], family, bounds=bounds)[0]
 
 
 def least_squares_many(
-    samples: Sequence[Sample],
-    family: Family,
-    *,
-    bounds: tuple[float, float] = (0.0, 1.0),
+    samples: Sequence[Sample], family: Family, *, bounds: tuple[float, float] = (0.0, 1.0)
 ) -> list[LeastSquares]:
-    """`least_squares` of every run; R_0 must be free in all of them, or given in all of them."""
+    """Fit every run as `least_squares`; R_0 must be free in all of them, or given in all of them."""
     order = sorted(range(len(samples)), key=lambda i: len(samples[i]))
     found: list[LeastSquares] = [None] * len(samples)  # pyright: ignore[reportAssignmentType]
-    # Together go runs that the grid averages alike, so that the company of others changes no answer.
+    # Runs go together that the grid averages alike, so that other runs do not change the answer of one.
     for _, alike in itertools.groupby(order, key=lambda i: rows_averaged(len(samples[i]))):
         mine = list(alike)
         for first in range(0, len(mine), _CHUNK):
@@ -79,7 +72,7 @@ def least_squares_many(
 
 
 def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[LeastSquares]:
-    """Grid, valleys, descent; then the distinct minima of every run."""
+    """Search a grid, descend from its valleys, and return the distinct minima of every run."""
     reach, span = math.log(SEARCH_REACH), np.array([s.log_c_range for s in samples])
     box = np.empty((2, 2, len(samples)))  # low and high of theta
     box[:, 0] = np.array(LOG_B_RANGE)[:, None]
@@ -104,20 +97,16 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[Le
         mine = found[run[i]]
         if all(max(abs(log_b[i] - log_b[j]), abs(log_mid[i] - log_mid[j])) > 1e-3 for j in mine):
             mine.append(i)
-    return [
-        _result([(Curve(family, *curves[i]), float(rss[i]) + sample.within) for i in mine], bounds[mine[0]])
-        for sample, mine in zip(samples, found, strict=True)
-    ]
-
-
-def _result(basins: list[tuple[Curve, float]], bounds: list[bool]) -> LeastSquares:
-    curve, rss = basins[0]
-    names = tuple(name for name, on in zip(("A", "B", "C_mid", "R_0"), bounds, strict=True) if on)
-    return LeastSquares(curve, rss, names, tuple(basins))
+    results = []
+    for sample, mine in zip(samples, found, strict=True):
+        basins = tuple((Curve(family, *curves[i]), float(rss[i]) + sample.within) for i in mine)
+        on_bound = zip(("A", "B", "C_mid", "R_0"), bounds[mine[0]], strict=True)
+        results.append(LeastSquares(*basins[0], tuple(name for name, on in on_bound if on), basins))
+    return results
 
 
 def _starts(rows: RunRows, family: Family, span: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every run the deepest local minima of the grid, and a step; (run (M,), theta (2, M))."""
+    """Return the deepest local minima of the grid of every run, and a step; (run (M,), theta (2, M))."""
     coarse = rows.coarse()
     log_mid = span[:, :1] + (span[:, 1:] - span[:, :1]) * _ALONG + math.log(SEARCH_REACH) * _BEYOND
     log_b = LOG_B_RANGE[0] + (LOG_B_RANGE[1] - LOG_B_RANGE[0]) * _EVEN
@@ -145,9 +134,9 @@ def _starts(rows: RunRows, family: Family, span: np.ndarray) -> tuple[np.ndarray
 
 
 def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The runs that a step describes nearly as well as the grid did, with `rss`, and where; (M,) each.
+    """Return runs that a step describes nearly as well as the grid did, with `rss`, and its place; (M,) each.
 
-    Steep curves have valleys as narrow as the distance of two evaluations, which a grid passes over.
+    Steep curves have valleys as narrow as the distance of two evaluations, which a grid misses.
     """
     weight, total = np.cumsum(rows.w, axis=1), np.cumsum(rows.w * rows.y, axis=1)
     before, after = weight[:, :-1], rows.one[:, None] - weight[:, :-1]
@@ -168,7 +157,7 @@ def _steps(rows: RunRows, rss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rough_rss(rows: RunRows, g: np.ndarray) -> np.ndarray:
-    """Sums of squares (S, K), less a constant, of shares (S, K, N); a gain beyond the bounds is cut."""
+    """Return sums of squares (S, K), less a constant, of shares (S, K, N); the gain is cut to its bounds."""
     w, one = rows.w[:, :, None], rows.one[:, None]
     gy = (g @ (w * rows.y[:, :, None]))[:, :, 0]
     gg = ((g * g) @ w)[:, :, 0]

@@ -1,8 +1,8 @@
-"""Does any saturating curve describe the run? A decline, a jump, a change of slope, or waves that none has.
+"""Lack of fit: a decline, a jump, a change of slope or waves that no saturating curve has.
 
-The answer is a Bayes factor against a healthy run (the models are in `scalerl.curve.evidence`), averaged over
-all changes (so that looking in many places is paid for), and a misfit from a threshold that simulated healthy
-runs set (benchmarks/misfit.py).
+A misfit is a Bayes factor against a healthy run (the models are in `scalerl.curve.evidence`), averaged over
+all changes (which corrects for looking in many places), above a threshold that simulated healthy runs set
+(benchmarks/misfit.py).
 
 Shapes: N evaluations, J candidate changes.
 """
@@ -21,14 +21,12 @@ from scalerl.curve.evidence import (
     PARAMETER_SD,
     Changes,
     Evidence,
-    EvidenceEstimate,
     Healthy,
     candidate_changes,
     estimate_at,
+    evidence_of,
     healthy_model,
     model_around,
-    noise_nodes,
-    weigh,
     without_outliers,
 )
 from scalerl.curve.least_squares import LeastSquares, least_squares, least_squares_many
@@ -36,7 +34,7 @@ from scalerl.curve.points import Points
 from scalerl.curve.sample import MIN_TO_FIT, Sample, make_sample
 
 MIN_POINTS = 8
-"""Evaluations at distinct compute below which nothing is said."""
+"""Evaluations at distinct compute that a misfit needs."""
 THRESHOLD, THRESHOLD_SHORT, SHORT = 3.0, 5.0, 25
 """Bayes factor against the healthy run from which a misfit is reported, and in fewer than 25 evaluations."""
 _STARTS = (35, 45, 55, 65, 75, 85)  # percent of the run that a second curve is fitted to
@@ -59,26 +57,25 @@ class Misfit:
     bayes_factor: float
     """How much better a misfit explains the run than none does: kinds, places and sizes averaged."""
     why: str
-    """For people: one sentence."""
+    """One sentence for messages."""
     keep: tuple[float, float] | None
     """The range of compute (ends included) of the part that can be fitted alone, or None."""
 
 
 def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
-    """What no saturating curve describes in a run, or None. Deterministic.
+    """Return what no saturating curve describes in a run, or None; None below `MIN_POINTS` evaluations.
 
-    `best` holds the least-squares curves of the families for these points, in any order. Fewer than 8
-    evaluations at distinct compute say nothing.
+    `best` holds the least-squares curves of the families for these points, in any order.
     """
     sample = make_sample(points, None)
     if len(sample.y_N) < MIN_POINTS:
         return None
     null = healthy_model(sample, best)
     changes = candidate_changes(sample, null.residual_N)
-    first = weigh(sample, null, changes, noise_nodes(null.residual_N))
+    first = evidence_of(sample, null, changes, null.residual_N)
     beside = _beside_a_step(sample, first, changes)
     found = max(first, beside, key=lambda look: look.log_change)
-    # The curve beside a step may describe the run without any step, too: then the run is healthy.
+    # The curve beside a step may also describe the run without any step: then the run is healthy.
     log_bayes = found.log_change - max(first.log_null, beside.log_null)
     if log_bayes < math.log(THRESHOLD_SHORT if len(sample) < SHORT else THRESHOLD):
         return None
@@ -88,22 +85,22 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
 
 
 def _beside_a_step(sample: Sample, first: Evidence, changes: Changes) -> Evidence:
-    """The same around a curve fitted to the run with its likeliest step taken out.
+    """Return the evidence around a curve fitted to the run without its likeliest step.
 
     A step bends the curve that is fitted to all of a short run, which then hides most of it.
     """
     null, j = first.null, changes.n_hinges + int(np.argmax(first.log_step_J))
     column_NJ = changes.columns_NJ[:, j : j + 1]
-    size = estimate_at(sample, null, first.node_J[j], column_NJ).mean_K[-1]
-    even = replace(sample, y_N=sample.y_N - size * column_NJ[:, 0])
+    _, mean_K, _ = estimate_at(sample, null, first.node_J[j], column_NJ)
+    even = replace(sample, y_N=sample.y_N - mean_K[-1] * column_NJ[:, 0])
     curve = least_squares(even, null.curve.family).curve
     left_N = without_outliers(even.y_N - curve(np.exp(sample.log_c_N)))
     again = model_around(sample, curve, null.columns_NK[:, len(PARAMETER_SD) : -N_WAVES])
-    return weigh(sample, again, changes, noise_nodes(left_N))
+    return evidence_of(sample, again, changes, left_N)
 
 
 def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
-    """The same around a curve that was fitted to the start of the run, to name and to place a misfit.
+    """Return the evidence around a curve that was fitted to the start of the run, to place a misfit.
 
     A large change of slope bends the curve that is fitted to all of the run so far that small changes of its
     parameters do not lead back. Of several starts, the one whose curve with a hinge at its end fits best.
@@ -119,26 +116,26 @@ def _look_again(sample: Sample, null: Healthy, changes: Changes) -> Evidence:
         tries.append((float(left_N @ left_N), found.curve, left_N))
     _, curve, left_N = min(tries, key=lambda t: t[0])
     again = model_around(sample, curve, null.columns_NK[:, len(PARAMETER_SD) : -N_WAVES])
-    return weigh(sample, again, changes, noise_nodes(left_N))
+    return evidence_of(sample, again, changes, left_N)
 
 
 def _describe(
     points: Points, sample: Sample, changes: Changes, found: Evidence, bayes_factor: float
 ) -> Misfit:
-    """Name the misfit and the part that holds: the likeliest kind, at its likeliest place."""
+    """Describe the misfit and the part that can be fitted: the likeliest kind, at its likeliest place."""
     null, compute_N, h, axis = found.null, _as_logged(points, sample), changes.n_hinges, points.axis
     log_hinge, log_step, log_waves = found.log_kinds
     stepped = log_step > max(log_hinge, log_waves)
     j = h + int(np.argmax(found.log_step_J)) if stepped else int(np.argmax(found.log_hinge_J))
     first = int(changes.first_J[j])
     estimate = estimate_at(sample, null, found.node_J[j], changes.columns_NJ[:, j : j + 1])
-    size = float(estimate.mean_K[-1])
+    size = float(estimate[1][-1])
     if stepped:
         at = float(compute_N[first])
         keep, said = _part_that_holds(compute_N, first)
         why = f"the pass rate jumps by {size:+.3f} at {axis} {at:.4g}, as if evaluated otherwise; {said}"
         return Misfit("jump", at, size, bayes_factor, why, keep)
-    peak, decline, error = _decline(null, estimate)
+    peak, decline, error = _decline(null, *estimate)
     if decline > _SURE * error:
         at = float(compute_N[peak])
         keep = (float(compute_N[0]), at) if peak + 1 >= MIN_TO_FIT else None
@@ -152,15 +149,16 @@ def _describe(
             f"the slope changes for good at {axis} {at:.4g}, by {size:+.3f} up to the last evaluation; {said}"
         )
         return Misfit("regime", at, size, bayes_factor, why, keep)
-    estimate = estimate_at(sample, null.with_waves(), found.node_waves, changes.columns_NJ[:, :0])
-    waves_N = estimate.columns_NK[:, -N_WAVES:] @ estimate.mean_K[-N_WAVES:]
+    waves = null.with_waves()
+    columns_NK, mean_K, _ = estimate_at(sample, waves, found.node_waves, changes.columns_NJ[:, :0])
+    waves_N = columns_NK[:, -N_WAVES:] @ mean_K[-N_WAVES:]
     size = math.sqrt(float(np.mean(waves_N**2)))
     why = f"slow waves of {size:.3f} (root mean square) around the best family: none describes the run"
     return Misfit("residuals", None, size, bayes_factor, why, None)
 
 
 def _as_logged(points: Points, sample: Sample) -> np.ndarray:
-    """Compute of the rows as the data have it, (N,); of rows that average evaluations, of the nearest one."""
+    """Return the compute of the rows as logged, (N,); where rows average evaluations, of the nearest one."""
     logged_M = np.unique(points.compute_N)
     if len(logged_M) == len(sample):
         return logged_M
@@ -172,25 +170,25 @@ def _as_logged(points: Points, sample: Sample) -> np.ndarray:
     return nearest_N
 
 
-def _decline(null: Healthy, estimate: EvidenceEstimate) -> tuple[int, float, float]:
-    """(index of the maximum, fall from there to the end, its error), the wander left out."""
+def _decline(
+    null: Healthy, columns_NK: np.ndarray, mean_K: np.ndarray, covariance_KK: np.ndarray
+) -> tuple[int, float, float]:
+    """Return (index of the maximum, fall from there to the end, its error), the wander left out."""
     k = null.columns_NK.shape[1]
-    trend_NK = estimate.columns_NK.copy()
+    trend_NK = columns_NK.copy()
     trend_NK[:, k - N_WAVES : k] = 0.0
-    trend_N = null.curve_N + trend_NK @ estimate.mean_K
+    trend_N = null.curve_N + trend_NK @ mean_K
     peak = int(np.argmax(trend_N))
     contrast_K = trend_NK[peak] - trend_NK[-1]
-    error = math.sqrt(float(contrast_K @ estimate.covariance_KK @ contrast_K))
+    error = math.sqrt(float(contrast_K @ covariance_KK @ contrast_K))
     return peak, float(trend_N[peak] - trend_N[-1]), error
 
 
 def _part_that_holds(compute_N: np.ndarray, first: int) -> tuple[tuple[float, float] | None, str]:
-    """What can be fitted around a change, and the words for it: the run as it is now, if that is enough."""
+    """Return what can be fitted around a change, and a clause for it: the later part, if long enough."""
     if len(compute_N) - first >= MIN_POINTS:
-        return (
-            float(compute_N[first]),
-            float(compute_N[-1]),
-        ), "what follows is the run as it is now: fit that"
+        later = float(compute_N[first]), float(compute_N[-1])
+        return later, "what follows is the run as it is now: fit that"
     if first >= MIN_TO_FIT:
         return (float(compute_N[0]), float(compute_N[first - 1])), "too little follows: fit what came before"
     return None, "neither part is long enough to be fitted"

@@ -1,11 +1,10 @@
 """The noise of evaluations: unknown in size, correlated between neighbours, and integrated out.
 
     e ~ N(0, sd^2 K_phi)        K_phi[i, j] = phi^(distance from i to j in usual steps between evaluations)
-
-A Markov correlation, so that its inverse is tridiagonal, and the sum of squares is a quadratic in what is
-linear, (R_0, A), that takes one pass over the evaluations:
-
     RSS = (y - R_0 h - A g)^T K^-1 (y - R_0 h - A g)        g = share of the gain reached, h = 1 - g
+
+The correlation is Markov, so that its inverse is tridiagonal, and RSS is a quadratic in (R_0, A) that takes
+one pass over the evaluations.
 
 Shapes: P values of phi, J of sd, N points, T entries of a table over the sum of squares, and `...` any grid
 of (log B, log C_mid).
@@ -44,37 +43,38 @@ class Noise:
     sd_given_TJ: np.ndarray
 
     def only(self, p: int) -> Noise:
-        """The same given one correlation, P = 1."""
+        """Return the noise given one correlation, P = 1."""
         names = ("phi_P", "diagonal_PN", "below_PN", "log_prior_P")
         return replace(self, **{name: getattr(self, name)[p : p + 1] for name in names})
 
     def log_weight(self, rss: np.ndarray) -> np.ndarray:
-        """Log marginal likelihood (up to a constant) of a sum of squares; first axis of `rss` is P."""
+        """Return the log marginal likelihood (up to a constant) of sums of squares (P, ...)."""
         return self.of_rss(rss) + self.log_prior_P.reshape(-1, *(1,) * (rss.ndim - 1))
 
     def of_rss(self, rss: np.ndarray) -> np.ndarray:
-        """The same given phi."""
+        """Return the same given phi."""
         return np.interp(np.log(np.maximum(rss, 1e-300)), self.log_rss_T, self.log_weight_T)
 
     def sd_weights(self, rss: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """Posterior of the sd on `sd_J`, from the sums of squares of weighed nodes."""
+        """Return the posterior of the sd on `sd_J`, from the sums of squares of weighted nodes."""
         step = self.log_rss_T[1] - self.log_rss_T[0]
         index = np.round((np.log(np.maximum(rss, 1e-300)) - self.log_rss_T[0]) / step).astype(int)
         index = np.clip(index, 0, len(self.log_rss_T) - 1)
         return np.bincount(index, weight, len(self.log_rss_T)) @ self.sd_given_TJ
 
     def _times(self, a_N: np.ndarray) -> np.ndarray:
-        """K^-1 a, shape (P, N)."""
+        """Return K^-1 a, shape (P, N)."""
         product = self.diagonal_PN * a_N
         product[:, 1:] += self.below_PN[:, 1:] * a_N[:-1]
         product[:, :-1] += self.below_PN[:, 1:] * a_N[1:]
         return product
 
     def quadratic(self, share: np.ndarray, y_N: np.ndarray) -> Quadratic:
-        """The quadratic of every cell from its shares (..., N); only g^T K^-1 g is no plain product."""
+        """Return the quadratic of every cell from its shares (..., N)."""
         g = share.reshape(-1, share.shape[-1])
         shape = (len(self.diagonal_PN), *share.shape[:-1])
         one_PN, y_PN = self._times(np.ones_like(y_N)), self._times(y_N)
+        # As h = 1 - g, all but g^T K^-1 g are linear in g: matrix products, which are quick.
         gg = self.diagonal_PN @ (g * g).T
         gg += 2 * (self.below_PN[:, 1:] @ (g[:, 1:] * g[:, :-1]).T)
         g1, gy = one_PN @ g.T, y_PN @ g.T
@@ -86,7 +86,15 @@ class Noise:
 def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> Noise:
     """Tabulate the noise model of a sample whose sd is at least `floor`, with the correlations `phi`."""
     phi_P = np.array(phi)
-    diagonal_PN, below_PN, log_det_P = _inverses(sample, phi_P)
+    rho_PN = phi_P[:, None] ** sample.gap_N
+    rho_PN[:, 0] = 0.0
+    inverse_PN = 1.0 / (1.0 - rho_PN**2)
+    diagonal_PN = inverse_PN.copy()
+    diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
+    diagonal_PN *= sample.weight_N
+    root_N = np.sqrt(sample.weight_N)
+    below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
+    log_prior_P = 0.5 * np.log(inverse_PN).sum(axis=1)
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -94,25 +102,12 @@ def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> No
     weight_TJ = np.exp(log_TJ - top_T)
     total_T = weight_TJ.sum(axis=1, keepdims=True)
     log_weight_T = (top_T + np.log(total_T))[:, 0]
-    return Noise(
-        phi_P, diagonal_PN, below_PN, -0.5 * log_det_P, sd_J, log_rss_T, log_weight_T, weight_TJ / total_T
-    )
-
-
-def _inverses(sample: Sample, phi_P: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inverses of the correlations phi^gap as `Noise` has them, replicates weighed; log-determinants (P,)."""
-    rho_PN = phi_P[:, None] ** sample.gap_N
-    rho_PN[:, 0] = 0.0
-    inverse_PN = 1.0 / (1.0 - rho_PN**2)
-    diagonal_PN = inverse_PN.copy()
-    diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
-    root_N = np.sqrt(sample.weight_N)
-    below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
-    return diagonal_PN * sample.weight_N, below_PN, -np.log(inverse_PN).sum(axis=1)
+    sd_given_TJ = weight_TJ / total_T
+    return Noise(phi_P, diagonal_PN, below_PN, log_prior_P, sd_J, log_rss_T, log_weight_T, sd_given_TJ)
 
 
 def ar1(white: np.ndarray, rho: np.ndarray | float) -> np.ndarray:
-    """Independent noise (..., N) made AR(1): `rho`, or rho[i], is the correlation of i with i - 1."""
+    """Make independent noise (..., N) AR(1): `rho`, or rho[i], is the correlation of i with i - 1."""
     noise, rho_N = np.array(white), np.broadcast_to(rho, white.shape[-1:])
     for i in range(1, len(rho_N)):
         noise[..., i] = rho_N[i] * noise[..., i - 1] + math.sqrt(1 - rho_N[i] ** 2) * noise[..., i]
@@ -130,17 +125,17 @@ class Quadratic(NamedTuple):
     yy: np.ndarray
 
     def take(self, index: Any) -> Quadratic:
-        """The quadratics of some cells."""
+        """Return the quadratics of some cells."""
         return Quadratic(*(sums[index] for sums in self))
 
     def rss(self, R_0: np.ndarray | float, A: np.ndarray | float) -> np.ndarray:
-        """Residual sum of squares at (R_0, A)."""
+        """Return the residual sum of squares at (R_0, A)."""
         square = self.yy - 2 * (R_0 * self.hy + A * self.gy)
         square = square + R_0 * R_0 * self.hh + 2 * R_0 * A * self.hg + A * A * self.gg
         return np.maximum(square, 0.0)
 
     def best(self, r0: float | None) -> tuple[np.ndarray, np.ndarray]:
-        """(R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
+        """Return (R_0, A) of the least RSS within 0 <= R_0 <= A <= 1, or of A alone where `r0` is given."""
         if r0 is not None:
             A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, _TINY), r0, 1.0)
             return np.full_like(A, r0), A
@@ -156,7 +151,7 @@ class Quadratic(NamedTuple):
         return R_0, A
 
     def _best_on_edge(self) -> tuple[np.ndarray, np.ndarray]:
-        """The best of the edges A = R_0, A = 1 and R_0 = 0."""
+        """Return the best of the edges A = R_0, A = 1 and R_0 = 0."""
         level = np.clip((self.gy + self.hy) / (self.gg + 2 * self.hg + self.hh), 0.0, 1.0)
         one, zero = np.ones_like(level), np.zeros_like(level)
         R_0 = np.stack([level, np.clip((self.hy - self.hg) / np.maximum(self.hh, _TINY), 0.0, 1.0), zero])

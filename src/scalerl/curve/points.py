@@ -13,16 +13,15 @@ from scalerl.record.left_out import NONE, LeftOut, Omitted
 from scalerl.record.reader import RunRecord, in_dollars
 
 ONE_SAMPLE = "the evaluation noise is unknown at one sample per prompt"
-"""A warning: one sample of a prompt says nothing of the spread between samples."""
+"""A warning: one sample of a prompt does not determine the spread between samples."""
 MOST_FAILED = 0.01
 """Share of an evaluation's completions without a verdict from which on a warning says so."""
 _COMPUTE = (1e-300, 1e300)
-"""Where compute lies, if it is not 0: a thousandfold of it on either side is still a float64."""
-_LARGEST_NOISE = 0.5
-"""Of a value in [0, 1]."""
+"""The range of compute above 0: the prior of C_mid goes beyond it, and must stay within a float64."""
+_LARGEST_NOISE = 0.5  # the sd of a value in [0, 1] is at most this
 _FRAME = "data frame"
 NOISE_FIELDS = ("mean_p_1mp", "n_prompts", "n_samples")
-"""Of an evaluation, from which its sampling noise follows."""
+"""The columns of an evaluation from which its sampling noise follows."""
 _PER_POINT = ("pass_rate_N", "noise_sd_N", "samples_N", "step_N", "line_N")
 
 
@@ -31,8 +30,7 @@ class Points:
     """Evaluations of one run on one compute axis, in any order; repeated compute means replicates.
 
     Raises:
-        InputError: lengths differ, a compute is negative or not finite, a pass rate is outside [0, 1], or
-            what is said of the noise cannot be.
+        InputError: lengths differ, or a compute, a pass rate, a noise or a sample size is out of range.
     """
 
     compute_N: np.ndarray
@@ -52,36 +50,10 @@ class Points:
     """Line of `source` that every point comes from, for errors."""
     warnings: tuple[str, ...] = ()
     left_out: LeftOut = NONE
-    """Evaluations that were read and do not count. With an `ending` no fit of the last point is sure of a
+    """Evaluations that were read and do not count. With an `ending` no fit of the last point identifies a
     ceiling."""
 
     def __post_init__(self) -> None:
-        self._check_shapes()
-        self._check(~np.isfinite(self.compute_N), self.compute_N, f"{self.axis} is not a finite number")
-        self._check(self.compute_N < 0, self.compute_N, f"{self.axis} is negative; compute is 0 or more")
-        self._check(
-            (self.compute_N > 0) & ~((self.compute_N >= _COMPUTE[0]) & (self.compute_N <= _COMPUTE[1])),
-            self.compute_N,
-            f"{self.axis} is outside of {_COMPUTE[0]:g} to {_COMPUTE[1]:g}; choose another unit",
-        )
-        self._check(~np.isfinite(self.pass_rate_N), self.pass_rate_N, "the pass rate is not a finite number")
-        self._check(
-            self.pass_rate_N > 1,
-            self.pass_rate_N,
-            "the pass rate is above 1; it is a share in [0, 1], so if these are percent divide by 100",
-        )
-        self._check(self.pass_rate_N < 0, self.pass_rate_N, "the pass rate is below 0; it is in [0, 1]")
-        self._check(
-            (self.noise_sd_N < 0) | (self.noise_sd_N > _LARGEST_NOISE),
-            self.noise_sd_N,
-            f"the noise of a pass rate is a standard deviation in [0, {_LARGEST_NOISE:g}]",
-        )
-        bad_N = (self.samples_N <= 0) | np.isinf(self.samples_N)
-        self._check(bad_N, self.samples_N, "an evaluation has a finite number of samples above 0")
-        if self.step_N is not None:
-            self._check(~np.isfinite(self.step_N), self.step_N, "the step is not a finite number")
-
-    def _check_shapes(self) -> None:
         if self.compute_N.ndim != 1:
             raise InputError(f"{self.source}: compute has {self.compute_N.ndim} axes, expected one")
         n = len(self.compute_N)
@@ -89,6 +61,22 @@ class Points:
             array = getattr(self, name)
             if array is not None and array.shape != (n,):
                 raise InputError(f"{self.source}: {name} has {array.size} values for {n} of compute")
+        c_N, rate_N, axis = self.compute_N, self.pass_rate_N, self.axis
+        sd_N, samples_N, (low, high) = self.noise_sd_N, self.samples_N, _COMPUTE
+        self._check(~np.isfinite(c_N), c_N, f"{axis} is not a finite number")
+        self._check(c_N < 0, c_N, f"{axis} is negative; compute is 0 or more")
+        beyond_N = (c_N > 0) & ~((c_N >= low) & (c_N <= high))
+        self._check(beyond_N, c_N, f"{axis} is outside of {low:g} to {high:g}; choose another unit")
+        self._check(~np.isfinite(rate_N), rate_N, "the pass rate is not a finite number")
+        percent = "the pass rate is above 1; it is a share in [0, 1], so if these are percent divide by 100"
+        self._check(rate_N > 1, rate_N, percent)
+        self._check(rate_N < 0, rate_N, "the pass rate is below 0; it is in [0, 1]")
+        noise = f"the noise of a pass rate is a standard deviation in [0, {_LARGEST_NOISE:g}]"
+        self._check((sd_N < 0) | (sd_N > _LARGEST_NOISE), sd_N, noise)
+        bad_N = (samples_N <= 0) | np.isinf(samples_N)
+        self._check(bad_N, samples_N, "an evaluation has a finite number of samples above 0")
+        if self.step_N is not None:
+            self._check(~np.isfinite(self.step_N), self.step_N, "the step is not a finite number")
 
     def _check(self, bad_N: np.ndarray, value_N: np.ndarray, what: str) -> None:
         if bad_N.any():
@@ -100,20 +88,10 @@ class Points:
     def __len__(self) -> int:
         return len(self.compute_N)
 
-    @property
-    def repeats(self) -> int:
-        """How many points have the compute and the pass rate of another: a log that holds rows twice."""
-        order_N = np.lexsort((self.pass_rate_N, self.compute_N))
-        same_N = (np.diff(self.compute_N[order_N]) == 0) & (np.diff(self.pass_rate_N[order_N]) == 0)
-        return int(np.count_nonzero(same_N))
-
     def select(self, keep_N: np.ndarray) -> Points:
-        """The points that `keep_N` (booleans, or positions in the order wanted) picks."""
-        changes: dict[str, Any] = {}
-        for name in ("compute_N", *_PER_POINT):
-            array = getattr(self, name)
-            changes[name] = None if array is None else array[keep_N]
-        found = replace(self, **changes)
+        """Return the points that `keep_N` (booleans, or positions in the order wanted) picks."""
+        arrays = {name: getattr(self, name) for name in ("compute_N", *_PER_POINT)}
+        found = replace(self, **{k: None if v is None else v[keep_N] for k, v in arrays.items()})
         if self.left_out.ending and found.compute_N.max(initial=-1.0) < self.compute_N.max(initial=-1.0):
             # Without the last point they are the run of an earlier time, when nothing had gone wrong.
             warnings = tuple(text for text in self.warnings if text != self.left_out.ending)
@@ -121,13 +99,13 @@ class Points:
         return found
 
     def omitted(self, reason: str) -> LeftOut:
-        """These points as evaluations that do not count."""
+        """Return these points as evaluations that do not count, for one reason."""
         steps = [None] * len(self) if self.step_N is None else [int(step) for step in self.step_N]
         lines = [None] * len(self) if self.line_N is None else [int(line) for line in self.line_N]
         return LeftOut.of([Omitted(reason, *place) for place in zip(steps, lines, strict=True)])
 
     def kept_from(self, min_compute: float) -> np.ndarray:
-        """Which points are left without the start, booleans (N,): from `min_compute` on, and compute 0."""
+        """Return which points a cut of the start keeps, booleans (N,): from `min_compute` on, and 0."""
         return (self.compute_N == 0) | (self.compute_N >= min_compute)
 
     @classmethod
@@ -142,7 +120,7 @@ class Points:
         source: str = "points",
         axis: str = "compute",
     ) -> Points:
-        """Points from any two sequences of numbers, with noise, samples and steps where they are known.
+        """Make points from any two sequences of numbers, with noise, samples and steps where they are known.
 
         `noise_sd` and `samples` (completions behind a pass rate, all prompts together) may be one number for
         all points.
@@ -162,7 +140,7 @@ class Points:
     def from_frame(
         cls, frame: Any, x: str = "gpu_hours", y: str = "pass_rate", price: float | None = None
     ) -> Points:
-        """The rows of a pandas data frame that have a value of `y`; NaN elsewhere is an error.
+        """Read the rows of a pandas data frame that have a value of `y`; NaN elsewhere is an error.
 
         The columns `step`, and `noise_sd` or else `mean_p_1mp`, `n_prompts`, `n_samples` (the noise of an
         evaluation) are used where they are, and complete. `price` is as for `from_record`.
@@ -194,17 +172,17 @@ class Points:
 
     @classmethod
     def from_record(cls, record: RunRecord, axis: str = "gpu_hours", price: float | None = None) -> Points:
-        """The evaluations of a run on `axis`; `price` in dollars per GPU-hour for the axis `dollars`.
+        """Read the evaluations of a run on `axis`; `price` in dollars per GPU-hour for the axis `dollars`.
 
         Raises:
             InputError: the axis is unknown or its counters were not logged, or a value is out of range.
         """
         step_N = np.array([point.step for point in record.evals], dtype=float)
         compute_N = record.training_compute(axis, price)
-        alarms = warnings_of(record.alarms, int(step_N.max(initial=0)))
         left_out = LeftOut.parse(record.config.get("left_out"))
-        told = left_out.sentences()
-        warnings = (*told[: bool(left_out.ending)], *record.warnings, *told)
+        sentences = left_out.sentences()
+        # The ending comes first: it makes every answer about the end of the run provisional.
+        warnings = (*sentences[: bool(left_out.ending)], *record.warnings, *sentences)
         points = cls(
             compute_N,
             np.array([point.pass_rate for point in record.evals], dtype=float),
@@ -217,7 +195,7 @@ class Points:
             (
                 *dict.fromkeys(warnings),
                 *(f"{record.evals_file}: {what}" for what in _doubts(record)),
-                *alarms,
+                *warnings_of(record.alarms, int(step_N.max(initial=0))),
             ),
             left_out,
         )
@@ -225,7 +203,7 @@ class Points:
 
 
 def _doubts(record: RunRecord) -> list[str]:
-    """What makes the evaluations of a run less than they seem."""
+    """Return warnings about evaluations that carry less information than their number suggests."""
     found = [ONE_SAMPLE] if any(point.n_samples == 1 for point in record.evals) else []
     worst = max(record.evals, key=lambda point: np.nan_to_num(point.failed), default=None)
     if worst is not None and worst.failed > MOST_FAILED:
@@ -237,8 +215,10 @@ def _doubts(record: RunRecord) -> list[str]:
 
 
 def warn_of_repeats(points: Points) -> Points:
-    """The same points, with a warning where a log may hold rows twice."""
-    repeats = points.repeats
+    """Return the same points, with a warning where a log may hold rows twice."""
+    order_N = np.lexsort((points.pass_rate_N, points.compute_N))
+    columns = points.compute_N[order_N], points.pass_rate_N[order_N]
+    repeats = int(np.count_nonzero(np.all(np.diff(columns) == 0, axis=0)))
     if not repeats:
         return points
     have = f"{counted(repeats, 'evaluation')} {'has' if repeats == 1 else 'have'}"
@@ -254,11 +234,11 @@ def noise_of(
     *,
     like_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of every evaluation the sampling noise sqrt(mean p(1-p) / (n k)), and n k; (N,), NaN where unknown."""
+    """Return the sampling noise sqrt(mean p(1-p) / (n k)), and n k; both (N,), NaN where unknown."""
     unknown_N = np.full(like_N.shape, np.nan)
     if n_prompts_N is None or n_samples_N is None:
         return unknown_N, unknown_N
-    with np.errstate(over="ignore"):  # too many are refused by Points, with their line
+    with np.errstate(over="ignore"):  # `Points` rejects too many, with their line
         total_N = np.where((n_prompts_N > 0) & (n_samples_N > 0), n_prompts_N * n_samples_N, np.nan)
     if mean_p_1mp_N is None:
         return unknown_N, total_N
@@ -267,7 +247,7 @@ def noise_of(
 
 
 def _column(frame: Any, name: str) -> np.ndarray:
-    """The numbers of a column of a data frame, (N,)."""
+    """Return the numbers of a column of a data frame, (N,)."""
     names = [str(column) for column in frame.columns]
     if names.count(name) != 1:
         what = f"{names.count(name)} columns are" if name in names else "no column is"
@@ -279,7 +259,7 @@ def _column(frame: Any, name: str) -> np.ndarray:
 
 
 def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
-    """The rows kept of a helpful column, if it is there and complete."""
+    """Return the rows kept of an optional column, None unless it is there and complete."""
     if name not in frame.columns:
         return None
     value_N = _column(frame, name)[kept_N]
@@ -287,6 +267,6 @@ def _known(frame: Any, name: str, kept_N: np.ndarray) -> np.ndarray | None:
 
 
 def _spread(value: Any, like_N: np.ndarray) -> np.ndarray:
-    """One number for all points, or one for each; NaN where nothing is known."""
+    """Spread one number over all points, where it is not one for each; None becomes NaN."""
     value_N = np.asarray(np.nan if value is None else value, dtype=float)
     return np.full(like_N.shape, value_N) if value_N.ndim == 0 else value_N

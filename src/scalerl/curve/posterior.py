@@ -1,13 +1,11 @@
-"""What the points say about the curve: a posterior by deterministic quadrature, averaged over families.
+"""The posterior of the curve by deterministic quadrature, averaged over families.
 
     y_i = R(C_i; family, A, B, C_mid, R_0) + e_i        e ~ N(0, sd^2 K_phi)       K_phi[i, j] = phi^distance
 
-The prior of all of it is in `scalerl.curve.prior`. For a family and (B, C_mid, phi) the sum of squares is a
-quadratic in (R_0, A), and the integral over sd depends on the sum of squares alone, so nothing is sampled:
-nodes are laid where the posterior has mass, and weighed. For every C_mid of a row of values, and every
-correlation phi, the range of log B that has mass is found, and nodes are laid evenly over it; (R_0, A) follow
-from the quadratic of every such cell. Evenly spaced nodes a standard deviation apart integrate a Gaussian to
-nine digits, so that few of them are enough.
+The prior is in `scalerl.curve.prior`. For a family and (B, C_mid, phi) the sum of squares is a quadratic in
+(R_0, A), and the integral over sd depends on the sum of squares alone, so nothing is sampled: nodes are laid
+where the posterior has mass. For every C_mid of a row of values, and every correlation phi, the range of
+log B with mass is found and covered evenly; (R_0, A) follow from the quadratic of every such cell.
 
 Shapes: P correlations, M values of log C_mid, K of log B; cells (B, C_mid, phi) = what is kept of P x M x K,
 over all families; a = nodes of A, r = nodes of R_0 for each A.
@@ -28,9 +26,11 @@ from scalerl.curve.prior import LOG_B, PHI, log_mid_range, log_volume
 from scalerl.curve.sample import Sample
 
 _CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
+# Evenly spaced nodes a standard deviation apart integrate a Gaussian to nine digits: few are enough.
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
 _REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
-_CELLS = ("log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0")
+_CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0")
+_DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,26 @@ class Draws:
         share = shares(self.families, self.family_n, np.exp(self.log_b_n)[:, None], x)
         return self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share
 
+    def log_compute_to(self, target: float) -> np.ndarray:
+        """Return log C at which the mean curves reach `target`: -inf up to R_0, inf from A on."""
+        b_n = np.exp(self.log_b_n)
+        return log_compute_to(self.families, self.family_n, self.A_n, b_n, self.log_mid_n, self.R_0_n, target)
+
     def thinned(self, n: int) -> Draws:
-        """About n of them, evenly, for what is asked at many computes."""
-        keep = slice(None, None, max(len(self.A_n) // n, 1))
-        arrays = self.family_n, self.A_n, self.log_b_n, self.log_mid_n, self.R_0_n
-        return Draws(self.families, *(array[keep] for array in arrays))
+        """Return about n of the draws, evenly spaced, for quantities that are costly per draw."""
+        every = max(len(self.A_n) // n, 1)
+        return replace(self, **{name: getattr(self, name)[::every] for name in _DRAWN})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Draws]) -> Draws:
+        """Return the draws of several parts as one; the parts have the same families."""
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _DRAWN}
+        return replace(parts[0], **arrays)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """Weighed nodes. `weight` sums to 1; `weight`, its logarithm and `R_0` have the shape (cells, a, r)."""
+    """Weighted nodes. `weight` sums to 1; `weight`, its logarithm and `R_0` have the shape (cells, a, r)."""
 
     family_cells: np.ndarray
     log_b_cells: np.ndarray
@@ -75,35 +85,38 @@ class Posterior:
 
     @property
     def weight_cells(self) -> np.ndarray:
-        """Weight of every cell."""
+        """Return the weight of every cell."""
         return self.weight.sum(axis=(1, 2))
 
     def family_weights(self) -> dict[str, float]:
-        """Posterior probability of every family."""
+        """Return the posterior probability of every family."""
         mass = np.bincount(self.family_cells, self.weight_cells, len(self.families))
         return {family.name: float(m) for family, m in zip(self.families, mass, strict=True)}
 
     def only(self, family: int) -> Posterior:
-        """The same, given one family, however little weight it has."""
+        """Return the posterior given one family, however little weight that has."""
         return self._take(np.flatnonzero(self.family_cells == family))
 
     def reweighted(self, log_weight: np.ndarray) -> Posterior:
-        """The same nodes with other weights, not normalised; the posterior of the noise's size stays."""
-        log_weight = normalised(log_weight)
+        """Return the same nodes with other log-weights, which are normalised here; sd_weight_J stays."""
+        log_weight = _normalised(log_weight)
         return replace(self, log_weight=log_weight, weight=np.exp(log_weight))
 
     def _take(self, keep: np.ndarray) -> Posterior:
-        kept = {name: getattr(self, name)[keep] for name in ("family_cells", *_CELLS)}
+        kept = {name: getattr(self, name)[keep] for name in _CELLS}
         return replace(self, **kept).reweighted(self.log_weight[keep])
 
     def heaviest(self, mass: float) -> Posterior:
-        """The fewest cells that hold `mass` of the posterior, for what is asked at many computes."""
+        """Return the fewest cells that hold `mass` of the posterior, for answers at many computes."""
         order = np.argsort(-self.weight_cells, kind="stable")
         held = np.cumsum(self.weight_cells[order])
         return self._take(order[: int(np.searchsorted(held, mass)) + 1])
 
     def draws(self, n: int, seed: int = 0) -> Draws:
-        """n curves of equal weight: a systematic sample of the nodes, shuffled by `seed` (for pairing)."""
+        """Draw n curves of equal weight: a systematic sample of the nodes, shuffled by `seed` (for pairing).
+
+        Systematic, so that quantiles of the draws have less error than those of independent draws.
+        """
         held = np.cumsum(self.weight.ravel())
         at = np.searchsorted(held, (np.arange(n) + 0.5) / n * held[-1])
         cell, a, r = np.unravel_index(np.random.default_rng(seed).permutation(at), self.weight.shape)
@@ -116,18 +129,14 @@ class Posterior:
             self.R_0[cell, a, r],
         )
 
-    def share_cells(self, compute: float) -> np.ndarray:
-        """Share of the gain at one compute, for every cell."""
-        x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
-        return shares(self.families, self.family_cells, np.exp(self.log_b_cells), x)
-
     def curve_at(self, compute: float) -> np.ndarray:
-        """The mean curve at one compute for every node, shape (cells, a, r)."""
-        g = self.share_cells(compute)[:, None, None]
+        """Return the mean curve at one compute for every node, shape (cells, a, r)."""
+        x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
+        g = shares(self.families, self.family_cells, np.exp(self.log_b_cells), x)[:, None, None]
         return self.R_0 * (1 - g) + self.A[:, :, None] * g
 
     def compute_to(self, target: float) -> np.ndarray:
-        """Compute at which every node's curve reaches `target`; 0 below R_0, infinite above A."""
+        """Return the compute at which every node's curve reaches `target`; 0 below R_0, infinite above A."""
         b, log_mid = np.exp(self.log_b_cells)[:, None, None], self.log_mid_cells[:, None, None]
         A = self.A[:, :, None]
         log_c = log_compute_to(self.families, self.family_cells, A, b, log_mid, self.R_0, target)
@@ -139,50 +148,42 @@ def posterior(
 ) -> Posterior:
     """Integrate over the families of `best` and the correlations `phi`, and normalise over all of them.
 
-    `best` holds the least-squares curve of every family: where its nodes are sought from. `floor` is the
-    least sd of the noise.
+    `best` holds the least-squares curve of every family, from which the search for its nodes starts. `floor`
+    is the least sd of the noise.
     """
     noise = make_noise(sample, floor, phi)
     families = tuple(found.curve.family for found in best)
     parts = [_family_nodes(sample, found.curve.family, noise, math.log(found.curve.C_mid)) for found in best]
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _CELLS}
-    rss = np.concatenate([part.rss.ravel() for part in parts])
-    log_weight = normalised(np.concatenate([part.log_weight for part in parts]))
+    for i, part in enumerate(parts):
+        part["family_cells"] = np.full(len(part["A"]), i)
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in (*_CELLS, "log_weight", "rss")}
+    rss, log_weight = joined.pop("rss"), _normalised(joined.pop("log_weight"))
     weight = np.exp(log_weight)
+    sd_weight_J = noise.sd_weights(rss.ravel(), weight.ravel())
     return Posterior(
-        family_cells=np.concatenate([np.full(len(part.A), i) for i, part in enumerate(parts)]),
-        **columns,
+        **joined,
         log_weight=log_weight,
         weight=weight,
         sd_J=noise.sd_J,
-        sd_weight_J=noise.sd_weights(rss, weight.ravel()),
+        sd_weight_J=sd_weight_J,
         families=families,
     )
 
 
-def normalised(log_weight: np.ndarray) -> np.ndarray:
-    """Logarithms of weights that sum to 1."""
+def _normalised(log_weight: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the weights, scaled to sum to 1."""
     top = log_weight.max()
     return log_weight - top - np.log(np.exp(log_weight - top).sum())
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """Unnormalised: `log_weight`, `rss`, `R_0` are (cells, a, r), `A` is (cells, a), the rest (cells,)."""
+def _family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -> dict[str, np.ndarray]:
+    """Lay the nodes of one family around the ridge through `log_mid`, that of its least-squares curve.
 
-    log_b_cells: np.ndarray
-    log_mid_cells: np.ndarray
-    phi_cells: np.ndarray
-    A: np.ndarray
-    R_0: np.ndarray
-    log_weight: np.ndarray
-    rss: np.ndarray
-
-
-def _family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) -> _Nodes:
-    """Nodes of one family, found from `log_mid`, the log C_mid of its least-squares curve."""
+    Returns the columns of `Posterior`, not yet normalised, and the sum of squares `rss` (cells, a, r).
+    """
     seek_M = np.unique(np.clip(log_mid + _offsets(0.004, 12), *log_mid_range(sample)))
-    plain = noise.only(len(noise.phi_P) // 2)  # the ridge hardly moves with the correlation
+    # The ridge hardly moves with the correlation, so that one of them finds it for all.
+    plain = noise.only(len(noise.phi_P) // 2)
     ridge_M = _ridge(sample, family, plain, seek_M)
     level_M = _level(sample, family, noise, ridge_M[:, None], seek_M).max(axis=(0, 2))
     level_M = level_M + log_volume(sample, family, ridge_M, seek_M)
@@ -194,7 +195,9 @@ def _family_nodes(sample: Sample, family: Family, noise: Noise, log_mid: float) 
     low_PM, high_PM = _extent(log_b_MK, level_PMK)
     log_b_PMK = low_PM[..., None] + (high_PM - low_PM)[..., None] * np.linspace(0, 1, _COLUMNS)
     area_PM = (log_mid_M[1] - log_mid_M[0]) * (high_PM - low_PM) / (_COLUMNS - 1)
-    area_PMK = area_PM[..., None] * _trapezoid(_ROWS)[:, None] * _trapezoid(_COLUMNS)
+    area_PMK = np.tile(area_PM[..., None], _COLUMNS)
+    area_PMK[:, [0, -1]] *= 0.5  # the trapezoid rule, along log C_mid and along log B
+    area_PMK[:, :, [0, -1]] *= 0.5
     quadratics = [
         noise.only(p).quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
         for p, log_b_MK in enumerate(log_b_PMK)
@@ -211,8 +214,8 @@ def _linear_nodes(
     log_b_PMK: np.ndarray,
     log_mid_M: np.ndarray,
     area_PMK: np.ndarray,
-) -> _Nodes:
-    """Nodes of (R_0, A) in every cell worth it, placed by the cell's own quadratic."""
+) -> dict[str, np.ndarray]:
+    """Lay nodes of (R_0, A) in every cell that has mass, placed by the cell's own quadratic."""
     best = q.rss(*q.best(sample.r0)) + sample.within
     level = noise.log_weight(best) + np.log(np.maximum(area_PMK, 1e-300))
     index = np.nonzero(level > level.max() - _CUT)
@@ -238,20 +241,28 @@ def _linear_nodes(
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
     log_weight = log_weight + log_volume(sample, family, log_b_PMK[index], log_mid_M[m])[:, None, None]
     log_weight = log_weight + 2 * np.log(np.maximum(A[:, :, None] - R_0, 1e-12))
-    return _Nodes(log_b_PMK[index], log_mid_M[m], noise.phi_P[p], A, R_0, log_weight, rss)
+    return {
+        "log_b_cells": log_b_PMK[index],
+        "log_mid_cells": log_mid_M[m],
+        "phi_cells": noise.phi_P[p],
+        "A": A,
+        "R_0": R_0,
+        "log_weight": log_weight,
+        "rss": rss,
+    }
 
 
 def _midpoints(
     centre: np.ndarray, spread: np.ndarray, low: np.ndarray, high: np.ndarray | float, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """n nodes evenly over centre +- `_REACH` spread within [low, high], and what each stands for (..., n)."""
+    """Return n even nodes over centre +- `_REACH` spread within [low, high] (..., n), and their width."""
     start = np.clip(centre - _REACH * spread, low, high)[..., None]
     each = (np.clip(centre + _REACH * spread, low, high)[..., None] - start) / n
     return start + each * (np.arange(n) + 0.5), each
 
 
 def _ridge(sample: Sample, family: Family, noise: Noise, log_mid_M: np.ndarray) -> np.ndarray:
-    """The best log B for every C_mid."""
+    """Return the likeliest log B for every C_mid, (M,)."""
     nodes = np.broadcast_to(np.linspace(*LOG_B, 13), (len(log_mid_M), 13))
     step = (LOG_B[1] - LOG_B[0]) / 12
     best_M = np.zeros(len(log_mid_M))
@@ -266,37 +277,34 @@ def _ridge(sample: Sample, family: Family, noise: Noise, log_mid_M: np.ndarray) 
 def _level(
     sample: Sample, family: Family, noise: Noise, log_b_MK: np.ndarray, log_mid_M: np.ndarray
 ) -> np.ndarray:
-    """Log-likelihood of every cell at its best (R_0, A), with the prior of phi; (P, M, K)."""
+    """Return the log-likelihood of every cell at its best (R_0, A), with the prior of phi; (P, M, K)."""
     q = noise.quadratic(_share(sample, family, log_b_MK, log_mid_M), sample.y_N)
     return noise.log_weight(q.rss(*q.best(sample.r0)) + sample.within)
 
 
 def _share(sample: Sample, family: Family, log_b_MK: np.ndarray, log_mid_M: np.ndarray) -> np.ndarray:
-    """Share of the gain at every evaluation for every cell, (M, K, N)."""
+    """Return the share of the gain at every evaluation for every cell, (M, K, N)."""
     return family.share(np.exp(log_b_MK)[..., None], (sample.log_c_N - log_mid_M[:, None])[:, None])
 
 
 def _offsets(first: float, n: int) -> np.ndarray:
-    """0 and +- first * 2^k: near and far alike."""
+    """Return 0 and +- first * 2^k, k < n, rising: the width of a ridge is not known beforehand."""
     far = first * 2.0 ** np.arange(n)
     return np.concatenate([-far[::-1], [0.0], far])
 
 
 def _extent(nodes: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the level has fallen by `_CUT` to either side of its best, interpolated along the last axis.
+    """Return where the level has fallen by `_CUT` on either side of its maximum along the last axis.
 
-    `nodes` broadcasts to `level`; the results have its shape without the last axis.
+    `nodes` broadcasts to `level`; both ends have its shape without the last axis.
     """
     nodes = np.broadcast_to(nodes, level.shape)
     drop = level.max(axis=-1, keepdims=True) - level
     worth = drop < _CUT
     n = level.shape[-1]
+    first, last = worth.argmax(axis=-1), n - 1 - worth[..., ::-1].argmax(axis=-1)
     ends = []
-    for inner, outer in (
-        (worth.argmax(axis=-1), -1),
-        (n - 1 - worth[..., ::-1].argmax(axis=-1), 1),
-    ):
-        inner = inner[..., None]
+    for inner, outer in ((first[..., None], -1), (last[..., None], 1)):
         beyond = np.clip(inner + outer, 0, n - 1)
         x0, x1 = (np.take_along_axis(nodes, i, -1)[..., 0] for i in (inner, beyond))
         # Drops grow as a square about the best: their roots are interpolated.
@@ -305,9 +313,3 @@ def _extent(nodes: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarra
         ends.append(x0 + (x1 - x0) * np.clip(part, 0.0, 1.0))
     low, high = ends
     return low, np.maximum(high, low + 1e-9)
-
-
-def _trapezoid(n: int) -> np.ndarray:
-    weight = np.ones(n)
-    weight[[0, -1]] = 0.5
-    return weight

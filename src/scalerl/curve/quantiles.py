@@ -1,4 +1,4 @@
-"""Quantiles of weighed values, and of weighed values with noise added."""
+"""Quantiles of weighted values, and of weighted values with noise added."""
 
 from __future__ import annotations
 
@@ -11,41 +11,40 @@ Interval = tuple[float, float]
 """Low and high."""
 _BINS = 8192
 _NORMAL_X = np.linspace(-8.5, 8.5, 8193)
-_NOISY_BINS = 2048  # its convolution costs the square, and noise needs no finer
+_NOISY_BINS = 2048  # the convolution costs the square, and noise needs no finer
 
 
 @functools.cache
 def _normal_cdf() -> np.ndarray:
-    """The normal distribution function on `_NORMAL_X`; interpolated, it is right to 3e-7."""
+    """Return the normal distribution function on `_NORMAL_X`; interpolated, it is right to 3e-7."""
     return np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in _NORMAL_X])
 
 
 def tails(level: float) -> np.ndarray:
-    """The two probabilities that leave out equal tails around a central interval."""
+    """Return the two probabilities that leave out equal tails around a central interval."""
     return np.array([(1 - level) / 2, (1 + level) / 2])
 
 
 def weighted_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Quantiles of weighed values by a histogram over their range, linear inside a bin."""
+    """Return quantiles of weighted values by a histogram over their range, linear inside a bin."""
     value, weight = value.ravel(), weight.ravel()
     low, high = float(value.min()), float(value.max())
     if not high - low > 1e-12:
         return np.full(len(at_Q), low)
     index = np.minimum(((value - low) * (_BINS / (high - low))).astype(int), _BINS - 1)
-    held = np.cumsum(np.bincount(index, weight, _BINS))
-    edges = np.linspace(low, high, _BINS + 1)
-    return np.interp(np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), edges)
+    held = np.concatenate([[0.0], np.cumsum(np.bincount(index, weight, _BINS))])
+    return np.interp(np.asarray(at_Q) * held[-1], held, np.linspace(low, high, _BINS + 1))
 
 
 def node_quantiles(value: np.ndarray, weight: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Quantiles of a parameter whose nodes lie apart: half of a node's weight lies to either side of it."""
+    """Return quantiles of a parameter on few nodes: half of a node's weight lies on either side of it."""
     node, index = np.unique(value, return_inverse=True)
     mass = np.bincount(index, weight)
     return np.interp(at_Q, np.cumsum(mass) - 0.5 * mass, node)
 
 
 def draw_quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
-    """Quantiles without interpolation, as values may be infinite; NaN where there are none."""
+    """Return quantiles without interpolation, as values may be infinite; NaN where there are no values."""
     if not len(value_n):
         return np.full(len(at_Q), np.nan)
     place_Q = np.minimum((at_Q * len(value_n)).astype(int), len(value_n) - 1)
@@ -55,7 +54,7 @@ def draw_quantiles(value_n: np.ndarray, at_Q: np.ndarray) -> np.ndarray:
 def noisy_quantiles(
     value: np.ndarray, weight: np.ndarray, sd_J: np.ndarray, sd_weight_J: np.ndarray, at_Q: np.ndarray
 ) -> np.ndarray:
-    """Quantiles of value + e, with e a scale mixture of N(0, sd_j^2) independent of the value."""
+    """Return quantiles of value + e, with e a scale mixture of N(0, sd_j^2) independent of the value."""
     held = np.cumsum(sd_weight_J)
     reach = 5.0 * float(sd_J[min(int(np.searchsorted(held, (1 - 1e-4) * held[-1])), len(sd_J) - 1)])
     low, high = float(value.min()) - reach, float(value.max()) + reach
@@ -68,7 +67,5 @@ def noisy_quantiles(
     keep = sd_weight_J > 1e-6 * sd_weight_J.max()
     cdf = sd_weight_J[keep] @ np.interp(edges / sd_J[keep, None], _NORMAL_X, _normal_cdf())
     spread = np.convolve(mass, np.diff(cdf))[half : half + _NOISY_BINS]
-    held = np.cumsum(spread)
-    return np.interp(
-        np.asarray(at_Q) * held[-1], np.concatenate([[0.0], held]), low + width * np.arange(_NOISY_BINS + 1)
-    )
+    held = np.concatenate([[0.0], np.cumsum(spread)])
+    return np.interp(np.asarray(at_Q) * held[-1], held, low + width * np.arange(_NOISY_BINS + 1))

@@ -14,9 +14,14 @@ import numpy as np
 from scalerl._views import view
 from scalerl.curve.answers import (
     GO,
+    MIN_RATIO,
+    MIN_RATIO_LOW,
     NO_GO,
     Chance,
     Forecast,
+    Identification,
+    Intervals,
+    Medians,
     NoiseEstimate,
     Verdict,
     check_compute,
@@ -24,13 +29,6 @@ from scalerl.curve.answers import (
     span,
 )
 from scalerl.curve.families import Curve
-from scalerl.curve.identify import (
-    MIN_RATIO,
-    MIN_RATIO_LOW,
-    Identification,
-    Intervals,
-    Medians,
-)
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
 from scalerl.curve.posterior import Draws, Posterior
@@ -42,7 +40,7 @@ from scalerl.errors import InputError, number_of
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
 
 _DRAWS = 2000
-_TELL_WITHIN = 8.0  # times the compute so far, beyond which it is not said when A will be told
+_TELL_WITHIN = 8.0  # times the compute so far, up to which `compute_to_tell` is searched
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,8 @@ class Fit:
     def left_out(self) -> LeftOut:
         """The evaluations that were not fitted: those that the reader left out, and those beyond the cuts."""
         found, cut = self.points.left_out, self.excluded
-        is_zero_N = cut.compute_N == 0
-        is_low_N = ~is_zero_N & (cut.compute_N < self.min_compute)
-        reasons = {AT_START: is_zero_N, BELOW: is_low_N, ABOVE: ~is_zero_N & ~is_low_N}
-        for reason, is_N in reasons.items():
+        zero_N, low_N = cut.compute_N == 0, cut.compute_N < self.min_compute
+        for reason, is_N in ((AT_START, zero_N), (BELOW, low_N & ~zero_N), (ABOVE, ~low_N & ~zero_N)):
             found = found.joined(cut.select(is_N).omitted(reason))
         return found
 
@@ -130,8 +126,7 @@ class Fit:
     @property
     def least_squares(self) -> str:
         """The paper's point estimate in one line, to stand apart from the intervals."""
-        curve = self.curve
-        ceiling = "withheld" if self.misfit else f"{curve.A:.3f}"
+        curve, ceiling = self.curve, "withheld" if self.misfit else f"{self.curve.A:.3f}"
         return f"A {ceiling}  B {curve.B:.3g}  C_mid {curve.C_mid:.4g}  rmse {self.rmse:.2g}"
 
     def forecast(self, compute: float) -> Forecast:
@@ -140,45 +135,36 @@ class Fit:
         Raises:
             InputError: `compute` is negative or not finite.
         """
-        check_compute(compute, "a compute to forecast at")
+        mean, prediction = self.evaluation(compute)
         at_Q, value = tails(self.intervals.level), self.posterior.curve_at(compute)
-        low, high = weighted_quantiles(value, self.posterior.weight, at_Q)
-        mean, prediction = self._evaluation(value)
-        rerun = np.quantile(self._rerun_at(compute), at_Q)
-        return Forecast(
-            float(compute),
-            mean,
-            float(self.curve(compute)),
-            (float(low), float(high)),
-            prediction,
-            (float(rerun[0]), float(rerun[1])),
-            self.axis,
-        )
+        low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
+        rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
+        paper, rerun = float(self.curve(compute)), (rerun_low, rerun_high)
+        return Forecast(float(compute), mean, paper, (low, high), prediction, rerun, self.axis)
 
     def evaluation(self, compute: float) -> tuple[float, Interval]:
-        """`mean` and `prediction` of `forecast` alone, for those who ask at many computes.
+        """Return `mean` and `prediction` of `forecast` alone, which cost less, for many computes.
 
         Raises:
             InputError: `compute` is negative or not finite.
         """
         check_compute(compute, "a compute to forecast at")
-        return self._evaluation(self.posterior.curve_at(compute))
-
-    def _evaluation(self, value: np.ndarray) -> tuple[float, Interval]:
-        post, at_Q = self.posterior, tails(self.intervals.level)
-        noisy = np.clip(noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q), 0.0, 1.0)
-        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), (float(noisy[0]), float(noisy[1]))
+        post, value = self.posterior, self.posterior.curve_at(compute)
+        at_Q = tails(self.intervals.level)
+        noisy_Q = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q)
+        low, high = np.clip(noisy_Q, 0.0, 1.0).tolist()
+        return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), (low, high)
 
     @functools.cached_property
     def _rerun(self) -> Draws:
         return rerun(self.posterior.draws(_DRAWS), SEED_PRIOR)
 
     def _rerun_at(self, compute: float) -> np.ndarray:
-        """The mean curve of a rerun with another seed at `compute`, in equally probable values."""
+        """Return the mean curve of a rerun with another seed at `compute`, in equally probable values."""
         return self._rerun.curves_at(np.array([compute]))[:, 0]
 
     def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Median and interval of the mean curve at every compute, three arrays (M,), for plots."""
+        """Return median and interval of the mean curve at every compute, three arrays (M,), for plots."""
         post = self.posterior.heaviest(0.999)
         at_Q = np.array([0.5, *tails(self.intervals.level)])
         rows = [weighted_quantiles(post.curve_at(float(c)), post.weight, at_Q) for c in compute_M]
@@ -186,7 +172,7 @@ class Fit:
         return median_M, low_M, high_M
 
     def probability(self, target: float, budget: float) -> float:
-        """Probability that the mean curve at compute `budget` is at or above the pass rate `target`.
+        """Return the probability that the mean curve at compute `budget` is at least `target`.
 
         Raises:
             InputError: `target` is no share in [0, 1], or `budget` is negative.
@@ -196,22 +182,23 @@ class Fit:
         return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
 
     def probability_rerun(self, target: float, budget: float) -> float:
-        """The same probability for another run of the recipe, with another seed."""
+        """Return the same probability for another run of the recipe, with another seed."""
         check_target(target, budget)
         return float(np.mean(self._rerun_at(budget) >= target))
 
     def compute_to(self, target: float) -> Interval:
-        """Interval of the compute at which the mean curve reaches `target`; infinite where it never does."""
-        post, (low, high) = self.posterior, tails(self.intervals.level)
+        """Return the interval of the compute at which the mean curve reaches `target`; inf where never."""
+        post, at_Q = self.posterior, tails(self.intervals.level)
         value, weight = post.compute_to(target).ravel(), post.weight.ravel()
         order = np.argsort(value, kind="stable")
         held = np.cumsum(weight[order])
-        last = len(order) - 1
-        ends = [value[order[min(int(np.searchsorted(held, q * held[-1])), last)]] for q in (low, high)]
-        return float(ends[0]), float(ends[1])
+        # No interpolation: a neighbour may be infinite.
+        place_Q = np.minimum(np.searchsorted(held, at_Q * held[-1]), len(order) - 1)
+        low, high = value[order[place_Q]].tolist()
+        return low, high
 
     def verdict(self, target: float, budget: float, rerun: bool = False) -> Verdict:
-        """Is `target` reached at `budget`, by this run or by a rerun with another seed?
+        """Decide whether `target` is reached at `budget`, by this run or by a rerun with another seed.
 
         "too early" unless the ceiling is identified, which it never is where the newest evaluations have no
         number; "go" from P = .95, "no-go" to .05, else "too close".
@@ -220,11 +207,11 @@ class Fit:
         return chance.verdict_rerun if rerun else chance.verdict
 
     def reasons(self, target: float, budget: float) -> str:
-        """One sentence: why the verdict is what it is."""
+        """Return one sentence: why the verdict is what it is."""
         return self.chance(target, budget).why
 
     def chance(self, target: float, budget: float) -> Chance:
-        """Probabilities, verdicts and the reason in one, each computed once.
+        """Return probabilities, verdicts and the reason, each computed once.
 
         Raises:
             InputError: as `probability`.
@@ -243,12 +230,12 @@ class Fit:
         return "no-go" if probability <= NO_GO else "too close"
 
     def gain_per_unit(self, compute: float) -> float:
-        """Expected gain in pass rate per further unit of compute, or dollar on that axis."""
+        """Return the expected gain in pass rate per further unit of compute, or dollar on that axis."""
         check_compute(compute, "a compute")
         return float(gain_per_unit(self.posterior, np.array([compute]))[0]) if compute > 0 else 0.0
 
     def stop_at(self, worth: float) -> float:
-        """Compute from which a further unit is expected to gain less than `worth`; infinite if far off.
+        """Return the compute from which a further unit is expected to gain less than `worth`, or inf.
 
         Raises:
             InputError: `worth` is not above 0.
@@ -260,7 +247,7 @@ class Fit:
         return stop_at(self.posterior, float(self.points.compute_N[-1]), worth)
 
     def expected_width(self, compute_M: np.ndarray, level: float | None = None) -> np.ndarray:
-        """Expected width of A's interval if the run went on to each compute, evaluated as often as so far.
+        """Return the expected width of A's interval if the run went on to each compute, evaluated alike.
 
         `level` is that of the fit by default.
         """
@@ -269,7 +256,7 @@ class Fit:
 
     @functools.cached_property
     def compute_to_tell(self) -> float | None:
-        """Compute at which A's interval is expected to be narrow enough to be called identified.
+        """The compute at which A's interval is expected to be narrow enough to be called identified.
 
         None if not within 8 times the compute so far; the compute so far if it is already.
         """
@@ -295,24 +282,29 @@ class Fit:
     def to_json(
         self, at: Sequence[float] = (), target: float | None = None, budget: float | None = None
     ) -> dict[str, Any]:
-        """The object that `scalerl fit --json` prints (docs/json.md has its keys).
+        """Return the object that `scalerl fit --json` prints (docs/json.md has its keys).
 
-        What is not computed, or withheld because no family describes the run, is None. "fit" is the
-        least-squares curve. "median" and "intervals" are of the posterior: A over all families, and
-        A_given_family, B and C_mid given the log-logistic.
+        What is not computed, or withheld because no family describes the run, is None.
         """
-        level = self.intervals.level
-        intervals = {name: list(ends) for name, ends in asdict(self.intervals).items() if name != "level"}
+
+        def withheld(*names: str) -> dict[str, None]:
+            return dict.fromkeys(names) if self.misfit else {}
+
+        def curve(found: Curve, rss: dict[str, float]) -> dict[str, Any]:
+            parameters = {"A": found.A, "B": found.B, "C_mid": found.C_mid, "R_0": found.R_0}
+            return {"family": found.family.name} | parameters | rss | withheld("A")
+
+        intervals = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.intervals).items()}
         return {
             "points": self.n_points,
             "axis": self.axis,
             "min_compute": self.min_compute,
             "max_compute": _finite(self.max_compute),
             "r0": {"value": self.r0_value, "source": self.r0_source},
-            "fit": {**_curve(self.curve), "rmse": self.rmse} | _withheld(self, "A"),
-            "basins": [_curve(curve) | {"rss": rss} | _withheld(self, "A") for curve, rss in self.basins],
-            "intervals": {"level": level, **intervals, **_withheld(self, "A", "A_given_family")},
-            "median": asdict(self.median) | _withheld(self, "A", "A_given_family"),
+            "fit": curve(self.curve, {"rmse": self.rmse}),
+            "basins": [curve(found, {"rss": rss}) for found, rss in self.basins],
+            "intervals": intervals | withheld("A", "A_given_family"),
+            "median": asdict(self.median) | withheld("A", "A_given_family"),
             "families": dict(self.families),
             "prior": self.prior,
             "noise": asdict(self.noise) | {"floor": _finite(self.noise.floor)},
@@ -325,11 +317,16 @@ class Fit:
             "lack_of_fit": self.lack_of_fit,
             "part_that_holds": list(self.misfit.keep) if self.misfit and self.misfit.keep else None,
             "forecast": [self.forecast(compute).to_json() for compute in at],
-            "target": _target(self, target, budget),
+            "target": None if target is None or budget is None else self._target(target, budget),
             "campaign": self.campaign.to_json(at, target, budget) if self.campaign else None,
             "left_out": self.left_out.to_json(),
             "warnings": list(self.warnings),
         }
+
+    def _target(self, target: float, budget: float) -> dict[str, Any]:
+        reached = [_finite(compute) for compute in self.compute_to(target)]
+        asked = {"reward": target, "budget": budget, "compute_to_target": reached}
+        return asked | asdict(self.chance(target, budget))
 
     def plot(self, ax: Any = None, at: float | Sequence[float] = ()) -> Any:
         """Draw the evaluations with their noise, the curve with its band, and the ceiling with its interval.
@@ -353,32 +350,15 @@ class Fit:
     def __str__(self) -> str:
         median, intervals = self.median, self.intervals
         state = "identified" if self.identified else "not identified"
-        ceiling = (
-            "withheld" if self.misfit else f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A, '.3f')}"
-        )
+        ceiling = "withheld"
+        if not self.misfit:
+            ceiling = f"{median.A:.3f}  {intervals.level:.0%} {span(intervals.A)}"
         return (
             f"A {ceiling}, {state}: {self.why}\n"
             f"B {median.B:.3g}  {span(intervals.B, '.3g')}   "
             f"C_mid {median.C_mid:.4g}  {span(intervals.C_mid, '.4g')}   given {self.curve.family.label}\n"
             f"least squares (paper)  {self.least_squares}  ({self.n_points} points on {self.axis})"
         )
-
-
-def _curve(curve: Curve) -> dict[str, Any]:
-    return {"family": curve.family.name, "A": curve.A, "B": curve.B, "C_mid": curve.C_mid, "R_0": curve.R_0}
-
-
-def _withheld(fit: Fit, *names: str) -> dict[str, None]:
-    return dict.fromkeys(names) if fit.misfit else {}
-
-
-def _target(fit: Fit, target: float | None, budget: float | None) -> dict[str, Any] | None:
-    if target is None or budget is None:
-        return None
-    reached = [_finite(compute) for compute in fit.compute_to(target)]
-    return {"reward": target, "budget": budget, "compute_to_target": reached} | asdict(
-        fit.chance(target, budget)
-    )
 
 
 def _finite(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What the numerics need of the points: sorted, replicates pooled, distances between evaluations measured."""
+"""The rows that are fitted: points sorted, replicates pooled, distances between evaluations measured."""
 
 from __future__ import annotations
 
@@ -56,13 +56,12 @@ class Sample:
 
 
 def make_sample(points: Points, r0: float | None) -> Sample:
-    """Sort, pool, and measure the gaps between consecutive evaluations; thin what is very long.
+    """Sort, pool, and measure the gaps between consecutive evaluations; thin a very long run.
 
     Evaluations at one compute are pooled by their samples, where these are known. Of one step (the same
-    weights, evaluated again) they make one observation; where steps are not known, each is one. The row at
-    compute 0 has the noise of sampling alone: it counts by its own, if that is known.
-    Above `MAX_ROWS` rows consecutive ones are averaged; the noise of such means is then estimated from their
-    scatter about the curve, so that correlation inside is not lost.
+    weights, evaluated again) they make one observation; where steps are not known, each is one. Above
+    `MAX_ROWS` rows consecutive ones are averaged; the noise of such means is estimated from their scatter
+    about the curve, so that correlation inside is not lost.
     """
     order_N = np.argsort(points.compute_N, kind="stable")
     compute_N, y_N = points.compute_N[order_N], points.pass_rate_N[order_N]
@@ -71,7 +70,10 @@ def make_sample(points: Points, r0: float | None) -> Sample:
     first_N = np.flatnonzero(np.diff(compute_N, prepend=-1.0))
     if len(first_N) < len(compute_N):
         count_N = np.diff(first_N, append=len(y_N))
-        mean_N = _pool(y_N, points.samples_N[order_N], first_N, count_N)
+        samples_N = points.samples_N[order_N]
+        known_M = np.isfinite(np.add.reduceat(samples_N, first_N))
+        sized_N = np.where(np.repeat(known_M, count_N), samples_N, 1.0)
+        mean_N = np.add.reduceat(y_N * sized_N, first_N) / np.add.reduceat(sized_N, first_N)
         if step_N is None:
             weight_N = count_N.astype(float)
             within = float(np.sum((y_N - np.repeat(mean_N, count_N)) ** 2))
@@ -93,17 +95,10 @@ def make_sample(points: Points, r0: float | None) -> Sample:
     return Sample(log_c_N, y_N, weight_N, gap_N, within, n_points, r0, each, scatter)
 
 
-def _pool(y_N: np.ndarray, samples_N: np.ndarray, first_M: np.ndarray, count_M: np.ndarray) -> np.ndarray:
-    """Means of consecutive rows by their samples; by equal weights where a sample size is not known, (M,)."""
-    known_M = np.isfinite(np.add.reduceat(samples_N, first_M))
-    weight_N = np.where(np.repeat(known_M, count_M), samples_N, 1.0)
-    return np.add.reduceat(y_N * weight_N, first_M) / np.add.reduceat(weight_N, first_M)
-
-
 def _start_weight(points: Points) -> float:
-    """How many usual evaluations the one before training is worth, by its sampling noise; 1 if not known.
+    """Return the weight of the evaluation before training, by its sampling noise; 1 if that is not known.
 
-    Usual evaluations also have what training adds to their noise, so that it is worth this much at least.
+    Training adds noise to all other evaluations, so that its true weight is this at least.
     """
     zero_N, known_N = points.compute_N == 0, np.isfinite(points.noise_sd_N) & (points.noise_sd_N > 0)
     if not (known_N & zero_N).any() or not (known_N & ~zero_N).any():
@@ -128,7 +123,7 @@ def _gaps(compute_N: np.ndarray, step_N: np.ndarray | None) -> np.ndarray:
 def _thin(
     compute_N: np.ndarray, y_N: np.ndarray, weight_N: np.ndarray, step_N: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-    """Means over runs of consecutive rows, at the mean of their log compute; compute 0 stays a row.
+    """Average runs of consecutive rows, at the mean of their log compute; compute 0 stays a row.
 
     Weights are relative to the usual run, so that a row counts as one observation.
     """

@@ -1,10 +1,10 @@
-"""How much a recipe's curve moves with its seed: a prior, what replicates add to it, and a rerun.
+"""The variation of a recipe's curve with its seed: a prior, its update by replicates, and a rerun.
 
     theta_run = theta_recipe + tau * z        theta = (A, log B, log C_mid),  z ~ N(0, 1) for each
 
 tau, the seed sd, has a log-normal prior, so that the effect of one seed has heavy tails. R_0 has no seed
-effect: it is that of the model before training. Runs in blocks (a base model and a draw of prompts each,
-which all recipes share) have their block's effect besides, which cancels in differences within a block:
+effect: it is that of the model before training. Runs in blocks (a base model and a set of prompts each, which
+all recipes share) also have their block's effect, which cancels in differences within a block:
 
     theta_run = theta_recipe + theta_block + tau * z
 
@@ -21,7 +21,6 @@ import numpy as np
 
 from scalerl.curve.posterior import Draws
 
-NAMES = ("A", "log_b", "log_mid")
 _NODES, _REACH = 61, 3.5  # nodes of log tau, over so many prior standard deviations either way
 
 
@@ -46,7 +45,7 @@ class SeedPrior:
         return np.array([self.A, self.log_b, self.log_mid]) * math.exp(-(self.log_sd**2))
 
     def spread(self) -> SeedSpread:
-        """The prior as a distribution of tau on nodes."""
+        """Return the prior as a distribution of tau on nodes."""
         z_T = np.linspace(-_REACH, _REACH, _NODES)
         tau_3T = self.median_3[:, None] * np.exp(self.log_sd * z_T)
         weight_T = np.exp(-0.5 * z_T**2)
@@ -55,7 +54,7 @@ class SeedPrior:
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """What is known of tau: nodes, and weights that sum to 1 for each parameter; both (3, T)."""
+    """A distribution of tau: nodes, and weights that sum to 1 for each parameter; both (3, T)."""
 
     tau_3T: np.ndarray
     weight_3T: np.ndarray
@@ -68,14 +67,14 @@ class SeedSpread:
     def given(
         self, mean_R3: np.ndarray, sd_R3: np.ndarray, recipe_R: np.ndarray, block_R: np.ndarray | None = None
     ) -> SeedSpread:
-        """Updated by runs: posterior means and sd of their parameters, the recipe of each, and its block.
+        """Update by runs: posterior means and sd of their parameters, the recipe of each, and its block.
 
-        The restricted likelihood of a random-effects model (Patterson and Thompson, 1971), every recipe and
-        every block with a mean of its own and all with one tau; recipes with one run say nothing, nor do
-        blocks. Run posteriors enter as normal.
+        The restricted likelihood of a mixed model (Patterson and Thompson, 1971), with a mean for every
+        recipe and every block, and one tau; recipes and blocks with one run do not inform it. Run posteriors
+        enter as normal.
         """
         fixed_RP = _fixed_effects([recipe_R] if block_R is None else [recipe_R, block_R])
-        # What the fixed effects explain says nothing of tau, and would cost digits.
+        # What the fixed effects explain does not inform tau, and would cost digits.
         left_R3 = mean_R3 - fixed_RP @ (fixed_RP.T @ mean_R3)
         precision_3TR = 1.0 / (sd_R3.T[:, None] ** 2 + self.tau_3T[:, :, None] ** 2)
         weighed_3TPR = fixed_RP.T * precision_3TR[:, :, None]
@@ -88,7 +87,7 @@ class SeedSpread:
         return replace(self, weight_3T=weight_3T / weight_3T.sum(axis=1, keepdims=True))
 
     def effects(self, n: int, seed: int = 0, runs: int = 1) -> np.ndarray:
-        """Effects on (A, log B, log C_mid) of the seeds of `runs` runs that share their tau, (runs, 3, n)."""
+        """Draw the effects of the seeds of `runs` runs that share their tau on theta, (runs, 3, n)."""
         rng = np.random.default_rng(seed)
         tau_3n = np.empty((3, n))
         for j in range(3):
@@ -99,46 +98,44 @@ class SeedSpread:
 
 
 SEED_PRIOR = SeedPrior()
-"""The prior of the seed effects, stated in every comparison."""
+"""The default prior of the seed effects, stated in every comparison."""
 
 
 def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:
-    """An orthonormal basis of a mean for each value of every label, (R, P)."""
+    """Return an orthonormal basis of a mean for each value of every label, (R, P)."""
     means = [label_R[:, None] == np.unique(label_R) for label_R in labels]
     basis_RP, size_P, _ = np.linalg.svd(np.hstack(means).astype(float), full_matrices=False)
     return basis_RP[:, size_P > 1e-9 * size_P[0]]
 
 
 def shifted(draws: Draws, effect_3n: np.ndarray) -> Draws:
-    """The curves moved by seed effects (3, n); the ceiling stays within [R_0, 1]."""
+    """Move the curves by seed effects (3, n); the ceiling stays within [R_0, 1]."""
     A_n = np.clip(draws.A_n + effect_3n[0], draws.R_0_n, 1.0)
-    return replace(
-        draws, A_n=A_n, log_b_n=draws.log_b_n + effect_3n[1], log_mid_n=draws.log_mid_n + effect_3n[2]
-    )
+    log_b_n, log_mid_n = draws.log_b_n + effect_3n[1], draws.log_mid_n + effect_3n[2]
+    return replace(draws, A_n=A_n, log_b_n=log_b_n, log_mid_n=log_mid_n)
 
 
 def rerun(draws: Draws, prior: SeedPrior) -> Draws:
-    """The curves of a rerun with another seed, one for every draw of this run.
+    """Return the curves of a rerun with another seed, one for every draw of this run.
 
-    This run has one seed effect and the rerun another of the same tau, so they differ by a variance of
-    2 tau^2 in each of A, log B and log C_mid.
+    Two seed effects of one tau, so that they differ by a variance of 2 tau^2 in each of theta.
     """
     here_3n, there_3n = prior.spread().effects(len(draws.A_n), runs=2)
     return shifted(draws, there_3n - here_3n)
 
 
 def theta_moments(runs: Sequence[Draws]) -> tuple[np.ndarray, np.ndarray]:
-    """Means and sd of (A, log B, log C_mid) of every run, both (R, 3)."""
+    """Return means and sd of (A, log B, log C_mid) of every run, both (R, 3)."""
     theta_R3n = np.array([[draws.A_n, draws.log_b_n, draws.log_mid_n] for draws in runs])
     return theta_R3n.mean(axis=2), theta_R3n.std(axis=2)
 
 
 def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
-    """The mean of the runs of one recipe, draw by draw, and the share of one seed's variance left in it.
+    """Return the mean of the runs of one recipe, draw by draw, and the share of one seed's variance in it.
 
-    A run counts by the inverse of its variance, its own and the seed's, in units of the seed's; so a run that
-    was cut short counts less. (With equal runs and normal posteriors this is the random-effects mean, and
-    the share is 1 / R.) The runs are draws of equal length given one family.
+    A run has the inverse of its variance (its own and the seed's) for weight, so that one that was cut short
+    counts less. With equal runs and normal posteriors this is the random-effects mean, and the share is
+    1 / R. The runs are draws of equal length given one family.
     """
     return _mean(runs, 1.0 / _variance(runs, spread))
 
@@ -146,11 +143,11 @@ def pooled(runs: Sequence[Draws], spread: SeedSpread) -> tuple[Draws, float]:
 def pooled_alike(
     base: Sequence[Draws], recipe: Sequence[Draws], spread: SeedSpread, groups: Sequence[Hashable]
 ) -> tuple[tuple[Draws, Draws], float]:
-    """`pooled` of two recipes with a run each in every block, by the same weights, so that blocks cancel.
+    """Return `pooled` of two recipes with a run each in every block, by the same weights: blocks cancel.
 
-    A block counts by the inverse of the variance of its difference. What is left of a seed's variance in
-    either mean is the same share. Blocks of one group (a base model) are taken to have all of it in common:
-    what a recipe does to a base model it does to every seed of it. That is the most there can be.
+    A block has the inverse of the variance of its difference for weight. What is left of a seed's variance
+    in either mean is the same share. Blocks of one group (a base model) are taken to share their effect
+    entirely, the most there can be: a recipe does to every seed of a base model what it does to one.
     """
     weight_R = 1.0 / (_variance(base, spread) + _variance(recipe, spread))
     weight_R /= weight_R.sum()
@@ -160,17 +157,16 @@ def pooled_alike(
 
 
 def _variance(runs: Sequence[Draws], spread: SeedSpread) -> np.ndarray:
-    """Of every run, its own and the seed's, in units of the seed's; the mean over theta, (R,)."""
+    """Return the variance of every run, its own and the seed's, in units of the seed's, (R,)."""
     _, sd_R3 = theta_moments(runs)
     return np.mean((sd_R3 / spread.rms_3) ** 2 + 1.0, axis=1)
 
 
 def _mean(runs: Sequence[Draws], weight_R: np.ndarray) -> tuple[Draws, float]:
-    """The weighed mean, and the sum of the squares of the weights, which sum to 1 there."""
+    """Return the weighted mean, and the sum of the squares of the weights, scaled to sum to 1."""
     weight_R = weight_R / weight_R.sum()
-
-    def mean(name: str) -> np.ndarray:
-        return weight_R @ np.stack([getattr(draws, name) for draws in runs])
-
-    means = {name: mean(name) for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n")}
+    means = {
+        name: weight_R @ np.stack([getattr(draws, name) for draws in runs])
+        for name in ("A_n", "log_b_n", "log_mid_n", "R_0_n")
+    }
     return replace(runs[0], **means), float(np.sum(weight_R**2))

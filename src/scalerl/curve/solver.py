@@ -4,9 +4,8 @@
     descend       Levenberg-Marquardt in theta = (log B, log C_mid), the linear parameters projected out
                   (Golub and Pereyra, 1973, with the Jacobian of Kaufman, 1975)
 
-What is linear follows from `gram` (., ., M), the sums over the rows of the products of h = 1 - g (the
-derivative of the curve by R_0), g (by A, the share of the gain), whatever else is asked about, and y, which
-is last.
+The linear parameters follow from `gram` (., ., M): the sums over the rows of the products of h = 1 - g (the
+derivative of the curve by R_0), g (by A, the share of the gain), any further columns, and last y.
 
 Shapes: S runs, N rows (shorter runs are padded with weight 0), M searches under way.
 """
@@ -40,19 +39,13 @@ _TOWARD = slice(_BR, _CR + 1, _CR - _BR)
 _TRUSTED = np.array([[[1e-12], [0.0]], [[np.inf], [1.0]]])
 
 
-class SearchResult(NamedTuple):
-    """Where searches ended: theta (2, M), the best (R_0, A) there, and which were not given up."""
-
-    theta: np.ndarray
-    R_0: np.ndarray
-    A: np.ndarray
-    kept: np.ndarray
-
-
 def descend(
     rows: RunRows, run: np.ndarray, family: Family, theta: np.ndarray, box: np.ndarray
-) -> SearchResult:
-    """Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, for M searches side by side."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Minimise by Levenberg-Marquardt in theta = (log B, log C_mid), inside `box`, M searches side by side.
+
+    Returns theta (2, M) at the ends, the best (R_0, A) there, and the indices of searches not abandoned.
+    """
     m = len(run)
     ended, kept, active = np.empty((4, m)), np.ones(m, dtype=bool), np.arange(m)
     state, trust = _evaluate(rows, family, theta), np.ones((2, m))
@@ -73,9 +66,9 @@ def descend(
             ends |= trust[0] > 1e10
         trust = clip(trust, *_TRUSTED)
         if count in (2, 5) and len(active) > 1:
-            spare = _spare(rows, run[active], state)
-            kept[active[spare]] = False
-            ends |= spare
+            abandoned = _hopeless(rows, run[active], state)
+            kept[active[abandoned]] = False
+            ends |= abandoned
         if count == _STEPS:
             ends[:] = True
         if np.count_nonzero(ends):
@@ -85,11 +78,11 @@ def descend(
                 break
             active, rows = active[left], rows.take(left)
             state, trust, box = state[:, left], trust[:, left], box[:, :, left]
-    return SearchResult(ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept))
+    return ended[_THETA], ended[_R_0], ended[_A], np.flatnonzero(kept)
 
 
-def _spare(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """Searches less likely than the best of their run by far more than `TOLERANCE`, or on its heels."""
+def _hopeless(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """Return searches far less likely than the best of their run, or in the valley of the best, (M,)."""
     order = np.lexsort((state[_RSS], run))
     first = np.concatenate([[True], run[1:] != run[:-1]])  # `run` is sorted
     best = order[first][np.cumsum(first) - 1]
@@ -103,6 +96,7 @@ def _spare(rows: RunRows, run: np.ndarray, state: np.ndarray) -> np.ndarray:
 
 
 def _evaluate(rows: RunRows, family: Family, theta: np.ndarray) -> np.ndarray:
+    """Return the state (40, M) at theta (2, M)."""
     m, n = rows.y.shape
     basis, state = np.empty((m, 5, n)), np.empty((40, m))
     g, basis[:, 2], by_log_c = family.slopes(np.exp(theta[0])[:, None], rows.log_c - theta[1][:, None])
@@ -114,12 +108,10 @@ def _evaluate(rows: RunRows, family: Family, theta: np.ndarray) -> np.ndarray:
     gram[...] = ((basis * rows.w[:, None]) @ basis.transpose(0, 2, 1)).transpose(1, 2, 0)
     state[_THETA] = theta
     state[_R_0], state[_A], inside, rest, over = best_linear(rows, gram)
-    normal = (
-        eliminate(rest, over)
-        if np.count_nonzero(inside) == m
-        else projected(rows, gram, state[_R_0], state[_A])
-    )
-    state[_NORMAL] = normal.reshape(9, m)
+    if np.count_nonzero(inside) == m:
+        state[_NORMAL] = eliminate(rest, over).reshape(9, m)
+    else:
+        state[_NORMAL] = projected(rows, gram, state[_R_0], state[_A]).reshape(9, m)
     np.multiply(rest[0, 1:3], (state[_R_0] - state[_A]) * over, out=state[_FOLLOW])
     return state
 
@@ -127,7 +119,7 @@ def _evaluate(rows: RunRows, family: Family, theta: np.ndarray) -> np.ndarray:
 def _step(
     rows: RunRows, state: np.ndarray, box: np.ndarray, trust: np.ndarray, bend: np.ndarray | None
 ) -> np.ndarray:
-    """The damped Gauss-Newton step in theta, (R_0, A) following along where they are free; (2, M)."""
+    """Return the damped Gauss-Newton step in theta (2, M), (R_0, A) following along where free."""
     A, R_0 = state[_A], state[_R_0]
     step = _solve(state, state[_NORMAL], A - R_0, box, trust, bend)
     by_b, by_c = state[_FOLLOW] * step
@@ -135,11 +127,8 @@ def _step(
     if np.count_nonzero(beyond):
         # A would follow beyond its bound: the step along the bound instead
         gram, A = state[_GRAM].reshape(5, 5, -1), rows.high
-        R_0 = (
-            clip((gram[0, 4] - A * gram[0, 1]) / np.maximum(gram[0, 0], 1e-300), rows.low, A)
-            if rows.free
-            else R_0
-        )
+        if rows.free:
+            R_0 = clip((gram[0, 4] - A * gram[0, 1]) / np.maximum(gram[0, 0], 1e-300), rows.low, A)
         along = projected(rows, gram, R_0, A).reshape(9, -1)
         step = np.where(beyond, _solve(state, along, A - R_0, box, trust, bend), step)
     return step
@@ -153,7 +142,7 @@ def _solve(
     trust: np.ndarray,
     bend: np.ndarray | None,
 ) -> np.ndarray:
-    """The step in theta (2, M) of a normal matrix: what lies on a bound and wants to go beyond is held."""
+    """Solve the normal matrix for a step in theta (2, M); what would leave the box at a bound is held."""
     bb, bc, toward_b, _, cc, toward_c = normal[:6]
     gain = np.maximum(gain, 1e-12)
     if bend is not None:
@@ -180,14 +169,14 @@ def _solve(
 
 
 def _bend(rows: RunRows, family: Family, state: np.ndarray) -> np.ndarray:
-    """What the Hessian of half the sum of squares has beyond Gauss-Newton's, by differences; (3, M).
+    """Return by differences what Gauss-Newton leaves out of the Hessian of half the sum of squares, (3, M).
 
     By (log B, log B), (log B, log C_mid) and (log C_mid, log C_mid). Most searches end before they need it;
     where residuals are large or the valley is bent it saves hundreds of steps.
     """
     m = state.shape[1]
     gain = state[_A] - state[_R_0]
-    # To the side where A stays on its bound, or off it: across, another function begins.
+    # Towards the side where A stays on its bound, or off it: beyond the bound the function is another.
     h = np.where((state[_FOLLOW] > 0) == (rows.high > state[_A]), -1e-7, 1e-7)
     near = np.concatenate([state[_THETA], state[_THETA]], axis=1)
     near[0, :m] += h[0]
@@ -200,11 +189,11 @@ def _bend(rows: RunRows, family: Family, state: np.ndarray) -> np.ndarray:
 
 
 GRID_ROWS = 24
-"""The grid sees the rows averaged to so many, or fewer."""
+"""The grid search works on rows averaged to this many, or fewer."""
 
 
 def rows_averaged(n: int) -> int:
-    """How many consecutive ones of n rows the grid averages to one."""
+    """Return how many consecutive rows of n the grid search averages to one."""
     return -(-n // GRID_ROWS)
 
 
@@ -225,7 +214,7 @@ class RunRows(NamedTuple):
 
     @classmethod
     def stack(cls, samples: Sequence[Sample], bounds: tuple[float, float]) -> RunRows:
-        """Runs with `bounds` of (R_0, A), either of which may be infinite."""
+        """Pad and stack runs with `bounds` of (R_0, A), either of which may be infinite."""
         n = max(len(s) for s in samples)
         n += -n % rows_averaged(n)
         log_c, y, w = np.zeros((3, len(samples), n))
@@ -240,13 +229,13 @@ class RunRows(NamedTuple):
         return cls(log_c, y, w, one, yy, 1e-14 * yy + 1e-300, count, base, low, high, free)
 
     def take(self, index: np.ndarray) -> RunRows:
-        """Those of some runs, or of a run several times."""
+        """Return the rows of the runs `index`, with repetitions."""
         if len(index) == 1 == len(self.y):
             return self
         return RunRows(*[v[index] for v in self[:-1]], free=self.free)
 
     def coarse(self) -> RunRows:
-        """Consecutive rows averaged to `GRID_ROWS` or fewer, for the grid."""
+        """Average consecutive rows to `GRID_ROWS` or fewer, for the grid search."""
         s, n = self.y.shape
         each = rows_averaged(n)
         if each == 1:
@@ -261,8 +250,10 @@ class RunRows(NamedTuple):
 def best_linear(
     rows: RunRows, gram: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The best (R_0, A) within the bounds, and where that is the best of all; then the rest of the products
-    once R_0 is projected out, and one over the first of them."""
+    """Return the best (R_0, A) within the bounds, and where that is also the best without bounds.
+
+    Besides, the rest of the products once R_0 is projected out, and one over the first of them.
+    """
     if rows.free:
         over_hh = 1.0 / np.maximum(gram[0, 0], 1e-300)
         rest = eliminate(gram, over_hh)
@@ -282,7 +273,7 @@ def best_linear(
 
 
 def _on_edge(rows: RunRows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The best (R_0, A) where the best of all is outside of the bounds: A = R_0, A = high or R_0 = low."""
+    """Return the best (R_0, A) on an edge of the bounds: A = R_0, A = high or R_0 = low."""
     hh, hg, hy, gg, gy = gram[0, 0], gram[0, 1], gram[0, -1], gram[1, 1], gram[1, -1]
     low, high = rows.low, rows.high
     zero = np.zeros_like(gg)
@@ -301,7 +292,7 @@ def _on_edge(rows: RunRows, gram: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def projected(rows: RunRows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -> np.ndarray:
-    """The normal matrix (3, 3, M) of a state; those of (R_0, A) that lie on a bound follow nothing."""
+    """Return the normal matrix (3, 3, M) of a state; what lies on a bound of (R_0, A) does not follow."""
     gram = gram.copy()
     gram[:, 4] -= R_0 * gram[:, 0] + A * gram[:, 1]  # y is now the residual
     gram[4, 4] -= R_0 * gram[0, 4] + A * gram[1, 4]
@@ -313,11 +304,11 @@ def projected(rows: RunRows, gram: np.ndarray, R_0: np.ndarray, A: np.ndarray) -
 
 
 def eliminate(gram: np.ndarray, over: np.ndarray) -> np.ndarray:
-    """The products of all columns but the first, once they are orthogonal to it; `over` is 1 / its square."""
+    """Project the first column out of the products of the others; `over` is 1 / its square."""
     with_first = gram[0, 1:]
     return gram[1:, 1:] - with_first[:, None] * (with_first * over)
 
 
 def clip(value: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """`np.clip`, which is slow on small arrays."""
+    """Clip as `np.clip`, which is slow on small arrays."""
     return np.minimum(np.maximum(value, low), high)

@@ -11,24 +11,28 @@ from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
 
 _DRAWS = 256
-_MASS = 0.999  # of the posterior that is asked, at many computes
-_STOP_WITHIN = 32.0  # times the compute so far, beyond which nothing is searched
+_MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
+_STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
 
 
 def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
-    """Expected dR/dC of the mean curve at computes (M,) above 0, in pass rate per unit of compute."""
-    return _gain(post.heaviest(_MASS), compute_M)
+    """Return the expected dR/dC of the mean curve at computes (M,) above 0, per unit of compute."""
+    post, step = post.heaviest(_MASS), 1e-3
+    up_M, down_M = (
+        np.array([np.sum(post.curve_at(float(c)) * post.weight) for c in compute_M * math.exp(s)])
+        for s in (step, -step)
+    )
+    return (up_M - down_M) / (2 * step * compute_M)
 
 
 def stop_at(post: Posterior, now: float, worth: float) -> float:
-    """Compute from which a further unit is expected to gain less than `worth`; `now` if it already is.
+    """Return the compute from which a further unit is expected to gain less than `worth`; at least `now`.
 
-    The expected gain can rise before it falls; what is returned is where it falls for good, and infinite if
-    it does not within 32 times the compute so far.
+    The expected gain can rise before it falls: this is where it falls for good, infinite if not within 32
+    times the compute so far.
     """
     compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
-    post = post.heaviest(_MASS)
-    pays_M = _gain(post, compute_M) >= worth
+    pays_M = gain_per_unit(post, compute_M) >= worth
     if pays_M[-1]:
         return math.inf
     if not pays_M.any():
@@ -37,27 +41,17 @@ def stop_at(post: Posterior, now: float, worth: float) -> float:
     low, high = compute_M[last : last + 2].tolist()
     for _ in range(20):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if _gain(post, np.array([middle]))[0] >= worth else (low, middle)
+        low, high = (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
     return high
-
-
-def _gain(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
-    step = 1e-3
-    up_M, down_M = (_mean(post, compute_M * math.exp(s)) for s in (step, -step))
-    return (up_M - down_M) / (2 * step * compute_M)
-
-
-def _mean(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
-    return np.array([np.sum(post.curve_at(float(c)) * post.weight) for c in compute_M])
 
 
 def expected_width(
     post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float
 ) -> np.ndarray:
-    """Expected width of A's interval if the run goes on to computes (M,), evaluated as often as so far.
+    """Return the expected width of A's interval if the run goes on to computes (M,), evaluated as so far.
 
-    Every one of 256 draws in turn is taken for the truth, and the others are weighed by how well the further
-    evaluations would tell them from it: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
+    Each of 256 draws in turn is taken for the truth, and the others are weighted by the likelihood that the
+    further evaluations would give them: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
     inflated by (1 + phi) / (1 - phi) for the correlation of neighbours.
     """
     draws = post.draws(_DRAWS)

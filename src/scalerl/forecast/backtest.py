@@ -1,8 +1,8 @@
-"""Rolling origin: fit the first part of finished runs, forecast the rest, and hold it against what came.
+"""Rolling origin: fit the first part of finished runs, forecast the rest, and score it by what came.
 
     |---- fitted ----|c|- - - - - - forecast, every later evaluation - - - - -|end|      c: a cut
 
-At every cut the rivals see what the fit sees: the least-squares log-logistic curve, the paper's own grid
+At every cut the rivals get what the fit gets: the least-squares log-logistic curve, the paper's own grid
 search, the bounded power law, the log-linear trend and the last value. They have no intervals, so they are
 scored by their errors alone.
 
@@ -26,7 +26,7 @@ from scalerl.forecast.scores import distance, half_spread
 from scalerl.record.reader import RunRecord
 
 _DRAWS, _COMPONENTS = 8192, 64  # curves of the posterior, and the quantiles of them that stand for it
-_KNOTS = 128  # computes at which the fit is asked; between them, forecasts are linear in log C
+_KNOTS = 128  # computes at which forecasts are made; between them they are linear in log C
 
 
 def backtest(
@@ -78,7 +78,7 @@ def backtest(
 
 
 def _distinct(runs: Sequence[Points]) -> tuple[list[Points], tuple[str, ...]]:
-    """Runs that differ in their points, whatever the order of the rows; and the sources of the others."""
+    """Return runs that differ in their points, whatever the order of the rows; and the others' sources."""
     seen: set[bytes] = set()
     kept, dropped = [], []
     for run in runs:
@@ -106,13 +106,11 @@ def _cut(
 
 
 def _later(result: Fit, rest: Points) -> Later:
-    """Forecasts of the later evaluations, by the fit and by its rivals."""
+    """Forecast the later evaluations, by the fit and by its rivals."""
     compute_M, knot_K = rest.compute_N, _knots(rest.compute_N)
-    forecasts = [result.evaluation(float(compute)) for compute in knot_K]
-    asked = [(mean, *prediction) for mean, prediction in forecasts]
-    mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(asked).T)
-    point_M = {OURS: mean_M}
-    no_point = {}
+    forecasts = [(mean, *ends) for mean, ends in (result.evaluation(float(c)) for c in knot_K)]
+    mean_M, low_M, high_M = (_between(knot_K, value_K, compute_M) for value_K in np.array(forecasts).T)
+    point_M, no_point = {OURS: mean_M}, {}
     for name, rival in RIVALS.items():
         try:
             point_M[name] = rival(result)(compute_M)
@@ -123,7 +121,7 @@ def _later(result: Fit, rest: Points) -> Later:
 
 
 def _knots(compute_M: np.ndarray) -> np.ndarray:
-    """Every compute where these are few, else `_KNOTS` from the first to the last; (K,), rising."""
+    """Return every compute where these are few, else `_KNOTS` from the first to the last; (K,), rising."""
     distinct = np.unique(compute_M)
     return distinct if len(distinct) <= _KNOTS else np.geomspace(distinct[0], distinct[-1], _KNOTS)
 
@@ -133,7 +131,7 @@ def _between(knot_K: np.ndarray, value_K: np.ndarray, compute_M: np.ndarray) -> 
 
 
 def _crps(result: Fit, compute_M: np.ndarray, pass_rate_M: np.ndarray) -> np.ndarray:
-    """Score of the predictive distribution: the curves of the posterior, each with the noise about it."""
+    """Score the predictive distribution: the curves of the posterior, each with the noise about it."""
     knot_K = _knots(compute_M)
     curve_CK = np.sort(result.posterior.draws(_DRAWS).curves_at(knot_K), axis=0)
     curve_CK = curve_CK.reshape(_COMPONENTS, -1, len(knot_K)).mean(axis=1)

@@ -1,9 +1,9 @@
-"""The intervals of a fit, crossed with two that make no use of a prior: a bootstrap and a profile likelihood.
+"""Two cross-checks of a fit's intervals that use no prior: a bootstrap and a profile likelihood.
 
-All three are given the log-logistic family (arXiv 2510.13786, equation 1), so that they answer one question;
-how uncertain the family itself is, none of them says. Bootstrap and profile take the correlation of the noise
-from the fit, as a number. Early in a run the three differ: there the data leave the answer to the prior, or,
-without one, to the bounds 0 <= R_0 <= A <= 1.
+All three are given the log-logistic family (arXiv 2510.13786, equation 1) and so leave out the uncertainty of
+the family itself. Bootstrap and profile take the correlation of the noise from the fit, as a number. Early in
+a run the three differ: there the answer follows from the prior, or, without one, from the bounds
+0 <= R_0 <= A <= 1.
 
 Shapes: N rows of the sample, n resamples, M computes or values of A, K cells of (log B, log C_mid).
 """
@@ -28,7 +28,7 @@ from scalerl.curve.result import Fit
 from scalerl.curve.sample import Sample
 from scalerl.errors import CannotAnswerError
 
-_GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first search of (log B, log C_mid), then of each zoom
+_GRID, _ZOOM, _ZOOMS = (24, 36), 5, 10  # cells of the first grid of (log B, log C_mid); of each zoom; zooms
 _CEILINGS = 48
 
 
@@ -49,10 +49,7 @@ class Bootstrap:
 
 @dataclass(frozen=True)
 class Profile:
-    """The ceilings whose likelihood, at the best of all else, is not too far below the best of all.
-
-    An end is None where the likelihood never falls so far: the data alone do not bound A there.
-    """
+    """The profile-likelihood interval of A; an end is None where the data alone do not bound A."""
 
     level: float
     A: float
@@ -73,7 +70,7 @@ class CrossCheck:
     profile: Profile
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; open ends are null."""
+        """Return all fields; open ends are null."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -118,13 +115,11 @@ def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) 
         fit: the fit to resample, whose level the intervals have.
         n: resamples; the ends of an interval need 100 or more.
         seed: of the noise.
-        at: computes at which the interval of the mean curve is wanted.
+        at: computes for the interval of the mean curve.
     """
     sample, level = fit.sample, fit.intervals.level
-    share_N = fit.curve.family.share(np.asarray(fit.curve.B), sample.log_c_N - math.log(fit.curve.C_mid))
-    mean_N = fit.curve.R_0 + (fit.curve.A - fit.curve.R_0) * share_N
-    sd = sample.row_sd(fit.noise.sd)
-    y_nN = mean_N + sd * _replicates(sample, fit.noise.phi, n, np.random.default_rng(seed))
+    sd, rng = sample.row_sd(fit.noise.sd), np.random.default_rng(seed)
+    y_nN = fit.curve.at_log(sample.log_c_N) + sd * _replicates(sample, fit.noise.phi, n, rng)
     refits = least_squares_many([replace(sample, y_N=y_N) for y_N in y_nN], LOG_LOGISTIC)
     curves = [refit.curve for refit in refits]
 
@@ -132,19 +127,14 @@ def bootstrap(fit: Fit, n: int = 1000, seed: int = 0, at: Sequence[float] = ()) 
         low, high = np.quantile(values, tails(level))
         return float(low), float(high)
 
-    return Bootstrap(
-        level,
-        n,
-        interval([curve.A for curve in curves]),
-        interval([curve.B for curve in curves]),
-        interval([curve.C_mid for curve in curves]),
-        tuple((float(c), interval([float(curve(c)) for curve in curves])) for c in at),
-        float(np.mean([curve.A >= 1.0 - 1e-9 for curve in curves])),
-    )
+    A, B, C_mid = (interval([getattr(curve, name) for curve in curves]) for name in ("A", "B", "C_mid"))
+    bands = tuple((float(c), interval([float(curve(c)) for curve in curves])) for c in at)
+    at_bound = float(np.mean([curve.A >= 1.0 - 1e-9 for curve in curves]))
+    return Bootstrap(level, n, A, B, C_mid, bands, at_bound)
 
 
 def profile(fit: Fit) -> Profile:
-    """Profile-likelihood interval of A given the log-logistic family, at the level of the fit.
+    """Return the profile-likelihood interval of A given the log-logistic family, at the level of the fit.
 
         (RSS(A) - RSS) / sd^2 <= t_d^2        d = evaluations less free parameters
 
@@ -159,8 +149,8 @@ def profile(fit: Fit) -> Profile:
     degrees = sample.n_points - 2 - sample.n_linear
     if degrees < 1:
         raise CannotAnswerError(
-            f"{fit.points.source}: {sample.n_points} evaluations leave nothing to judge "
-            f"{2 + sample.n_linear} parameters by"
+            f"{fit.points.source}: {sample.n_points} evaluations leave no degrees of freedom beside "
+            f"{2 + sample.n_linear} parameters"
         )
     noise = make_noise(sample, SD_RANGE[0], (fit.noise.phi,))
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
@@ -176,13 +166,13 @@ def profile(fit: Fit) -> Profile:
 
 
 def _replicates(sample: Sample, phi: float, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Noise of unit size and correlation phi^gap, replicates averaged; shape (n, N)."""
+    """Draw noise of unit size and correlation phi^gap, replicates averaged; shape (n, N)."""
     noise_nN = ar1(rng.standard_normal((n, len(sample))), phi**sample.gap_N)
     return noise_nN / np.sqrt(sample.weight_N)
 
 
 def _t_squared(level: float, degrees: int) -> float:
-    """The square of the two-sided quantile of Student's t, by Wallace's formula.
+    """Return the square of the two-sided quantile of Student's t, by Wallace's formula.
 
     At .95 it makes t 1.2 % too large at 3 degrees, .3 % at 5, and too large by a third at 1.
     """
@@ -191,7 +181,7 @@ def _t_squared(level: float, degrees: int) -> float:
 
 
 def _refined(sample: Sample, noise: Noise, A_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ceilings, with more and more of them about the best, and their RSS; both (M,), by ceiling."""
+    """Add ceilings about the best by bisection; returns all of them and their RSS, (M,), by ceiling."""
     rss_M = _profile_rss(sample, noise, A_M)
     for _ in range(8):
         best = int(np.argmin(rss_M))
@@ -206,7 +196,7 @@ def _refined(sample: Sample, noise: Noise, A_M: np.ndarray) -> tuple[np.ndarray,
 def _crossing(
     sample: Sample, noise: Noise, A_M: np.ndarray, outside: int, inside: int, limit: float
 ) -> float | None:
-    """The ceiling between two nodes at which RSS passes `limit`; None if there is no node outside."""
+    """Return the ceiling between two nodes at which RSS crosses `limit`; None if no node is outside."""
     if not 0 <= outside < len(A_M):
         return None
     out, within = float(A_M[outside]), float(A_M[inside])
@@ -218,17 +208,20 @@ def _crossing(
 
 
 def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
-    """Least RSS over R_0, B and C_mid for every ceiling (M,): a grid over their whole range, then zooms."""
+    """Return the least RSS over R_0, B and C_mid for every ceiling (M,): a grid over all, then zooms."""
+
+    def grid(log_b: np.ndarray, log_mid: np.ndarray) -> np.ndarray:
+        return np.stack(np.meshgrid(log_b, log_mid, indexing="ij"), axis=-1).reshape(-1, 2)
+
     log_lo, log_hi = sample.log_c_range
     reach = math.log(SEARCH_REACH)
     log_b = np.linspace(*LOG_B_RANGE, _GRID[0])
     log_mid = np.linspace(log_lo - reach, log_hi + reach, _GRID[1])
     step = np.array([log_b[1] - log_b[0], log_mid[1] - log_mid[0]])
-    grid_K2 = np.stack(np.meshgrid(log_b, log_mid, indexing="ij"), axis=-1).reshape(-1, 2)
+    grid_K2 = grid(log_b, log_mid)
     rss_MK = _given_ceiling(sample, noise, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
     theta_M2, rss_M = grid_K2[np.argmin(rss_MK, axis=1)], rss_MK.min(axis=1)
-    side = np.linspace(-1, 1, _ZOOM)
-    around_K2 = np.stack(np.meshgrid(side, side, indexing="ij"), axis=-1).reshape(-1, 2)
+    around_K2 = grid(*[np.linspace(-1, 1, _ZOOM)] * 2)
     for _ in range(_ZOOMS):
         cell_MK2 = theta_M2[:, None] + around_K2 * step
         rss_MK = _given_ceiling(sample, noise, cell_MK2, A_M)
@@ -240,7 +233,7 @@ def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
 
 
 def _given_ceiling(sample: Sample, noise: Noise, cell_MK2: np.ndarray, A_M: np.ndarray) -> np.ndarray:
-    """RSS of every cell (log B, log C_mid) at its best R_0 in [0, A], or at the given one; (M, K)."""
+    """Return RSS of every cell (log B, log C_mid) at its best R_0 in [0, A], or the given one; (M, K)."""
     share = LOG_LOGISTIC.share(np.exp(cell_MK2[..., :1]), sample.log_c_N - cell_MK2[..., 1:])
     q = noise.quadratic(share, sample.y_N).take(0)
     A_M1 = A_M[:, None]

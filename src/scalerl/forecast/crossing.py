@@ -1,11 +1,11 @@
-"""Where two curves cross: who is ahead early, who late, and at what compute the lead changes.
+"""The crossing of two curves: which is ahead early, which late, and at what compute the lead changes.
 
 Shapes: n draws, M computes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from scalerl.curve.posterior import Draws
 from scalerl.curve.quantiles import tails
 
 LEAD = 0.005
-"""Difference in pass rate below which neither curve is ahead: curves that start alike cross for nothing."""
+"""Difference in pass rate below which neither curve is ahead: equal starts would cross by noise."""
 _GRID = 64
 
 
@@ -21,51 +21,43 @@ _GRID = 64
 class Crossing:
     """The change of the lead between two recipes, over computes `within`.
 
-    `probability` that the lead changes from one recipe to the other; given that it does, the median and
-    the central interval of the `compute` at which it last does, and who is ahead before and after, None where
-    fewer than one draw in a hundred crosses. `ahead_first` and `ahead_last` are the probabilities that the
-    recipe (not the base) has the first and the last lead.
+    `probability` is that of a change; given that, `compute` and `interval` are the median and the central
+    interval of the compute of the last one, and `before` and `after` the recipes ahead; all None where fewer
+    than one draw in a hundred crosses. `ahead_first` and `ahead_last` are the probabilities that the recipe
+    (not the base) has the first and the last lead.
     """
 
     within: tuple[float, float]
     probability: float
     ahead_first: float
     ahead_last: float
-    compute: float | None
-    interval: tuple[float, float] | None
-    before: str | None
-    after: str | None
+    compute: float | None = None
+    interval: tuple[float, float] | None = None
+    before: str | None = None
+    after: str | None = None
 
 
 def find_crossing(
     base: Draws, recipe: Draws, names: tuple[str, str], within: tuple[float, float], level: float
 ) -> Crossing:
-    """The crossing of two recipes' curves from paired draws; `names` are (base, recipe)."""
+    """Find the crossing of two recipes' curves from paired draws; `names` are (base, recipe)."""
     compute_M = np.geomspace(*within, _GRID)
     lead_nM = recipe.curves_at(compute_M) - base.curves_at(compute_M)
     first_n, last_n = _end_leads(lead_nM)
     crosses_n = first_n * last_n < 0
     probability = float(crosses_n.mean())
-    ahead_first, ahead_last = float(np.mean(first_n > 0)), float(np.mean(last_n > 0))
+    found = Crossing(within, probability, float(np.mean(first_n > 0)), float(np.mean(last_n > 0)))
     if probability < 0.01:
-        return Crossing(within, probability, ahead_first, ahead_last, None, None, None, None)
+        return found
     log_c_n = _last_change(lead_nM[crosses_n], last_n[crosses_n], np.log(compute_M))
-    low, middle, high = np.exp(np.quantile(log_c_n, [tails(level)[0], 0.5, tails(level)[1]]))
+    low, middle, high = np.exp(np.quantile(log_c_n, np.insert(tails(level), 1, 0.5))).tolist()
     recipe_wins = bool(np.mean(last_n[crosses_n] > 0) >= 0.5)
-    return Crossing(
-        within,
-        probability,
-        ahead_first,
-        ahead_last,
-        float(middle),
-        (float(low), float(high)),
-        names[not recipe_wins],
-        names[recipe_wins],
-    )
+    before, after = names[not recipe_wins], names[recipe_wins]
+    return replace(found, compute=middle, interval=(low, high), before=before, after=after)
 
 
 def _end_leads(lead_nM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Signs of the first and of the last lead that counts, 0 where none does."""
+    """Return the signs of the first and of the last lead above `LEAD`, 0 where none is."""
     sign_nM = np.where(np.abs(lead_nM) > LEAD, np.sign(lead_nM), 0.0)
     rows, counts_nM = np.arange(len(sign_nM)), sign_nM != 0
     last = sign_nM.shape[1] - 1 - counts_nM[:, ::-1].argmax(axis=1)
@@ -73,7 +65,7 @@ def _end_leads(lead_nM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last_change(lead_nM: np.ndarray, last_n: np.ndarray, log_c_M: np.ndarray) -> np.ndarray:
-    """log C of the last change of sign to `last_n`, linear between the computes."""
+    """Return log C of the last change of sign to `last_n`, linear between the computes."""
     other_nM = lead_nM * last_n[:, None] <= 0
     # What comes after the last lead that counts may waver about 0: the change lies before that lead.
     settled_nM = np.cumsum((np.abs(lead_nM) > LEAD)[:, ::-1], axis=1)[:, ::-1] > 0

@@ -1,8 +1,8 @@
-"""Forecasts inside a training loop: evaluations come one by one, and answers are made when asked for.
+"""Forecasts inside a training loop: evaluations are added one by one, and fitted when a forecast is made.
 
 forecaster = Forecaster(axis="gpu_hours")
 forecaster.add(compute, pass_rate)              after every evaluation; computes nothing
-print(forecaster.line(12_000))                  fits what is there
+print(forecaster.line(12_000))                  fits the evaluations so far
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import numpy as np
@@ -21,14 +20,14 @@ from scalerl.curve.points import Points
 from scalerl.curve.result import Fit
 from scalerl.curve.sample import MIN_TO_FIT
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.record.reader import EvalPoint, RunRecord, unit_of
+from scalerl.record.reader import unit_of
 
 
 class Forecaster:
     """The evaluations of a run so far, and their fit: exactly what `fit` gives for the same points.
 
-    A fit is made when it is first asked for and kept until the next evaluation. It never starts from the
-    fit before: it takes tens of milliseconds, and so no answer depends on when the questions were asked.
+    A fit is made at its first use and kept until the next evaluation. It takes tens of milliseconds, and
+    does not start from the fit before, so that no answer depends on when forecasts were made.
     """
 
     def __init__(
@@ -38,16 +37,14 @@ class Forecaster:
         level: float = 0.95,
         r0: float | Literal["free"] | None = None,
         min_compute: float = 0.0,
-        price: float | None = None,
         source: str = "run",
         points: Points | None = None,
     ) -> None:
         """Arguments as for `fit`; `axis` names the unit of compute, and `source` the run in errors.
 
-        `points` are evaluations to begin with, which say both themselves.
+        `points` are evaluations to start with, which have their own axis and source.
         """
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
-        self._price = price
         none = np.empty(0)
         if points is None:
             points = Points.from_arrays(none, none, step=none, source=source, axis=axis)
@@ -68,7 +65,7 @@ class Forecaster:
 
         Raises:
             InputError: an option is not valid.
-            CannotAnswerError: fewer than five evaluations, or a curve that does not rise.
+            CannotAnswerError: fewer than six evaluations, or a curve that does not rise.
         """
         if self._fit is None:
             self._fit = fit(self._points, **self._options)
@@ -82,7 +79,7 @@ class Forecaster:
         step: float | None = None,
         samples: float | None = None,
     ) -> None:
-        """Take one evaluation.
+        """Add one evaluation.
 
         Args:
             compute: cumulative, in the unit of the axis; 0 before any training.
@@ -94,39 +91,22 @@ class Forecaster:
         Raises:
             InputError: a value is no number or out of its range; nothing is added then.
         """
-        axis = self._points.axis
-        self._append(
-            lambda source: Points.from_arrays(
+        source = self._points.source
+        try:
+            new = Points.from_arrays(
                 [compute],
                 [pass_rate],
                 noise_sd=None if noise_sd is None else [noise_sd],
                 samples=None if samples is None else [samples],
                 step=None if step is None else [step],
                 source=source,
-                axis=axis,
+                axis=self._points.axis,
             )
-        )
-
-    def add_point(self, point: EvalPoint) -> None:
-        """Take one evaluation of a run record, where the axis is one of `record.AXES`.
-
-        Raises:
-            InputError: the counters behind the axis were not logged, or a value is out of its range; nothing
-                is added then.
-        """
-        axis, price = self._points.axis, self._price
-        self._append(lambda source: Points.from_record(RunRecord(Path(source), {}, (point,)), axis, price))
-
-    def _append(self, make: Callable[[str], Points]) -> None:
-        """Add the one point that `make` makes, or raise an InputError that names the evaluation."""
-        source = self._points.source
-        try:
-            new = make(source)
         except (InputError, TypeError, ValueError) as error:
             head, _, reason = str(error).partition(": ")
             what = reason if reason and head.startswith(source) else error
             raise InputError(f"{source}, evaluation {len(self) + 1}: {what}") from None
-        joined: dict[str, Any] = {"warnings": tuple(dict.fromkeys((*self._points.warnings, *new.warnings)))}
+        joined: dict[str, Any] = {}
         for name in (f.name for f in fields(Points) if f.name.endswith("_N")):
             column, value = getattr(self._points, name), getattr(new, name)
             # A column that one evaluation lacks is of no use to the others.
@@ -144,16 +124,16 @@ class Forecaster:
         return self.fit.forecast(compute)
 
     def line(self, end: float) -> str:
-        """The forecast of the end of the run, at compute `end`, in one line; or why there is none yet."""
+        """Return the forecast of the end of the run, at compute `end`, in one line; or why there is none."""
         try:
             return forecast_line(self._points, self.fit, end)
         except CannotAnswerError as error:
             return forecast_line(self._points, error, end)
 
     def callback(self, end: float, file: TextIO | None = None) -> Callable[..., None]:
-        """A function for a training loop: it takes an evaluation as `add` does, and prints `line(end)`.
+        """Return a function for a training loop: it takes what `add` takes, and prints `line(end)`.
 
-        It prints to standard error unless told otherwise. What `add` raises it raises.
+        It prints to standard error by default, and raises what `add` raises.
         """
 
         def evaluated(compute: float, pass_rate: float, **known: float) -> None:
@@ -166,7 +146,7 @@ class Forecaster:
 def forecast_line(
     points: Points, found: Fit | CannotAnswerError, end: float, where: str = "of the end"
 ) -> str:
-    """The forecast at compute `end`, which `where` says in words, in one line; or why there is none yet."""
+    """Return the forecast at compute `end`, `where` in words, in one line; or why there is none yet."""
     if isinstance(found, CannotAnswerError):
         distinct = len(np.unique(points.compute_N))
         if distinct < MIN_TO_FIT:

@@ -1,4 +1,4 @@
-"""Does the answer hang on how much of the start is left out? The same fit over several cuts.
+"""The dependence of the answer on how much of the start is left out: the same fit over several cuts.
 
 The paper leaves out the first 1,500 GPU-hours, about one epoch, and shows how B and A move when it does not
 (arXiv 2510.13786, appendix): the start may follow another curve, from warm-up or from prompts not yet seen.
@@ -21,23 +21,22 @@ from scalerl.curve.quantiles import Interval
 from scalerl.errors import CannotAnswerError
 
 SHARES = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4)
-"""Of the largest compute, that are left out by default."""
+"""Shares of the largest compute that are left out by default."""
 _SAME = 1e-9  # relative: a cut at an evaluation keeps it
 
 
 @dataclass(frozen=True)
 class SensitivityRow:
-    """The fit without the positive compute below `min_compute`; where there is none, `why` says so.
+    """The fit without the positive compute below `min_compute`; `why` says why there is none.
 
-    Medians and intervals as in `Fit`: A averages the families, B and C_mid are the log-logistic's. `why` of
-    a fit says whether the ceiling is identified.
+    Medians and intervals as in `Fit`: A averages the families, B and C_mid are the log-logistic's. A is None
+    too where no family describes the run. `why` of a fit says whether the ceiling is identified.
     """
 
     min_compute: float
     points: int
     why: str
     A: float | None = None
-    """None too where no family describes the run, so that its ceiling is withheld; `why` then says so."""
     A_interval: Interval | None = None
     B: float | None = None
     C_mid: float | None = None
@@ -87,21 +86,17 @@ class Sensitivity:
         return f"over the cuts the forecast at {self.at:g} moves {forecast}, and {ceiling}"
 
     def to_json(self) -> dict[str, Any]:
-        """All rows, and what moves."""
+        """Return all rows, and what moves."""
         rows = [
-            {**asdict(row), "forecast": None if row.forecast is None else row.forecast.to_json()}
-            for row in self.rows
+            asdict(row) | {"forecast": row.forecast.to_json() if row.forecast else None} for row in self.rows
         ]
-        moves = {
-            name: None if move is None else asdict(move)
-            for name, move in (("A", self.A_moves), ("forecast", self.forecast_moves))
-        }
+        moves = {"A": self.A_moves, "forecast": self.forecast_moves}
         return {
             "axis": self.axis,
             "level": self.level,
             "at": self.at,
             "rows": rows,
-            "moves": moves,
+            "moves": {name: asdict(move) if move else None for name, move in moves.items()},
             "said": self.said,
         }
 
@@ -125,7 +120,7 @@ def sensitivity(
     Args:
         points: evaluations of one run.
         cuts: computes below which evaluations are left out (never that at compute 0). By default `SHARES`
-            of the largest compute; a cut that leaves out no more than another is not fitted again.
+            of the largest compute; a cut that leaves out no more than one before is skipped.
         at: compute to forecast, by default twice the largest.
         r0: as for `fit`, as are `max_compute`, `level` and `extra_families`.
 
@@ -151,17 +146,9 @@ def _row(points: Points, cut: float, count: int, at: float, **options: Any) -> S
         found = fit(points, min_compute=cut * (1 - _SAME), **options)
     except CannotAnswerError as error:
         return SensitivityRow(cut, count, str(error).removeprefix(f"{points.source}: "))
-    return SensitivityRow(
-        cut,
-        found.n_points,
-        found.why,
-        found.ceiling,
-        None if found.misfit else found.intervals.A,
-        found.median.B,
-        found.median.C_mid,
-        found.forecast(at),
-        found.identified,
-    )
+    interval = None if found.misfit else found.intervals.A
+    A, B, C_mid, forecast = found.ceiling, found.median.B, found.median.C_mid, found.forecast(at)
+    return SensitivityRow(cut, found.n_points, found.why, A, interval, B, C_mid, forecast, found.identified)
 
 
 def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
@@ -173,13 +160,9 @@ def _move(values: Sequence[tuple[float, Interval]]) -> Move | None:
 
 def _line(row: SensitivityRow) -> str:
     start = f"{row.min_compute:>16.6g} {row.points:>6}  "
-    forecast, A = row.forecast, "withheld"
-    if forecast is None:
+    if row.forecast is None:
         return start + row.why
-    if row.A_interval is not None:
-        A = f"{row.A:.3f} {span(row.A_interval)}"
-    return (
-        f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  "
-        f"{forecast.mean:.3f} {span(forecast.interval)}"
-        f"{'' if row.identified else '  not identified'}"
-    )
+    A = "withheld" if row.A_interval is None else f"{row.A:.3f} {span(row.A_interval)}"
+    forecast = f"{row.forecast.mean:.3f} {span(row.forecast.interval)}"
+    doubt = "" if row.identified else "  not identified"
+    return f"{start}{A:<22} {row.B:>5.2f} {row.C_mid:>10.4g}  {forecast}{doubt}"

@@ -1,7 +1,7 @@
 """The two sides of a comparison as paired draws: given one family, of these runs and of their recipes.
 
-Where runs are in blocks, and the two recipes have two or more of them in common, the runs of these alone are
-drawn, and a block has the same weight on both sides: its effect drops out of every difference.
+Where runs are in blocks, and two recipes have two or more of them in common, only the runs of these are
+drawn, and a block has the same weight on both sides: its effect cancels in every difference.
 
 Shapes: n paired draws.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import inverses, log_compute_to
+from scalerl.curve.families import inverses
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, pooled_alike, shifted, theta_moments
@@ -23,27 +23,27 @@ from scalerl.errors import InputError
 Recipes = Mapping[str, Sequence[Fit]]
 """The fits of the runs of every recipe, one for each seed."""
 Blocks = Mapping[str, Sequence[Hashable]]
-"""Of every recipe, the block of each of its runs: what they have in common with a run of another recipe. A
+"""For every recipe the block of each of its runs: what they have in common with a run of another recipe. A
 block that is a pair is (group, itself): blocks of a group (a base model) share what a recipe does to it."""
 Quantity = Callable[[Draws], np.ndarray]
 """A number for every curve, (n,)."""
 OWN_SHARE = 0.75
-"""Efficiency is judged by the compute to this share of a recipe's own gain: compute to an absolute pass rate
-would mix in the ceiling."""
+"""Efficiency is the compute to this share of a recipe's own gain: compute to an absolute pass rate would mix
+in the ceiling."""
 PASS_RATES = ("A", "pass_rate")
 """The quantities that are pass rates; the others are logarithms."""
 LEAST_COMMON = 2
 """Blocks that two recipes need in common to be compared within them."""
 _DRAWS = 16_384
-_LITTLE = 1e-3  # weight of a family that is not worth drawing from
+_LITTLE = 1e-3  # weight up to which a family gets no draws
 
 
 @dataclass(frozen=True)
 class Sides:
     """Paired draws (base, recipe) of equal weight: `runs` the mean curves of these runs, `recipes` of any.
 
-    `fits` are the runs that were drawn from, and `common` the blocks that both sides have of them, None where
-    they are not paired. `families` are the weights of the family that both sides share.
+    `fits` are the runs that were drawn from, and `common` the number of blocks that both sides have, None
+    where they are not paired. `families` are the weights of the family that both sides share.
     """
 
     names: tuple[str, str]
@@ -57,16 +57,15 @@ class Sides:
 
     @property
     def misfit(self) -> str:
-        """Which recipes have a run that no saturating curve describes, and why; empty if there is none."""
-        unfit = [
-            (name, next(fit for fit in fits if fit.misfit))  # one is enough: it is no curve of the recipe
-            for name, fits in zip(self.names, self.fits, strict=True)
-            if any(fit.misfit for fit in fits)
-        ]
-        return "; ".join(f"no saturating curve describes a run of {name}: {fit.why}" for name, fit in unfit)
+        """The recipes with a run that no saturating curve describes, and why; empty if there is none."""
+        sides = zip(self.names, self.fits, strict=True)
+        first = [(name, next((fit for fit in fits if fit.misfit), None)) for name, fits in sides]
+        return "; ".join(
+            f"no saturating curve describes a run of {name}: {fit.why}" for name, fit in first if fit
+        )
 
     def p(self, quantity: Quantity, runs_only: bool = False) -> float:
-        """Two-sided tail mass at no difference, not below the resolution of the draws."""
+        """Return the two-sided tail mass at no difference, not below the resolution of the draws."""
         base_n, recipe_n = map(quantity, self.runs if runs_only else self.recipes)
         above = float(np.mean(recipe_n > base_n) + 0.5 * np.mean(recipe_n == base_n))
         return min(1.0, max(2 * min(above, 1 - above), 1 / len(base_n)))
@@ -74,18 +73,18 @@ class Sides:
 
 @dataclass(frozen=True)
 class GivenFamily:
-    """What all pairs of a comparison share, given one family: posteriors of the runs, and the seeds' tau."""
+    """The posteriors of all runs of a comparison, given one family, and that of the seeds' tau."""
 
     posteriors: Mapping[str, Sequence[Posterior]]
     spread: SeedSpread
     within: SeedSpread
-    """tau of the runs of one block, whose effect is no part of it; `spread` where there are no blocks."""
+    """tau of the runs of one block, whose effect it excludes; `spread` where there are no blocks."""
 
 
 def given_family(
     recipes: Recipes, prior: SeedPrior, family: int, blocks: Blocks | None = None
 ) -> GivenFamily:
-    """Posteriors given one family; tau by the replicates of all recipes, where there are any."""
+    """Return posteriors given one family, and tau by the replicates of all recipes, where there are any."""
     posts = {name: [fit.posterior.only(family) for fit in fits] for name, fits in recipes.items()}
     replicated = {name: of_recipe for name, of_recipe in posts.items() if len(of_recipe) > 1}
     spread = prior.spread()
@@ -106,26 +105,33 @@ def draw_sides(
 ) -> Sides:
     """Draw the base and one recipe in pairs; each pair has one family, and one tau of its seeds' effects.
 
-    `given` answers for the index of a family, and is asked for those alone that are worth drawing from.
+    `given` is called with the index of every family that gets draws.
     """
     names = base, name
     rows = _common_rows(blocks, names) if blocks else None
     chosen = rows or tuple(range(len(recipes[side])) for side in names)
-    fits = tuple([recipes[side][row] for row in of_side] for side, of_side in zip(names, chosen, strict=True))
-    groups = [_group(blocks[base][row]) for row in rows[0]] if blocks and rows else None
-    weight_F = joint_weights([*fits[0], *fits[1]])
+    own, other = ([recipes[side][i] for i in of_side] for side, of_side in zip(names, chosen, strict=True))
+    groups = None
+    if blocks and rows:
+        common = [blocks[base][i] for i in rows[0]]
+        groups = [block[0] if isinstance(block, tuple) else block for block in common]
+    weight_F = joint_weights([*own, *other])
     parts = [_draw_pair(given(family), names, chosen, groups, family, n) for family, n in _draws_of(weight_F)]
-    runs_base, runs_name, recipe_base, recipe_name = (_joined(part) for part in zip(*parts, strict=True))
-    shared = fits[0][0].posterior.families
-    families = {family.name: float(w) for family, w in zip(shared, weight_F, strict=True)}
-    common = len(rows[0]) if rows else None
-    alone = _own_ceiling(fits[1]) - _own_ceiling(fits[0])
-    runs, recipe_draws = (runs_base, runs_name), (recipe_base, recipe_name)
-    return Sides(names, (fits[0], fits[1]), common, families, alone, runs, recipe_draws)
+    runs_base, runs_name, recipe_base, recipe_name = map(Draws.joined, zip(*parts, strict=True))
+    shared = own[0].posterior.families
+    return Sides(
+        names,
+        fits=(own, other),
+        common=len(rows[0]) if rows else None,
+        families={family.name: float(w) for family, w in zip(shared, weight_F, strict=True)},
+        alone=_own_ceiling(other) - _own_ceiling(own),
+        runs=(runs_base, runs_name),
+        recipes=(recipe_base, recipe_name),
+    )
 
 
 def _own_ceiling(fits: Sequence[Fit]) -> float:
-    """Posterior mean of A, the runs alike, by the families that these runs favour by themselves."""
+    """Return the posterior mean of A over runs, with the family weights of these runs alone."""
     weight_F = joint_weights(fits)
     means_F = [
         float(np.mean([(post.A * post.weight.sum(axis=2)).sum() for post in posts]))
@@ -135,24 +141,23 @@ def _own_ceiling(fits: Sequence[Fit]) -> float:
 
 
 def draw_recipe(fits: Sequence[Fit], name: str, given: Callable[[int], GivenFamily]) -> Draws:
-    """Curves of one recipe alone, the effects of seeds included; the families as its own runs weigh them."""
+    """Draw curves of one recipe alone, with the effects of seeds, and the family weights of its own runs."""
     parts = []
     for family, n in _draws_of(joint_weights(fits)):
         known = given(family)
-        mean, share = pooled(
-            [p.draws(n, seed=run) for run, p in enumerate(known.posteriors[name])], known.spread
-        )
+        runs = [post.draws(n, seed=run) for run, post in enumerate(known.posteriors[name])]
+        mean, share = pooled(runs, known.spread)
         parts.append(shifted(mean, math.sqrt(share) * known.spread.effects(n, seed=family)[0]))
-    return _joined(parts)
+    return Draws.joined(parts)
 
 
 def mostly_identified(fits: Sequence[Fit]) -> bool:
-    """Whether more than half of the runs have told their ceiling: one that was cut short is outvoted."""
+    """Return whether more than half of the runs identify their ceiling: one cut short does not decide."""
     return 2 * sum(fit.identified for fit in fits) > len(fits)
 
 
 def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int], Sequence[int]] | None:
-    """Which runs of either side have a partner, in the same order; None where there are too few."""
+    """Return the runs of either side that have a partner, in the same order; None where too few have."""
     base, recipe = (list(blocks[name]) for name in names)
     common = [block for block in base if block in recipe]
     if len(common) < LEAST_COMMON:
@@ -160,23 +165,19 @@ def _common_rows(blocks: Blocks, names: tuple[str, str]) -> tuple[Sequence[int],
     return [base.index(block) for block in common], [recipe.index(block) for block in common]
 
 
-def _group(block: Hashable) -> Hashable:
-    return block[0] if isinstance(block, tuple) else block
-
-
 def ceiling(draws: Draws) -> np.ndarray:
-    """A."""
+    """Return A, (n,)."""
     return draws.A_n
 
 
 def efficiency(draws: Draws) -> np.ndarray:
-    """log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
+    """Return log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
     b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
     return draws.log_mid_n + inverses(draws.families, draws.family_n, b, share_n)
 
 
 def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
-    """All that is asked of a recipe, by name; what is no pass rate is a logarithm.
+    """Return the quantities of a recipe by name; those that are not `PASS_RATES` are logarithms.
 
     `compute_to_target` is log C at which a curve reaches a pass rate: -inf from R_0 down, inf from A up.
     """
@@ -189,20 +190,12 @@ def quantities(budget: float | None, target: float | None) -> dict[str, Quantity
     if budget is not None:
         found["pass_rate"] = lambda draws: draws.curves_at(np.array([budget]))[:, 0]
     if target is not None:
-        found["compute_to_target"] = lambda draws: log_compute_to(
-            draws.families,
-            draws.family_n,
-            draws.A_n,
-            np.exp(draws.log_b_n),
-            draws.log_mid_n,
-            draws.R_0_n,
-            target,
-        )
+        found["compute_to_target"] = lambda draws: draws.log_compute_to(target)
     return found
 
 
 def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
-    """Weight of every family if all runs share it: the product of theirs, as the families' prior is flat."""
+    """Return family weights if all runs share the family: the product of theirs, as its prior is flat."""
     families = fits[0].posterior.families
     log_F = np.zeros(len(families))
     for fit in fits:
@@ -215,7 +208,7 @@ def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
 
 
 def _draws_of(weight_F: np.ndarray) -> list[tuple[int, int]]:
-    """The families that are worth drawing from, and how many draws each gets."""
+    """Return the families that get draws, and how many."""
     return [(family, round(_DRAWS * weight)) for family, weight in enumerate(weight_F) if weight > _LITTLE]
 
 
@@ -227,7 +220,7 @@ def _draw_pair(
     family: int,
     n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
-    """Given one family: mean curves of the chosen runs of base and recipe, then the curves of the recipes."""
+    """Draw mean curves of the chosen runs of base and recipe, then curves of the recipes, of one family."""
     base, recipe = (
         [given.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
         for side, (name, rows) in enumerate(zip(names, chosen, strict=True))
@@ -242,11 +235,3 @@ def _draw_pair(
     effects = spread.effects(n, seed=family, runs=2)
     moved = [shifted(m, math.sqrt(s) * e) for m, s, e in zip(means, shares, effects, strict=True)]
     return means[0], means[1], moved[0], moved[1]
-
-
-_ARRAYS = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
-
-
-def _joined(parts: Sequence[Draws]) -> Draws:
-    families = parts[0].families
-    return Draws(families, *(np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS))

@@ -1,4 +1,4 @@
-"""Standard errors of a least-squares curve: what other programs print beside theirs.
+"""Standard errors of a least-squares curve, as other programs print them beside theirs.
 
 They take the curve for linear in its parameters over their range, and neighbouring evaluations for
 independent. Neither holds early in a run; the intervals of `scalerl.curve.fit` assume neither.
@@ -54,7 +54,10 @@ def standard_errors(
     if degrees < 1:
         raise CannotAnswerError(f"{sample.n_points} points leave nothing to estimate {len(free)} errors from")
     sd = math.sqrt(best.rss / degrees)
-    half = _gauss_newton(sample, best.curve) if hessian == "gauss_newton" else _observed(sample, best.curve)
+    half = _observed(sample, best.curve)
+    if hessian == "gauss_newton":
+        jacobian_N4 = best.curve.jacobian(sample.log_c_N)
+        half = jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
     half = half[np.ix_(free, free)]
     scale = np.sqrt(np.maximum(np.diag(half), 1e-300))
     half = half / np.outer(scale, scale)
@@ -70,42 +73,18 @@ def standard_errors(
     return StandardErrors(A, B, C_mid, R_0, sd, degrees, covariance_44)
 
 
-def _gauss_newton(sample: Sample, curve: Curve) -> np.ndarray:
-    """J^T W J, (4, 4)."""
-    jacobian_N4 = _jacobian(sample, curve)
-    return jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
-
-
 def _observed(sample: Sample, curve: Curve) -> np.ndarray:
-    """The derivative of the gradient J^T W (f - y), by central differences, (4, 4)."""
-    step_4 = _STEP * np.array([curve.A - curve.R_0, 1.0, 1.0, curve.A - curve.R_0])
-    columns = []
-    for i, step in enumerate(step_4):
-        ends = [_gradient(sample, _moved(curve, i, sign * step)) for sign in (-1.0, 1.0)]
-        columns.append((ends[1] - ends[0]) / (2 * step))
-    half = np.stack(columns)
-    return (half + half.T) / 2
-
-
-def _moved(curve: Curve, i: int, by: float) -> Curve:
-    theta = np.array([curve.A, math.log(curve.B), math.log(curve.C_mid), curve.R_0])
-    theta[i] += by
-    return Curve(curve.family, theta[0], math.exp(theta[1]), math.exp(theta[2]), theta[3])
-
-
-def _gradient(sample: Sample, curve: Curve) -> np.ndarray:
-    return _jacobian(sample, curve).T @ (sample.weight_N * (_value(sample, curve) - sample.y_N))
-
-
-def _value(sample: Sample, curve: Curve) -> np.ndarray:
-    share_N = curve.family.share(np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid))
-    return curve.R_0 + (curve.A - curve.R_0) * share_N
-
-
-def _jacobian(sample: Sample, curve: Curve) -> np.ndarray:
-    """Derivatives of the curve by (A, log B, log C_mid, R_0) at every point, (N, 4)."""
-    share_N, by_log_b_N, by_log_c_N = curve.family.slopes(
-        np.asarray(curve.B), sample.log_c_N - math.log(curve.C_mid)
-    )
+    """Return the derivative of the gradient J^T W (f - y), by central differences, (4, 4)."""
+    theta_4 = np.array([curve.A, math.log(curve.B), math.log(curve.C_mid), curve.R_0])
     gain = curve.A - curve.R_0
-    return np.stack([share_N, gain * by_log_b_N, -gain * by_log_c_N, 1.0 - share_N], axis=1)
+
+    def gradient(theta: np.ndarray) -> np.ndarray:
+        A, log_b, log_mid, R_0 = theta.tolist()
+        moved = Curve(curve.family, A, math.exp(log_b), math.exp(log_mid), R_0)
+        left_N = moved.at_log(sample.log_c_N) - sample.y_N
+        return moved.jacobian(sample.log_c_N).T @ (sample.weight_N * left_N)
+
+    step_44 = np.diag(_STEP * np.array([gain, 1.0, 1.0, gain]))
+    half = np.stack([(gradient(theta_4 + step_4) - gradient(theta_4 - step_4)) for step_4 in step_44])
+    half /= 2 * np.diag(step_44)[:, None]
+    return (half + half.T) / 2

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.curve.answers import check_level
+from scalerl.curve.answers import MIN_EVALUATIONS, check_level
 from scalerl.curve.fit import fit
-from scalerl.curve.identify import MIN_EVALUATIONS
 from scalerl.curve.points import Points
 from scalerl.curve.quantiles import tails, weighted_quantiles
 from scalerl.curve.result import Fit

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from scalerl.curve.answers import span
-from scalerl.forecast.backtest_result import COLUMNS, PLACES, fates, fraction_text, heads, score_rows
+from scalerl.forecast.backtest_result import COLUMNS
 from scalerl.record.reader import unit_of
 from scalerl.view.facts.alarm_rows import alarm_text
 from scalerl.view.facts.fit_rows import fit_rows
@@ -50,12 +50,11 @@ def comparison_html(comparison: Comparison) -> str:
 
 def backtest_html(test: Backtest) -> str:
     """The scores of every cut, pooled over the runs."""
-    parts = [_notes(heads(test))]
+    parts = [_notes(test.heads())]
     for fraction in test.fractions:
-        parts.append(_notes([f"first {fraction_text(fraction)} of the compute: {fates(test, fraction)}"]))
-        for end, title in PLACES:
-            if rows := score_rows(test, fraction, end):
-                parts.append(_table((title, *COLUMNS), [(label, *cells) for label, cells in rows]))
+        parts.append(_notes([test.outcomes(fraction)]))
+        for title, rows in test.tables(fraction):
+            parts.append(_table((title, *COLUMNS), [(label, *cells) for label, cells in rows]))
     return "".join(parts)
 
 
