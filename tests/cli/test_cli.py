@@ -111,24 +111,21 @@ def test_errors_are_one_line_with_their_status(log, capsys, arguments, status, m
         (["no"], "invalid choice: 'no'"),
         (["fit", "x", "--wrong"], "unrecognized arguments: --wrong"),
         (["fit", "x", "--r0", "half"], "--r0: expected a number, found 'half'"),
-        (
-            ["fit", "x", "--r0", "40"],
-            "--r0: expected a share in [0, 1], found '40', and this looks",
-        ),
-        (["fit", "x", "--min-compute", "-1"], "--min-compute: compute is a number of 0 or more, found '-1'"),
+        (["fit", "x", "--r0", "40"], "--r0: expected a share in [0, 1] (not percent), found '40'"),
+        (["fit", "x", "--min-compute", "-1"], "--min-compute: expected compute of 0 or more, found '-1'"),
         (["fit", "x", "--min-compute", "nan"], "--min-compute: expected a number, found 'nan'"),
-        (["fit", "x", "--at", "-5"], "--at: compute is a number of 0 or more, found '-5'"),
-        (["fit", "x", "--at=5,-5"], "--at: compute is a number of 0 or more, found '-5'"),
+        (["fit", "x", "--at", "-5"], "--at: expected compute of 0 or more, found '-5'"),
+        (["fit", "x", "--at=5,-5"], "--at: expected compute of 0 or more, found '-5'"),
         (["fit", "x", "--at", "1,inf"], "--at: expected a number, found 'inf'"),
         (["fit", "x", "--at", "1,"], "--at: expected a number, found ''"),
-        (["fit", "x", "--budget=-1e4"], "--budget: compute is a number of 0 or more, found '-1e4'"),
+        (["fit", "x", "--budget=-1e4"], "--budget: expected compute of 0 or more, found '-1e4'"),
         (["fit", "x", "--budget", "nan"], "--budget: expected a number, found 'nan'"),
-        (["fit", "x", "--target", "60"], "--target: expected a share in [0, 1], found '60'"),
+        (["fit", "x", "--target", "60"], "--target: expected a share in [0, 1] (not percent), found '60'"),
         (["fit", "x", "--price", "0"], "--price: expected a number above 0, found '0'"),
         (["fit", "x", "--price", "-2"], "--price: expected a number above 0, found '-2'"),
         (["fit", "x", "--price", "nan"], "--price: expected a number, found 'nan'"),
-        (["fit", "x", "--level", "95"], "--level: expected a share in [0, 1], found '95', and this looks"),
-        (["fit", "x", "--level", "1"], "--level: the level of the intervals is between 0 and 1, found '1'"),
+        (["fit", "x", "--level", "95"], "--level: expected a level between 0 and 1, as 0.95, found '95'"),
+        (["fit", "x", "--level", "1"], "--level: expected a level between 0 and 1, as 0.95, found '1'"),
         (["fit", "x", "--level", "nan"], "--level: expected a number, found 'nan'"),
     ],
 )
@@ -238,7 +235,7 @@ def test_commands_that_fit_take_the_same_options(log, capsys, command):
     assert "--price turns GPU-hours into dollars" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([command, *paths, "--level", "1"])
-    assert "the level of the intervals is between 0 and 1" in capsys.readouterr().err
+    assert "expected a level between 0 and 1" in capsys.readouterr().err
 
 
 def test_standard_output_that_takes_nothing_is_one_line(log):

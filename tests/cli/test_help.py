@@ -11,7 +11,7 @@ from typing import Any
 import example_files
 import pytest
 
-from scalerl.cli._text import print_rows, print_table
+from scalerl.cli._text import print_table
 from scalerl.cli.main import _parser, main
 from scalerl.errors import ScalerlError
 
@@ -170,8 +170,8 @@ def test_a_pipe_gets_whole_lines_whatever_the_width(places, capsys, monkeypatch,
     for name, value in {"COLUMNS": "40", "TERM": "xterm", **env}.items():
         monkeypatch.setenv(name, value)
     text = "a cell of many words " * 12
-    print_rows([("label", text), ("other", "b")])
-    print_table(("one", "two"), [(text, text), ("c", "d")])
+    print_table([("label", text), ("other", "b")])
+    print_table([(text, text), ("c", "d")], header=("one", "two"))
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert len(lines) == 2 + 3
     assert text.strip() in lines[0]

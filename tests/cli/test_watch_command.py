@@ -17,10 +17,10 @@ import pytest
 from growing import TRUTH, Growing
 from rich.console import Console
 
-from scalerl.cli import _follow
-from scalerl.cli._data import Source
-from scalerl.cli._follow import Follower
+from scalerl.cli import watch
 from scalerl.cli.main import main
+from scalerl.cli.watch import Follower
+from scalerl.ingest.imported import ReadOptions
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.standing import StandingQuery
 from scalerl.view.terminal.watch import view, view_rows
@@ -48,7 +48,7 @@ def once(capsys, *words):
 
 
 def follower(path, **asked):
-    return Follower(str(path), None, Source(), None, StandingQuery(**asked))
+    return Follower(str(path), None, ReadOptions(), None, StandingQuery(**asked))
 
 
 def stood(path):
@@ -139,7 +139,7 @@ def test_a_torn_file_and_one_that_vanishes_leave_what_was_known(tmp_path):
 
 def test_what_heals_without_a_trace_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.files._RETRY", 0.0)
-    monkeypatch.setattr("scalerl.files._PATIENCE", 0)
+    monkeypatch.setattr("scalerl.files._BACK_OFF", 0)
     path = tmp_path / "trainer_state.json"
     state(path, 8)
     whole, stat = path.read_bytes(), path.stat()
@@ -164,7 +164,7 @@ def test_the_checkpoints_of_another_trainer_are_followed(tmp_path):
         state(tmp_path / f"checkpoint-{steps}" / "trainer_state.json", steps)
         assert followed.look()
         assert len(followed.run.points) == steps
-    assert not followed.begun()
+    assert not followed.is_before_first_evaluation()
 
 
 def test_a_torn_last_line_is_told_when_it_is_whole(tmp_path):
@@ -298,8 +298,8 @@ def test_how_old_the_last_line_is_comes_from_the_files_where_the_log_has_no_time
 
 def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluation(tmp_path, monkeypatch):
     run = Growing(tmp_path / "run", 8)
-    read, times = _follow.read_data, []
-    monkeypatch.setattr(_follow, "read_data", lambda *words: times.append(0) or read(*words))
+    read, times = watch.read_data, []
+    monkeypatch.setattr(watch, "read_data", lambda *words: times.append(0) or read(*words))
     followed = follower(run.path)
     assert followed.look()
     assert [followed.look() for _ in range(3)] == [False] * 3
@@ -317,14 +317,14 @@ def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluati
 
 def test_a_large_source_is_looked_at_less_often(tmp_path, monkeypatch):
     run = Growing(tmp_path / "run", 2)
-    read, clock = _follow.read_data, [0.0]
+    read, clock = watch.read_data, [0.0]
 
     def slow(*words):
         clock[0] += 0.3
         return read(*words)
 
-    monkeypatch.setattr(_follow, "read_data", slow)
-    monkeypatch.setattr(_follow, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch, "read_data", slow)
+    monkeypatch.setattr(watch, "monotonic", lambda: clock[0])
     followed = follower(run.path)
     followed.look()
     assert followed.pause(0.1) == pytest.approx(3.0)

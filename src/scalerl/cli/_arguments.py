@@ -1,74 +1,139 @@
-"""The arguments that several commands have: how they are read, and what they are called."""
+"""Arguments of the commands: the parser, types of values, and the arguments that several commands have."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NoReturn, TextIO
+
+from scalerl.tty import console_for
+
+_STYLES = {"argparse.groups": "bold", "argparse.example": "bold", "argparse.comment": "dim"}
+_HIGHLIGHTS = (r"(?m)^  (?P<example>scalerl .*?)(?=  +#|$)", r"(?m)(?P<comment>  # .*)$")
+"""In the examples: the command, and the comment behind it."""
 
 
-def number(text: str) -> float:
-    """An argument that is a finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}")
-    return value
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._action_max_length = 14  # argparse would fold the longest name of a command
 
 
-def positive(text: str) -> float:
-    """An argument that is a number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
-    return value
+class Parser(argparse.ArgumentParser):
+    """An argparse parser with usage errors of one line, suggestions, and coloured help on a terminal."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"formatter_class": _Plain, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help to `file` (standard output)."""
+        stream = sys.stdout if file is None else file
+        plain = self.formatter_class
+        self.formatter_class = _coloured(stream) or plain
+        try:
+            super().print_help(stream)
+        finally:
+            self.formatter_class = plain
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse as argparse does, but report an unknown argument for its command, with the nearest option."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [text for text in self._option_string_actions if text.startswith("--")]
+            near = [_nearest(text.partition("=")[0], options) for text in unknown if text.startswith("-")]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{next(filter(None, near), '')}")
+        return found, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            near = _nearest(str(value), choices)
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r}{near} (choose from {', '.join(choices)})"
+            )
 
 
-def compute(text: str) -> float:
-    """An argument that is an amount of compute, 0 or more."""
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"compute is a number of 0 or more, found {text!r}")
-    return value
+def examples(text: str) -> str:
+    """Return the epilog of a command: its examples, one a line, each with a comment."""
+    return f"examples:\n{text.strip(chr(10))}"
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _coloured(stream: TextIO) -> Any:
+    """Return a formatter that colours help, or None where `stream` gets no colours."""
+    console = console_for(stream)
+    if console is None or console.color_system is None:
+        return None
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class Coloured(_Plain, RawDescriptionRichHelpFormatter):
+        """Prints the words of the plain help: brackets stay brackets, headings stay in small letters."""
+
+        group_name_formatter = str
+        text_markup = help_markup = False
+        styles = RawDescriptionRichHelpFormatter.styles | _STYLES
+        highlights = [*RawDescriptionRichHelpFormatter.highlights, *_HIGHLIGHTS]  # noqa: RUF012
+
+    return partial(Coloured, console=console)
+
+
+def _number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
+    """Return the type of an argument that is a finite number for which `holds` is true."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"expected a number, found {text!r}")
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")
+        return value
+
+    return convert
+
+
+positive = _number("a number above 0", lambda value: value > 0)
+compute = _number("compute of 0 or more", lambda value: value >= 0)
+pass_rate = _number("a share in [0, 1] (not percent)", lambda value: 0 <= value <= 1)
+level = _number("a level between 0 and 1, as 0.95", lambda value: 0 < value < 1)
 
 
 def computes(text: str) -> tuple[float, ...]:
-    """An argument that is a list of amounts of compute, by commas."""
+    """Convert amounts of compute, separated by commas."""
     return tuple(compute(part) for part in text.split(","))
 
 
-def share(text: str) -> float:
-    """An argument that is a pass rate or another share in [0, 1]."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        percent = ", and this looks like percent" if 1 < value <= 100 else ""
-        raise argparse.ArgumentTypeError(f"expected a share in [0, 1], found {text!r}{percent}")
-    return value
+def whole(least: int = 1, most: float = math.inf) -> Callable[[str], int]:
+    """Return the type of an argument that is a whole number from `least` to `most`."""
+    span = f"{least} or more" if math.isinf(most) else f"{least} to {most}"
+
+    def convert(text: str) -> int:
+        # int() alone would take 1_0 and digits of other scripts.
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"expected a whole number, {span}, found {text!r}")
+        return int(text)
+
+    return convert
 
 
-def level(text: str) -> float:
-    """An argument that is the level of intervals, between 0 and 1."""
-    value = share(text)
-    if value in (0.0, 1.0):
-        raise argparse.ArgumentTypeError(f"the level of the intervals is between 0 and 1, found {text!r}")
-    return value
-
-
-def whole(text: str) -> int:
-    """An argument that is a whole number of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
-    return value
-
-
-def group(text: str) -> tuple[str, list[str]]:
-    """An argument that names the runs of a recipe."""
+def _group(text: str) -> tuple[str, list[str]]:
     name, equals, runs = text.partition("=")
     paths = [part for part in runs.split(",") if part]
     if not (name and equals and paths):
@@ -79,21 +144,21 @@ def group(text: str) -> tuple[str, list[str]]:
 _SHARED: dict[str, dict[str, Any]] = {
     "recipe": {
         "metavar": "RECIPE",
-        "help": "a TOML file, the name of a recipe of the package, or a run folder (its recipe again)",
+        "help": "a TOML file, the name of a recipe of the package, or a run folder, whose recipe is used",
     },
     "--base": {"metavar": "NAME"},
     "--budget": {"type": compute, "metavar": "C"},
-    "--group": {"type": group, "action": "append", "default": [], "metavar": "NAME=RUN,RUN"},
+    "--group": {"type": _group, "action": "append", "default": [], "metavar": "NAME=RUN,RUN"},
     "--json": {"action": "store_true", "help": "print one JSON object and nothing else"},
-    "--level": {"type": level, "default": 0.95, "metavar": "P", "help": "of the intervals (0.95)"},
+    "--level": {"type": level, "default": 0.95, "metavar": "P", "help": "level of the intervals (0.95)"},
     "--price": {"type": positive, "metavar": "USD"},
     "--set": {"action": "append", "default": [], "metavar": "KEY=VALUE"},
-    "--target": {"type": share, "metavar": "R"},
+    "--target": {"type": pass_rate, "metavar": "R"},
     "--x": {"metavar": "AXIS"},
 }
 
 
 def add_shared(command: argparse._ActionsContainer, name: str, help: str | None = None, **more: Any) -> None:
-    """Add an argument that several commands have; `more` is what is this command's own."""
+    """Add an argument that several commands have, with this command's own `help` and settings."""
     texts: dict[str, Any] = {} if help is None else {"help": help}
     command.add_argument(name, **_SHARED[name] | texts | more)

@@ -1,14 +1,14 @@
-"""What the commands that fit are given: arguments that say what to read and how, and sibling runs."""
+"""Input of the commands that fit: its arguments, and the runs at several paths."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scalerl.cli._arguments import add_shared, compute, positive, share
+from scalerl.cli._arguments import add_shared, compute, pass_rate, positive
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.imported import ReadOptions
@@ -24,51 +24,46 @@ from scalerl.ingest.load import (
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.ingest.formats.format import Unread
-    from scalerl.record.reader import RunRecord
 
 T = TypeVar("T")
 
 
 def add_data_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of all commands that fit: which columns, on which axis, and from where on."""
-    add_shared(command, "--x", "compute axis, or column of FILE (the axis of RUN's budget; gpu_hours)")
-    command.add_argument("--y", metavar="NAME", help="column or metric of pass rates of FILE (pass_rate)")
-    command.add_argument(
-        "--r0", type=_r0, metavar="R|free", help="pass rate before training, where it is known"
-    )
-    command.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute under C")
+    """Add the arguments of all commands that fit: columns, axis, start of the curve, level, price."""
+    add_shared(command, "--x", "compute axis, or column of FILE (axis of the run's budget; gpu_hours)")
+    command.add_argument("--y", metavar="NAME", help="column or metric with the pass rates (pass_rate)")
+    command.add_argument("--r0", type=_r0, metavar="R|free", help="pass rate before training, if it is known")
+    command.add_argument("--min-compute", type=compute, metavar="C", help="leave out compute below C")
     add_shared(command, "--level")
-    add_shared(command, "--price", "dollars per GPU-hour: compute in dollars")
+    add_shared(command, "--price", "dollars per GPU-hour; measures compute in dollars")
     add_shared(command, "--json")
     add_source_arguments(command)
 
 
 def add_source_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of all commands that read the log of another trainer: what it does not say itself."""
+    """Add the arguments of all commands that read logs of other trainers: what such a log does not say."""
     source = command.add_argument_group("the log of another trainer")
-    source.add_argument("--format", metavar="FORMAT", help="its format (recognised)")
-    source.add_argument("--trainer", metavar="TRAINER", help="whose names its metrics have (recognised)")
-    source.add_argument("--run", dest="run_name", metavar="NAME", help="of several runs in it this one")
+    source.add_argument("--format", metavar="FORMAT", help="format of the log (detected)")
+    source.add_argument("--trainer", metavar="TRAINER", help="trainer that named the metrics (detected)")
+    source.add_argument("--run", dest="run_name", metavar="NAME", help="which run to read, of several")
+    source.add_argument("--devices", type=positive, metavar="N", help="devices used, if they are not logged")
     source.add_argument(
-        "--devices", type=positive, metavar="N", help="devices it ran on, where it does not say so"
-    )
-    source.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="the model's folder or config.json, to count FLOPs"
+        "--model", type=Path, metavar="FOLDER", help="folder or config.json of the model, to count FLOPs"
     )
 
 
-def asked_of(args: argparse.Namespace) -> ReadOptions:
-    """What `add_source_arguments` was told, and --y."""
+def read_options(args: argparse.Namespace) -> ReadOptions:
+    """Return how a log is to be read, from `add_source_arguments` and --y."""
     return ReadOptions(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
 
 
 def read_each(
     paths: Sequence[str], args: argparse.Namespace, least: int = 1, once: bool = True
 ) -> tuple[dict[str, list[Data]], list[Unread]]:
-    """What can be read at several paths, and what cannot: one run costs only itself.
+    """Read the runs at several paths; a run that cannot be read is returned as `Unread`, and stops no other.
 
-    A folder of run folders is those in it, and a log may hold several runs. `once` refuses a path that comes
-    twice.
+    A folder of run folders stands for those in it, and a log may hold several runs. With `once` a path that
+    is given twice is an error.
 
     Raises:
         InputError: there is nothing at a path, or fewer than `least` runs can be read, or an option is for
@@ -87,7 +82,7 @@ def read_each(
                 raise InputError(f"{one}: given twice; every run is one seed of one recipe")
             seen.add(Path(one).resolve())
             try:
-                found[path] += read_all(one, args.x, asked_of(args), args.price)
+                found[path] += read_all(one, args.x, read_options(args), args.price)
             except InputError as error:
                 if one != STANDARD_INPUT and not os.path.lexists(one):
                     raise
@@ -101,7 +96,7 @@ def read_each(
 
 
 def _runs_at(path: str) -> list[str]:
-    """The run folders in a folder that is none itself; else the path."""
+    """Return the run folders in a folder that is not one itself; otherwise the path."""
     from scalerl.record.reader import holds_run, runs_below
 
     place = Path(path)
@@ -114,46 +109,45 @@ def _runs_at(path: str) -> list[str]:
 
 
 def fit_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Where a curve starts, as the arguments have it."""
+    """Return the options of a fit that say where its curve starts."""
     return {"r0": args.r0, "min_compute": args.min_compute or 0.0}
 
 
 def paths_of(args: argparse.Namespace) -> list[str]:
-    """The paths that were given, those of --group first.
+    """Return the given paths, those of --group first.
 
     Raises:
         InputError: two groups have one name.
     """
-    for name, _ in args.group:
-        if [other for other, _ in args.group].count(name) > 1:
+    names = [name for name, _ in args.group]
+    for name in names:
+        if names.count(name) > 1:
             raise InputError(f"--group {name} is given twice: list all of its runs in one")
     return [*(path for _, paths in args.group for path in paths), *args.runs]
 
 
 def recipes_of(
-    args: argparse.Namespace,
-    runs: Mapping[str, Sequence[T]],
-    record: Callable[[T], RunRecord | None],
-    path: Callable[[T], str],
-) -> dict[str, list[T]]:
-    """Runs by recipe: the groups that were named, then by the recipe of their config.json.
+    args: argparse.Namespace, runs: Mapping[str, Sequence[tuple[Data, T]]]
+) -> dict[str, list[tuple[Data, T]]]:
+    """Return runs, each with what was made of it, by recipe: by --group, else by the recipe in config.json.
 
-    `runs` are those at every path that was given, `record` and `path` those of a run.
+    `runs` are by the path that was given.
     """
     from scalerl.forecast.recipes import by_recipe
 
     named = {name: [run for one in paths for run in runs[one]] for name, paths in args.group}
     others = [run for one in args.runs for run in runs[one]]
-    return by_recipe(others, record, path, {name: members for name, members in named.items() if members})
+    named = {name: members for name, members in named.items() if members}
+    return by_recipe(others, lambda run: run[0].record, lambda run: run[0].path, named)
 
 
 def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
     """Raise an InputError if an option for logs of other trainers was given, and there is none."""
-    asked_of(args).check_used([data.path for data in found], any(data.foreign for data in found))
+    read_options(args).check_used([data.path for data in found], any(data.foreign for data in found))
 
 
 def check_one_axis(found: Sequence[Data]) -> None:
-    """Raise an InputError that names what there is, unless all are read on one axis, in one unit."""
+    """Raise an InputError that names the axes there are, unless all runs are on one axis, in one unit."""
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
     runs = [(data.path, data.record) for data in found]
@@ -168,19 +162,19 @@ def check_one_axis(found: Sequence[Data]) -> None:
 
 
 def _r0(text: str) -> float | str:
-    return text if text == "free" else share(text)
+    return text if text == "free" else pass_rate(text)
 
 
 def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **options: Any) -> list[Fit]:
-    """Fits of sibling runs, to learn a prior from: of the same evaluation prompts, as far as is on record.
+    """Fit sibling runs, from which a prior is learnt.
 
-    `options` are those with which the run itself is fitted: B and A mean something else for a curve that
-    starts elsewhere.
+    `options` must be those of the run's own fit: B and A mean something else for a curve that starts
+    elsewhere.
 
     Raises:
-        InputError: a sibling cannot be read, or was evaluated on other prompts.
+        InputError: a sibling cannot be read, or was evaluated on other prompts, as far as is on record.
     """
-    siblings = [read_data(path, own.points.axis, asked_of(args), args.price) for path in paths]
+    siblings = [read_data(path, own.points.axis, read_options(args), args.price) for path in paths]
     check_options(args, [own, *siblings])
     if not siblings:
         return []

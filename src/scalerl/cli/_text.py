@@ -1,4 +1,4 @@
-"""What the commands print: warnings, JSON, and tables."""
+"""Output of the commands: warnings, JSON, and tables."""
 
 from __future__ import annotations
 
@@ -9,48 +9,36 @@ from typing import Any
 from scalerl.tty import console_for
 
 
-def print_warnings(warnings: Iterable[str]) -> None:
-    """Warnings on standard error, each once."""
-    for warning in dict.fromkeys(warnings):
+def print_warnings(warnings: Iterable[object]) -> None:
+    """Print warnings on standard error, each once."""
+    for warning in dict.fromkeys(map(str, warnings)):
         print(f"warning: {warning}", file=sys.stderr)
 
 
 def print_json(answer: Mapping[str, Any], indent: int | None = 2) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     from scalerl.jsonl import dumps
 
     print(dumps(answer, indent=indent))
 
 
-def print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    """A table of two columns: coloured where a person looks on, plain text in a pipe."""
-    width = max(len(label) for label, _ in rows)
+def print_table(rows: Sequence[Sequence[str]], header: Sequence[str] | None = None) -> None:
+    """Print a table: with a header, or else with a label in the first column.
+
+    It is coloured on a terminal, and plain in a pipe.
+    """
     console = console_for(sys.stdout)
     if console is None:
-        for label, text in rows:
-            print(f"{label:<{width}}  {text}".rstrip())
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for label, text in rows:
-        table.add_row(Text(label, style="bold cyan"), Text(text))
-    console.print(table)
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with a header: aligned where a person looks on, and in a pipe."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    console = console_for(sys.stdout)
-    if console is None:
-        for row in (header, *rows):
+        whole = [*([header] if header else []), *rows]
+        widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+        for row in whole:
             print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         return
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*header, box=None, pad_edge=False, header_style="bold cyan")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    bold = "bold cyan"
+    table = Table(*(header or ()), box=None, show_header=bool(header), pad_edge=False, header_style=bold)
+    for first, *rest in rows:
+        table.add_row(Text(first, style="" if header else bold), *map(Text, rest))
     console.print(table)

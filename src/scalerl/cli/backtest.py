@@ -1,4 +1,4 @@
-"""`scalerl backtest`: how good would the forecasts of finished runs have been?"""
+"""`scalerl backtest`: how good the forecasts of finished runs would have been."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli._arguments import examples
 from scalerl.cli._data import add_data_arguments, fit_options, read_each
-from scalerl.cli._parser import examples
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl backtest`."""
+    """Add the command and its arguments."""
     test = commands.add_parser(
         "backtest",
-        help="fit the first part of finished runs, forecast the rest",
-        description="How good would the forecasts of finished runs have been, beside five rivals?",
+        help="score forecasts on finished runs",
+        description="Score the forecasts that finished runs would have had, beside those of five rivals.",
         epilog=examples("""
   scalerl backtest runs/mine                                    # cut at 1/8, 1/4, 1/2, 3/4 of its compute
   scalerl backtest runs/a-seed0 runs/b-seed0 log.csv --at 1/2   # scores of all, pooled
@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Test, and print the scores or the JSON."""
+    """Fit every cut of every run, and print the scores or the JSON."""
     from scalerl.forecast.backtest import backtest
 
     found, unread = read_each(args.runs_or_files, args, once=False)
@@ -57,10 +57,9 @@ def run(args: argparse.Namespace) -> None:
     )
     frozen = _frozen([run.record for run in runs if run.record is not None], test)
     if args.json:
-        told = {"frozen": frozen, "unread": [one.to_json() for one in unread]}
-        print_json({**test.to_json(), **told})
+        print_json({**test.to_json(), "frozen": frozen, "unread": [one.to_json() for one in unread]})
     else:
-        print_warnings(map(str, unread))
+        print_warnings(unread)
         print_warnings(warning for run in runs for warning in run.points.warnings)
         print(test)
         if frozen:
@@ -68,11 +67,13 @@ def run(args: argparse.Namespace) -> None:
                 f"\nfrozen while the runs were made: {frozen['judged']} forecasts whose compute was reached, "
                 f"{frozen['inside']} inside; error rms {frozen['rms']:.4f}, bias {frozen['bias']:+.4f}"
             )
-    _check_answered(test)
+    if all(cut.outcome == "cannot answer" for cut in test.cuts):
+        last = test.cuts[-1]
+        raise CannotAnswerError(f"{last.source}: no cut can be forecast; of the last one: {last.why}")
 
 
 def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
-    """What became of the forecasts that the runs tested have on record, each run once; None without any."""
+    """Score the forecasts that the tested runs have on record, each run once; None if there are none."""
     import numpy as np
 
     from scalerl.view import frozen_forecasts, judge
@@ -92,20 +93,13 @@ def _frozen(records: list[RunRecord], test: Backtest) -> dict[str, Any] | None:
     return {"judged": len(errors), "inside": inside, "rms": rms, "bias": bias}
 
 
-def _check_answered(test: Backtest) -> None:
-    """Exit status 3 where no cut of any run could be forecast."""
-    if all(cut.outcome == "cannot answer" for cut in test.cuts):
-        last = test.cuts[-1]
-        raise CannotAnswerError(f"{last.source}: no cut can be forecast; of the last one: {last.why}")
-
-
 def _progress(done: int, to_do: int) -> None:
     end = "\n" if done == to_do else ""
     print(f"\r{done} of {to_do} cuts", end=end, file=sys.stderr, flush=True)
 
 
 def _fractions(text: str) -> tuple[float, ...]:
-    """Numbers between 0 and 1, as 1/8 or .125, by commas."""
+    """Convert numbers between 0 and 1, as 1/8 or .125, separated by commas."""
     from fractions import Fraction
 
     try:

@@ -1,4 +1,4 @@
-"""`scalerl completion`: a script that lets a shell complete commands, options, files and names."""
+"""`scalerl completion`: a shell script that completes commands, options, files and names."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scalerl.cli._parser import examples
+from scalerl.cli._arguments import examples
 
-SHELLS = ("bash", "zsh", "tcsh", "fish")
+_SHELLS = ("bash", "zsh", "tcsh", "fish")
 
 _FOLDERS = ("RUN", "FOLDER")
 _FILES = ("FILE", "RUN|FILE", "FOLDER|FILE", "SOURCE", "STUDY.toml")
-"""What arguments are called that are files, or folders as well."""
+"""The metavars of arguments that are files, or folders as well."""
 
 
 def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -> None:
     """The arguments of `scalerl completion`, for all commands of `parser`."""
     completion = commands.add_parser(
         "completion",
-        help="print a script that completes commands in a shell",
-        description="Print a script that completes commands, options, files, and names as those of recipes.",
+        help="print a script for completion in a shell",
+        description="Print a script that completes commands, options, files, and names such as recipes.",
         epilog=examples("""
   source <(scalerl completion bash)                                # in ~/.bashrc
   scalerl completion zsh > "${fpath[1]}/_scalerl"                  # then start zsh anew
@@ -29,12 +29,12 @@ def add(commands: argparse._SubParsersAction, parser: argparse.ArgumentParser) -
   scalerl completion tcsh > ~/.scalerl.tcsh                        # and in ~/.tcshrc: source ~/.scalerl.tcsh
 """),
     )
-    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+    completion.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
     completion.set_defaults(run=lambda args: run(args, parser))
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Print the script."""
+    """Print the script of a shell."""
     import shtab
 
     known = _known()
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def _known() -> dict[str, Mapping[str, Any]]:
-    """How an argument is completed, by what it is called: a name means the same in all commands."""
+    """Return how an argument is completed, by its metavar, which means the same in all commands."""
     import shtab
 
     from scalerl.ingest.formats.format import formats
@@ -64,11 +64,11 @@ def _known() -> dict[str, Mapping[str, Any]]:
 
 
 def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, Any]:
-    """Completion of a few words, and of files beside them (tcsh knows one or the other)."""
+    """Return how a few words are completed, and files beside them (tcsh can do one or the other)."""
     listed = " ".join(words)
     bash, zsh, fish = f'compgen -W "{listed}" -- "$1"', f"compadd {listed}", f"printf '%s\\n' {listed}"
     if with_files:
-        name = f"{name}_files"  # shtab's bash adds a slash to folders where the name of a function says so
+        name = f"{name}_files"  # shtab's bash adds a slash to folders if the function has such a name
         bash, zsh = f'{bash}; compgen -f -- "$1"', f"{zsh}; _files"
         fish = f"{fish}; __fish_complete_path (commandline -ct)"
     function = f"_scalerl_{name}"
@@ -82,7 +82,7 @@ def _words(name: str, words: list[str], with_files: bool = False) -> dict[str, A
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands."""
+    """Yield all arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar where a person looks on, a line per evaluation everywhere else."""
+"""Progress on standard error: a bar on a terminal, a line per evaluation everywhere else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Bar:
-    """A bar on standard error, which shows only on a terminal that can draw it; a context."""
+    """A progress bar on standard error, shown only on a terminal that can draw it."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console
@@ -46,36 +46,36 @@ class _Bar:
 
 
 class TrainingProgress(_Bar):
-    """Follows a training run; use it as a context manager, and give `update` to `train` as its watcher."""
+    """Shows the progress of a training run; a context whose `update` is the `progress` of `train`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._started = time.monotonic()
-        self._notices = _Notices(self._say)
+        self._logs = _LogLines(self._print)
 
     def __enter__(self) -> Self:
-        logging.getLogger("scalerl").addHandler(self._notices)
+        logging.getLogger("scalerl").addHandler(self._logs)
         return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        logging.getLogger("scalerl").removeHandler(self._notices)
+        logging.getLogger("scalerl").removeHandler(self._logs)
         super().__exit__(kind, error, trace)
 
     def update(self, progress: Any) -> None:
         """Show a `scalerl.rl.loop.progress.Progress`."""
         if progress.finding:
-            self._say(progress.finding)
+            self._print(progress.finding)
             return
-        text = (
-            f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  "
-            f"{_speed(progress.tokens_per_second)}{forecast_text(progress.forecast)}"
-        )
+        speed = progress.tokens_per_second
+        tokens = "-" if math.isnan(speed) else f"{speed / 1000:.1f}k tokens/s"
+        text = f"step {progress.step}  pass rate {_rate(progress.pass_rate)}  {tokens}"
+        text += forecast_text(progress.forecast)
         self.show(progress.share, text, line=progress.evaluated)
 
-    def _say(self, text: str) -> None:
-        """A line that stays, above the bar where there is one."""
+    def _print(self, text: str) -> None:
+        """Print a line that stays, above the bar if there is one."""
         if self._live:
             self._bar.console.print(text, style="bold yellow", markup=False, highlight=False)
         else:
@@ -87,7 +87,7 @@ class TrainingProgress(_Bar):
         self.show(progress.share, text, line=progress.step % 200 == 0)
 
     def show(self, share: float, text: str, line: bool = False) -> None:
-        """Move the bar to `share` of the whole; off a terminal, print the text if it is worth a line."""
+        """Move the bar to `share` of the whole; off a terminal, print the text if `line` is set."""
         if self._live:
             self._bar.update(self._task, completed=share, text=text)
         elif line:
@@ -96,14 +96,14 @@ class TrainingProgress(_Bar):
 
 
 class StudyProgressBar(_Bar):
-    """Follows a study; use it as a context manager, and give `update` to `run_study` as its watcher."""
+    """Shows the progress of a study; a context whose `update` is the `watch` of `run_study`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._runs: dict[str, TaskID] = {}
 
     def update(self, progress: Any) -> None:
-        """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all, and one for every run under way."""
+        """Show a `scalerl.study.run.runner.StudyProgress`: a bar for all runs, and one for each."""
         count = f"{progress.done} of {progress.runs} runs"
         if progress.notice and self._live:
             self._bar.console.print(progress.notice, markup=False, highlight=False)
@@ -122,20 +122,20 @@ class StudyProgressBar(_Bar):
             self._bar.update(self._runs[name], completed=share, text=f"pass rate {_rate(pass_rate)}")
 
 
-class _Notices(logging.Handler):
-    """What the package logs, as lines that stay."""
+class _LogLines(logging.Handler):
+    """Prints what the package logs by a function."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
-        self._say = say
+        self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say it."""
-        self._say(record.getMessage())
+        """Print the message."""
+        self._write(record.getMessage())
 
 
 def forecast_text(forecast: Mapping[str, Any] | None) -> str:
-    """The forecast of the end of the run, for a progress line."""
+    """Return the forecast of the end of the run for a progress line."""
     if forecast is None:
         return ""
     low, high = forecast["prediction"]
@@ -146,7 +146,3 @@ def forecast_text(forecast: Mapping[str, Any] | None) -> str:
 
 def _rate(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _speed(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value / 1000:.1f}k tokens/s"

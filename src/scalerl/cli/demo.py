@@ -1,4 +1,4 @@
-"""`scalerl demo`: the whole job, small."""
+"""`scalerl demo`: the whole job with a small model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 import itertools
 from pathlib import Path
 
-from scalerl.cli._arguments import add_shared
-from scalerl.cli._parser import examples
-from scalerl.cli.train import add_json_argument, run_training
+from scalerl.cli._arguments import add_shared, examples
+from scalerl.cli.train import JSON_HELP, run_training
 
-# Of its 17 steps ten would be warm-up: while the rate rises, no curve in compute tells what comes after.
+# Ten of its 17 steps would be warm-up; a curve in compute forecasts nothing while the learning rate rises.
 QUICK = [
     "budget.amount=1.1e11",
     "evaluation.count=8",
@@ -20,11 +19,11 @@ QUICK = [
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl demo`."""
+    """Add the command and its arguments."""
     demo = commands.add_parser(
         "demo",
-        help="train, forecast half-way, and hold the forecast to the end",
-        description="Train a small model, freeze a forecast half-way, and hold it to what is measured.",
+        help="train a small model, forecast it half-way, and check the forecast",
+        description="Train a small model, freeze a forecast half-way, and check it against the measured end.",
         epilog=examples("""
   scalerl demo                                                  # 2 to 3 minutes on 2 cores
   scalerl demo --quick -o runs/first                            # a first look, in about half a minute
@@ -35,9 +34,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         "-o", "--output", metavar="RUN", type=Path, help="run folder (runs/demo, then demo-2 ...)"
     )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the run (0)")
-    demo.add_argument("--quick", action="store_true", help="a fourteenth of the compute: a first look")
+    demo.add_argument("--quick", action="store_true", help="use a fourteenth of the compute")
     add_shared(demo, "--set", "change one key of the recipe: engine.kind=transformers")
-    add_json_argument(demo)
+    add_shared(demo, "--json", JSON_HELP)
     demo.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""`scalerl fit`: a curve, its ceiling, forecasts and a verdict, from a run or a table."""
+"""`scalerl fit`: the curve of a run or a table, with its ceiling, forecasts and a verdict."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, compute, computes, positive
-from scalerl.cli._data import add_data_arguments, asked_of, check_options, fit_options, read_siblings
-from scalerl.cli._parser import examples
-from scalerl.cli._text import print_json, print_rows, print_warnings
+from scalerl.cli._arguments import add_shared, compute, computes, examples, positive
+from scalerl.cli._data import add_data_arguments, check_options, fit_options, read_siblings, read_options
+from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError
 from scalerl.ingest.load import Data, read_data
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl fit`."""
+    """Add the command and its arguments."""
     fit = commands.add_parser(
         "fit",
         help="fit a curve to a run, and forecast it",
-        description="Fit a curve to a run: ceiling and efficiency with intervals, forecasts, a verdict.",
+        description="Fit a curve to a run: ceiling and efficiency with intervals, forecasts, and a verdict.",
         epilog=examples("""
   scalerl fit runs/mine --at 16000                              # what the run will reach there
   scalerl fit log.csv --x gpu_hours --y pass_rate               # any table of compute and pass rates
@@ -37,14 +36,19 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     add_data_arguments(fit)
     fit.add_argument("--max-compute", type=compute, metavar="C", help="leave out compute above C")
-    fit.add_argument("--at", type=computes, default=(), metavar="C1,C2", help="forecast at these computes")
-    add_shared(fit, "--target", "pass rate to reach at --budget")
-    add_shared(fit, "--budget", "compute at which --target is asked")
     fit.add_argument(
-        "--worth", type=positive, metavar="G", help="say where a further unit of compute gains less than G"
+        "--at", type=computes, default=(), metavar="C1,C2", help="amounts of compute to forecast at"
+    )
+    add_shared(fit, "--target", "pass rate to reach at --budget")
+    add_shared(fit, "--budget", "compute at which --target must be reached")
+    fit.add_argument(
+        "--worth", type=positive, metavar="G", help="report where one more unit of compute gains less than G"
     )
     fit.add_argument(
-        "--prior-from", nargs="+", metavar="RUN", help="five or more sibling runs, for a prior of B and A"
+        "--prior-from",
+        nargs="+",
+        metavar="RUN",
+        help="five or more sibling runs to learn a prior of B and A from",
     )
     fit.add_argument(
         "--family",
@@ -55,7 +59,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--sensitivity", action="store_true", help="fit again with more of the start left out")
     fit.add_argument("--cross-check", action="store_true", help="bootstrap and profile likelihood of A")
-    fit.add_argument("--paper", action="store_true", help="the paper's own procedure, and nothing else")
+    fit.add_argument("--paper", action="store_true", help="run the paper's procedure alone")
     fit.set_defaults(run=run)
 
 
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
-    data = read_data(args.run_or_file, args.x, asked_of(args), args.price)
+    data = read_data(args.run_or_file, args.x, read_options(args), args.price)
     points = data.points
     if args.paper:
         check_options(args, [data])
@@ -81,30 +85,30 @@ def run(args: argparse.Namespace) -> None:
         "level": args.level,
         "extra_families": extra,
     }
-    # Their start is cut as the run's, but not their end: where they went on they say more of one curve.
+    # Siblings are cut at the start as the run is, but not at the end: more of a curve identifies it better.
     siblings = read_siblings(args.prior_from or (), data, args, **start, extra_families=extra)
     result = fit(points, prior_from=siblings, **(options | start))
     more = _more(args, points, result, options)
     if args.json:
         answer = result.to_json(args.at, args.target, args.budget)
-        print_json(
-            answer | {name: value.to_json() for name, value in more.items()} | _worth(args, result),
-            indent=None,
-        )
+        answer |= {name: value.to_json() for name, value in more.items()}
+        if args.worth is not None:
+            gain = result.gain_per_unit(float(result.points.compute_N[-1]))
+            answer["stop"] = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": gain}
+        print_json(answer, indent=None)
         return
     print_warnings(result.warnings)
     from scalerl.view.facts.fit_rows import fit_rows, worth_rows
 
-    asked = args.at, args.target, args.budget
-    points_row, *rows = fit_rows(result, *asked)
+    points_row, *rows = fit_rows(result, args.at, args.target, args.budget)
     worth = worth_rows(result, args.worth) if args.worth else []
-    print_rows([points_row, *_axis(args, data), *rows, *worth])
+    print_table([points_row, *_axis(args, data), *rows, *worth])
     for value in more.values():
         print(f"\n{value}")
 
 
 def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
-    """Of a log that does not say its budget: which axis was taken in its place, and which others go."""
+    """Return a row with the axis that was chosen and its alternatives, for a log without a budget."""
     if not data.foreign or data.record is None or "budget" in data.record.config or args.x or args.price:
         return []
     others = " or ".join(axis for axis in data.axes if axis != data.points.axis)
@@ -112,15 +116,15 @@ def _axis(args: argparse.Namespace, data: Data) -> list[tuple[str, str]]:
 
 
 def _paper(args: argparse.Namespace, points: Points) -> None:
-    """The paper's procedure alone, so that published numbers can be matched."""
+    """Run the paper's procedure alone, so that published numbers can be matched."""
     from scalerl.forecast.paper import paper_fit
 
     others = ("target", "worth", "prior_from", "family", "sensitivity", "cross_check")
     unanswered = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
     if unanswered:
-        raise InputError(f"--paper has no answer to {', '.join(unanswered)}: ask without it")
+        raise InputError(f"--paper does not support {', '.join(unanswered)}: leave out one or the other")
     if args.r0 == "free":
-        raise InputError("--paper takes R_0 as given: --r0 R, or an evaluation at compute 0")
+        raise InputError("--paper needs a known R_0: give --r0 R, or an evaluation at compute 0")
     if args.max_compute is not None:
         points = points.select(points.compute_N <= args.max_compute)
     result = paper_fit(points, args.r0, min_compute=args.min_compute)
@@ -136,7 +140,7 @@ def _paper(args: argparse.Namespace, points: Points) -> None:
 
 
 def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for beside the fit: each prints itself, and has a to_json."""
+    """Compute what was requested beside the fit; each part prints itself and has a to_json."""
     more: dict[str, Any] = {}
     if args.sensitivity:
         from scalerl.forecast.sensitivity import sensitivity
@@ -149,12 +153,3 @@ def _more(args: argparse.Namespace, points: Points, result: Fit, options: dict[s
 
         more["cross_check"] = cross_check(result, args.at)
     return more
-
-
-def _worth(args: argparse.Namespace, result: Fit) -> dict[str, Any]:
-    """The JSON of `--worth`: where to stop, and the expected gain per unit now."""
-    if args.worth is None:
-        return {}
-    now = float(result.points.compute_N[-1])
-    stop = {"worth": args.worth, "compute": result.stop_at(args.worth), "gain_now": result.gain_per_unit(now)}
-    return {"stop": stop}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared
-from scalerl.cli._data import add_source_arguments, asked_of
-from scalerl.cli._parser import examples
-from scalerl.cli._text import print_json, print_rows, print_warnings
+from scalerl.cli._arguments import add_shared, examples
+from scalerl.cli._data import add_source_arguments, read_options
+from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.files import folder_name
 from scalerl.ingest.load import read_source
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl ingest`."""
+    """Add the command and its arguments."""
     ingest = commands.add_parser(
         "ingest",
-        help="make run folders of the log of another trainer",
-        description="Make run folders of the log of another trainer, and say what was taken for what.",
+        help="turn the log of another trainer into run folders",
+        description="Turn the log of another trainer into run folders, and print which metrics were used.",
         epilog=examples("""
   scalerl ingest verl.jsonl -o runs/theirs --devices 8          # then: scalerl fit runs/theirs
   scalerl ingest wandb/run-20260101_120000-abc -o runs/theirs   # W&B's own folder, MLflow, TensorBoard, ...
-  scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # this metric is the pass rate
+  scalerl ingest log.jsonl -o runs/math --y eval/accuracy       # use this metric as the pass rate
 """),
     )
     ingest.add_argument("source", metavar="SOURCE", help="a file or folder that a trainer or tracker wrote")
@@ -42,11 +42,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Read the source, write a folder for every run in it, and say what was taken for what."""
+    """Read the source, write a folder for every run in it, and print which metric was used for what."""
     from scalerl.record.folder import check_unused
     from scalerl.record.writer import RunWriter
 
-    found = read_source(args.source, asked_of(args))
+    found = read_source(args.source, read_options(args))
     runs = found.runs
     places = _places(args.output, runs, is_one=len(runs) + len(found.unread) == 1)
     for place in places:  # all of them, before the first is written
@@ -59,23 +59,18 @@ def run(args: argparse.Namespace) -> None:
         written = [_json(place, one) for place, one in zip(places, runs, strict=True)]
         print_json({"runs": written, "unread": [one.to_json() for one in found.unread]})
         return
-    print_warnings(map(str, found.unread))
+    print_warnings(found.unread)
     for place, imported in zip(places, runs, strict=True):
         print_warnings(imported.warnings)
         source = imported.config["source"]
-        print_rows(
-            [
-                ("run", f"{imported.config['name']} ({source['trainer']}, {source['format']})"),
-                *imported.taken,
-                ("axes", _axes(imported.record)),
-                ("written", str(place)),
-            ]
-        )
+        run = f"{imported.config['name']} ({source['trainer']}, {source['format']})"
+        axes = _axes(imported.record)
+        print_table([("run", run), *imported.taken, ("axes", axes), ("written", str(place))])
         print()
 
 
 def _axes(record: RunRecord) -> str:
-    """Those that the log has, and which one a fit is made on unless it is told."""
+    """Name the axes that the log has, and the one that a fit uses by default."""
     logged, own = record.logged_axes(), record.default_axis
     if len(logged) == 1:
         return own
@@ -84,19 +79,14 @@ def _axes(record: RunRecord) -> str:
 
 
 def _places(output: Path, runs: Sequence[Imported], is_one: bool) -> list[Path]:
-    """The folder of every run: the one asked for, or one in it for each of several, be they readable or not.
-
-    Their names differ by more than capitals, which some file systems do not tell apart.
-    """
+    """Return the folder of every run: `output` if the source holds one run, else folders in it by name."""
     if is_one:
         return [output]
-    places: dict[str, Path] = {}
+    places: dict[str, Path] = {}  # by a name without capitals, which some file systems do not tell apart
     for one in runs:
         name = folder_name(str(one.config["name"]), empty="run")
-        unique, n = name, 1
-        while unique.casefold() in places:
-            n += 1
-            unique = f"{name}-{n}"
+        names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        unique = next(name for name in names if name.casefold() not in places)
         places[unique.casefold()] = output / unique
     return list(places.values())
 

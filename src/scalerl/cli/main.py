@@ -1,8 +1,6 @@
 """The command line: `scalerl COMMAND ...`. The commands are in `scalerl.cli`, one file each.
 
-Exit status: 0 done; 1 a run failed; 2 bad usage or unreadable input; 3 the data cannot answer; 4 an alarm
-paused a run; 130 interrupted; 141 the reader of a pipe has left; 143 terminated (watch). One line on
-standard error says what is wrong and what would be right.
+The exit statuses are in `_EPILOG`. One line on standard error says what is wrong and what would be right.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ from scalerl.cli import (
     train,
     watch,
 )
-from scalerl.cli._parser import Parser, examples
+from scalerl.cli._arguments import Parser, examples
 from scalerl.errors import ScalerlError
 from scalerl.tty import Unfailing
 
 _EPILOG = (
     examples("""
-  scalerl fit runs/mine --at 16000                  # ceiling and efficiency of a run, and what it will reach
-  scalerl fit log.csv --x gpu_hours --y pass_rate   # the same of any table
-  scalerl compare runs/a-seed0 runs/b-seed0         # which recipe is better, and what is seed
+  scalerl fit runs/mine --at 16000                  # ceiling, efficiency and forecast of a run
+  scalerl fit log.csv --x gpu_hours --y pass_rate   # the same for any table
+  scalerl compare runs/a-seed0 runs/b-seed0         # which recipe is better, beyond seed noise
   scalerl help fit                                  # all options of a command, as scalerl fit --help
 """)
     + """
@@ -46,14 +44,14 @@ exit status:
   0    done
   1    a run failed
   2    bad usage, or input that cannot be read
-  3    the input is sound, but cannot answer (too few evaluations, no rise)
+  3    the input is valid, but cannot answer (too few evaluations, no rise)
   4    an alarm paused a run
   130  interrupted
-  141  the reader of a pipe has left
+  141  the reader of the pipe has exited
   143  terminated (watch)
 
 environment:
-  NO_COLOR, FORCE_COLOR   no colours; colours in a pipe too
+  NO_COLOR, FORCE_COLOR   print no colours; print colours even to a pipe
 """
 )
 
@@ -65,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding has not
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may have letters that its encoding lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not words:  # a script whose command is an empty variable has done nothing: that is bad usage
+        if not words:  # in a script, a command from an empty variable must not look like success
             _parser().print_help(sys.stderr)
             return 2
         args = _parser().parse_args([*words[1:], "--help"] if words[0] == "help" else words)
@@ -88,19 +86,18 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"scalerl: training needs {error.name}: pip install 'scalerl[train]'", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader (head, say) has left; the flush at exit must not complain of it either.
-        _silence()
+        _drop_output()  # the reader (head, say) has exited
         return 141
     except OSError as error:
-        if error.filename is not None:  # of a file: whoever reads or writes one says which
+        if error.filename is not None:  # only standard output has none
             raise
         print(f"scalerl: standard output: {error.strerror}", file=sys.stderr)
-        _silence()
+        _drop_output()
         return 1
 
 
-def _silence() -> None:
-    """The flush at exit has nowhere to go."""
+def _drop_output() -> None:
+    """Redirect standard output to the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -112,16 +109,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"scalerl {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    fit.add(commands)
-    compare.add(commands)
-    backtest.add(commands)
-    report.add(commands)
-    ingest.add(commands)
-    train.add(commands)
-    study.add(commands)
-    plan.add(commands)
-    watch.add(commands)
-    serve.add(commands)
-    demo.add(commands)
+    for command in (fit, compare, backtest, report, ingest, train, study, plan, watch, serve, demo):
+        command.add(commands)
     completion.add(commands, parser)
     return parser

@@ -1,4 +1,4 @@
-"""`scalerl plan`: what a cluster would do with a recipe."""
+"""`scalerl plan`: a recipe simulated on a cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, positive, whole
-from scalerl.cli._parser import examples
-from scalerl.cli._text import print_json, print_rows, print_table, print_warnings
+from scalerl.cli._arguments import add_shared, examples, positive, whole
+from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError, counted
 
 if TYPE_CHECKING:
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
     from scalerl.record.reader import RunRecord
     from scalerl.rl.config.recipe import Recipe
 
-_WIDTH = 40  # letters of the longest bar
+_WIDTH = 40  # characters of the longest bar
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl plan`."""
+    """Add the command and its arguments."""
     plan = commands.add_parser(
         "plan",
-        help="simulate a recipe on a cluster, before it is rented",
-        description="Simulate the loop of a recipe on a cluster: speed, idle time, staleness, cost.",
+        help="simulate a recipe on a cluster before renting it",
+        description="Simulate the training loop of a recipe on a cluster: speed, idle time, staleness, cost.",
         epilog=examples("""
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --generators 64 --trainers 16
   scalerl plan scalerl --rates h100-8b --set decode_slots=64 --devices 80 --price 2.5   # the best split
@@ -40,35 +39,34 @@ def add(commands: argparse._SubParsersAction) -> None:
 """),
     )
     add_shared(plan, "recipe")
-    plan.add_argument(
-        "--generators", type=whole, metavar="N", help="generators, of the recipe's decode_slots each"
-    )
-    plan.add_argument("--trainers", type=whole, metavar="M", help="devices that train")
-    plan.add_argument(
-        "--devices", type=whole, metavar="G", help="devices in all: try splits, and take the best"
-    )
+    plan.add_argument("--generators", type=whole(), metavar="N", help="generators, each with decode_slots")
+    plan.add_argument("--trainers", type=whole(), metavar="M", help="devices that train")
+    plan.add_argument("--devices", type=whole(), metavar="G", help="devices in all; finds the best split")
     add_shared(plan, "--set", "change one key of the recipe")
-    rates = plan.add_argument_group("how fast the parts are")
+    rates = plan.add_argument_group("rates of the parts")
+    rates.add_argument("--from", dest="run_folder", type=Path, metavar="RUN", help="as measured in a run")
+    rates.add_argument("--rates", metavar="FILE", help="a TOML file, or rates of the package: h100-8b")
     rates.add_argument(
-        "--from", dest="run_folder", type=Path, metavar="RUN", help="as in a run that was made"
-    )
-    rates.add_argument("--rates", metavar="FILE", help="of a TOML file, or of the package by name: h100-8b")
-    rates.add_argument(
-        "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one: decode.row=2e-5"
+        "--rate", action="append", default=[], metavar="KEY=VALUE", help="change one rate: decode.row=2e-5"
     )
     more = plan.add_argument_group("cost, and the simulation")
     add_shared(more, "--price", "dollars per device-hour")
-    add_shared(more, "--target", "with --from: hours to this pass rate")
-    add_shared(more, "--level", "of the interval (0.95)")
-    more.add_argument("--evaluate-every", type=positive, metavar="N", help="steps (as in the recipe or run)")
-    more.add_argument("--steps", type=whole, metavar="N", help="simulated, once the pipeline is full")
-    more.add_argument("--seed", type=int, default=0, metavar="S", help="of the lengths (0)")
+    add_shared(more, "--target", "with --from: hours until this pass rate")
+    add_shared(more, "--level", "level of the interval (0.95)")
+    more.add_argument(
+        "--evaluate-every",
+        type=positive,
+        metavar="N",
+        help="in steps (as in the recipe or run)",
+    )
+    more.add_argument("--steps", type=whole(), metavar="N", help="steps to simulate with a full pipeline")
+    more.add_argument("--seed", type=whole(0), default=0, metavar="S", help="seed of the sampled lengths (0)")
     add_shared(more, "--json")
     plan.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Simulate, and print what comes of it."""
+    """Simulate the recipe, and print the result."""
     _check(args)
     from scalerl.plan.cost import to_target
     from scalerl.plan.job import PlannedJob
@@ -96,22 +94,22 @@ def run(args: argparse.Namespace) -> None:
     if args.target is not None and record is not None:
         target = to_target(record, args.target, outcome.steps_per_hour * job.completions, hourly, args.level)
     if args.json:
-        _print_json(args, rates, outcome, tried, hourly, target)
+        answer = {"recipe": str(args.recipe), "rates": rates.to_json(), "plan": outcome.to_json()}
+        answer |= {"splits": [one.to_json() for one in tried], "dollars_per_hour": hourly}
+        print_json(answer | {"target": target and target.to_json()})
         return
-    rows = [
-        ("recipe", f"{args.recipe}: {_asked(job)}"),
-        ("rates", rates.source),
-        *_rows(job, outcome),
-    ]
+    batch = f"{job.prompts} x {job.samples} a step, {job.schedule.kind} {job.schedule.k}"
+    rows = [("recipe", f"{args.recipe}: {batch}, {job.decode_slots} decode slots"), ("rates", rates.source)]
+    rows += _rows(job, outcome)
     if hourly is not None:
         rows.append(("cost", f"{hourly:,.2f} dollars an hour"))
-    print_rows(rows + (_target_rows(target) if target else []))
+    print_table(rows + (_target_rows(target) if target else []))
     _print_tables(outcome, tried)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """A function that shows a share of the whole on a bar, from the time on when a second has passed."""
+    """Yield a function that shows the simulated share of the whole on a bar, once a second has passed."""
     from scalerl.cli.console import TrainingProgress
 
     started, bar = time.monotonic(), None
@@ -128,27 +126,21 @@ def _progress() -> Iterator[Callable[[float], None]]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """The options that go together, and the run that is to be there."""
+    """Raise an InputError if options do not go together, or the run does not exist."""
     if args.run_folder is not None and not args.run_folder.is_dir():
         raise InputError(f"plan: --from {args.run_folder}: no such run folder")
     if (args.run_folder is None) == (args.rates is None):
-        raise InputError(
-            "plan: give --from RUN, whose rates count, or --rates FILE (of the package: h100-8b); one of them"
-        )
+        raise InputError("plan: give either --from RUN or --rates FILE (of the package: h100-8b)")
     if args.devices and (args.generators or args.trainers):
-        raise InputError("plan: give --devices, or --generators and --trainers")
+        raise InputError("plan: give either --devices, or --generators and --trainers")
     if not args.devices and not (args.generators and args.trainers):
-        raise InputError(
-            "plan: give --generators and --trainers, or --devices and the best split is looked for"
-        )
+        raise InputError("plan: give --generators and --trainers, or --devices to find the best split")
     if args.target is not None and args.run_folder is None:
         raise InputError("plan: --target needs the curve of a run: give --from RUN")
-    if args.seed < 0:
-        raise InputError(f"--seed: a number of 0 or more, found {args.seed}")
 
 
 def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
-    """The run that they are from, where there is one, and the rates."""
+    """Return the run that was measured, if there is one, and the rates."""
     from scalerl.plan.rates import load_rates
 
     if args.run_folder is None:
@@ -162,7 +154,7 @@ def _rates(args: argparse.Namespace) -> tuple[RunRecord | None, Rates]:
 
 
 def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | None) -> list[str]:
-    """What is to be said where the rates are those of another model than the recipe's, as far as it shows."""
+    """Return a warning if the rates are, as far as is known, those of another model than the recipe's."""
     from scalerl.plan.rates import names
     from scalerl.rl.model.demo_base import is_built
 
@@ -175,64 +167,34 @@ def _other_model(recipe: Recipe, args: argparse.Namespace, record: RunRecord | N
     return [f"the rates of {source} are of {of}, and the recipe's model is {recipe.model}"] * other
 
 
-def _print_json(
-    args: argparse.Namespace,
-    rates: Rates,
-    outcome: SimulationResult,
-    tried: tuple[SimulationResult, ...],
-    hourly: float | None,
-    target: Target | None,
-) -> None:
-    print_json(
-        {
-            "recipe": str(args.recipe),
-            "rates": rates.to_json(),
-            "plan": outcome.to_json(),
-            "splits": [one.to_json() for one in tried],
-            "dollars_per_hour": hourly,
-            "target": target and target.to_json(),
-        }
-    )
-
-
 def _print_tables(outcome: SimulationResult, tried: tuple[SimulationResult, ...]) -> None:
     print()
     bounds = sorted(outcome.at_least.items(), key=lambda item: -item[1])
-    print_table(
-        ("a step takes at the least, by", "seconds", "of the step"),
-        [(name, f"{s:.3g}", f"{s / outcome.seconds_per_step:.0%}") for name, s in bounds],
-    )
+    rows = [(name, f"{s:.3g}", f"{s / outcome.seconds_per_step:.0%}") for name, s in bounds]
+    print_table(rows, ("a step takes at the least, by", "seconds", "of the step"))
     print()
     widest = max(outcome.staleness_histogram, default=0.0)
-    print_table(
-        ("staleness", "of the trained tokens", ""),
-        [
-            (str(lag), f"{part:.1%}", "#" * math.ceil(_WIDTH * part / widest))
-            for lag, part in enumerate(outcome.staleness_histogram)
-        ],
-    )
+    rows = [
+        (str(lag), f"{part:.1%}", "#" * math.ceil(_WIDTH * part / widest))
+        for lag, part in enumerate(outcome.staleness_histogram)
+    ]
+    print_table(rows, ("staleness", "of the trained tokens", ""))
     if tried:
         print()
-        print_table(
-            ("generators", "trainers", "steps/hour", "generators idle", "trainers train", "bound by", ""),
-            [
-                (
-                    f"{one.generators:,}",
-                    f"{one.trainers:,}",
-                    _readable(one.steps_per_hour),
-                    f"{one.generators_idle:.0%}",
-                    f"{one.trainers_train:.0%}",
-                    one.bound_by,
-                    "<- best" if one is outcome else "",
-                )
-                for one in tried
-            ],
-        )
-
-
-def _asked(job: PlannedJob) -> str:
-    batch = f"{job.prompts} x {job.samples} a step"
-    return f"{batch}, {job.schedule.kind} {job.schedule.k}, {job.decode_slots} decode slots"
+        rows = [
+            (
+                f"{one.generators:,}",
+                f"{one.trainers:,}",
+                _readable(one.steps_per_hour),
+                f"{one.generators_idle:.0%}",
+                f"{one.trainers_train:.0%}",
+                one.bound_by,
+                "<- best" if one is outcome else "",
+            )
+            for one in tried
+        ]
+        header = ("generators", "trainers", "steps/hour", "generators idle", "trainers train", "bound by", "")
+        print_table(rows, header)
 
 
 def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
@@ -260,15 +222,13 @@ def _rows(job: PlannedJob, outcome: SimulationResult) -> list[tuple[str, str]]:
 
 
 def _readable(value: float) -> str:
-    """Four digits, with none of them as a power of ten: 105,500 and 0.4213."""
+    """Format with four significant digits and without an exponent: 105,500 and 0.4213."""
     digits = 3 - math.floor(math.log10(value)) if value > 0 else 0
     text = f"{round(value, digits):,.{max(digits, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _target_rows(target: Target) -> list[tuple[str, str]]:
-    name = f"to {target.pass_rate:g}"
-
     def span(ends: tuple[float, float], unit: str) -> str:
         low, high = (f"{end:,.3g}" if math.isfinite(end) else "never" for end in ends)
         return f"[{low}, {high}] {unit}"
@@ -276,4 +236,4 @@ def _target_rows(target: Target) -> list[tuple[str, str]]:
     parts = [span(target.samples, "completions"), span(target.hours, "hours")]
     if target.dollars is not None:
         parts.append(span(target.dollars, "dollars"))
-    return [(name, f"{', '.join(parts)} ({target.level:.0%})"), ("curve", target.why)]
+    return [(f"to {target.pass_rate:g}", f"{', '.join(parts)} ({target.level:.0%})"), ("curve", target.why)]

@@ -1,16 +1,16 @@
-"""`scalerl report`: the page of a run or its main figure alone; or of several runs, over one another."""
+"""`scalerl report`: the page or the main figure of a run, or a page that overlays several runs."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, positive
+from scalerl.cli._arguments import add_shared, examples, positive
 from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
-from scalerl.cli._parser import examples
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
 from scalerl.ingest.load import Data, is_run_folder
@@ -25,15 +25,15 @@ _OF_SEVERAL = (
     *("x", "y", "r0", "min_compute", "price", "json", "format", "trainer", "run_name", "devices", "model"),
     *("budget", "target", "base", "group", "markdown", "latex", "figures"),
 )
-"""Options that the page of one run alone has no use for: with one of them it gets the page of several."""
+"""Options of the page of several runs; a single run with one of them gets that page, too."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl report`."""
+    """Add the command and its arguments."""
     report = commands.add_parser(
         "report",
-        help="write the page of a run, or of several over one another",
-        description="Write the page of a run, or of several over one another: one file that loads nothing.",
+        help="write the page of a run, or a page that overlays several",
+        description="Write the page of a run, or a page that overlays several: one self-contained HTML file.",
         epilog=examples("""
   scalerl report runs/mine                                      # writes runs/mine/report.html
   scalerl report runs/mine --figure curve.png
@@ -43,27 +43,26 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     report.add_argument("runs", metavar="RUN|FILE", nargs="*", help="run folders, or what `fit` reads")
     report.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="instead of RUN/report.html, or of runs.html"
+        "-o", "--output", metavar="FILE", type=Path, help="file to write (RUN/report.html, or runs.html)"
     )
     report.add_argument(
-        "--figure", metavar="FILE", type=Path, help="of one RUN: its main figure alone, .svg, .png or .pdf"
+        "--figure",
+        metavar="FILE",
+        type=Path,
+        help="write only the main figure of a RUN: .svg, .png, .pdf",
     )
     several = report.add_argument_group("several runs")
     add_shared(several, "--budget", "forecast every run at this compute", type=positive)
     add_shared(several, "--target", "pass rate to reach at --budget")
-    add_shared(several, "--base", "compare with this recipe (the first)")
-    add_shared(
-        several,
-        "--group",
-        "these runs are the seeds of one recipe (run folders of one recipe are known as such)",
-    )
-    several.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables in Markdown too")
-    several.add_argument("--latex", metavar="FILE", type=Path, help="write the tables in LaTeX too")
+    add_shared(several, "--base", "recipe to compare the others with (the first)")
+    add_shared(several, "--group", "treat these runs as seeds of one recipe (run folders: by their recipe)")
+    several.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables in Markdown")
+    several.add_argument("--latex", metavar="FILE", type=Path, help="also write the tables in LaTeX")
     several.add_argument(
         "--figures",
         metavar="FOLDER|FILE",
         type=Path,
-        help="write the figures too: as SVG, PNG and PDF to a folder, or the overlay to one file",
+        help="also write the figures: as SVG, PNG and PDF to a folder, or the overlay to one file",
     )
     add_data_arguments(report)
     report.set_defaults(run=run)
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure:
         if args.output or asked or len(args.runs) != 1:
             raise InputError("--figure writes the figure of one RUN alone: leave out everything else")
-        _figure(args.runs[0], args.figure, args.level)
+        print(_figure(args.runs[0], args.figure, args.level))
     elif len(args.runs) == 1 and not asked and is_run_folder(args.runs[0]):
         from scalerl.view import write_report
 
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         _several(args)
 
 
-def _figure(folder: str, out: Path, level: float) -> None:
+def _figure(folder: str, out: Path, level: float) -> Path:
     from scalerl.curve import fit
     from scalerl.record.reader import RunRecord
     from scalerl.view import axis_for, curve_figure, frozen_forecasts, main_forecast
@@ -95,7 +94,7 @@ def _figure(folder: str, out: Path, level: float) -> None:
         whole = fit(record, x=axis_for(record, frozen=frozen), level=level)
     except CannotAnswerError:  # the evaluations can be drawn all the same
         whole = None
-    print(curve_figure(record, whole, frozen=frozen, out=out))
+    return curve_figure(record, whole, frozen=frozen, out=out)
 
 
 def _several(args: argparse.Namespace) -> None:
@@ -104,7 +103,7 @@ def _several(args: argparse.Namespace) -> None:
 
     if args.target is not None and args.budget is None:
         raise InputError("--target is the pass rate to reach at --budget: give that, too")
-    view, sources, unread = _view(args)
+    view, paths, unread = _view(args)
     written = [write_runs_report(view, args.output or Path("runs.html"))]
     if args.markdown:
         written.append(write_text(args.markdown, runs_markdown(view)))
@@ -115,37 +114,41 @@ def _several(args: argparse.Namespace) -> None:
 
         written += write_figures(view, args.figures)
     if args.json:
-        _print_json(view, sources, written, unread)
+        _print_json(view, paths, written, unread)
         return
-    print_warnings(map(str, unread))
+    print_warnings(unread)
     print_warnings(f"{run.name}: {warning}" for run in view.runs for warning in warnings_of(run))
     print_warnings(f"{run.name}: no curve: {run.reason}" for run in view.runs if run.fit is None)
     print("\n".join(map(str, written)))
 
 
 def _print_json(
-    view: RunsView, sources: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
+    view: RunsView, paths: Sequence[str], written: Sequence[Path], unread: Sequence[Unread]
 ) -> None:
-
     at = [] if view.budget is None else [view.budget]
     runs = [
         {
             "name": run.name,
-            "source": source,
+            "source": path,
             "reason": run.reason or None,
             "fit": run.fit and run.fit.to_json(at, view.target, view.budget),
         }
-        for run, source in zip(view.runs, sources, strict=True)
+        for run, path in zip(view.runs, paths, strict=True)
     ]
-    answer = {"files": [str(path) for path in written], "axis": view.axis, "runs": runs}
-    answer["recipes"] = [{"name": name, "runs": list(names)} for name, names in view.groups.items()]
-    answer["comparison"] = view.comparison and view.comparison.to_json()
-    answer["unread"] = [one.to_json() for one in unread]
-    print_json(answer | {"not_compared": view.not_compared or None})
+    answer = {
+        "files": [str(path) for path in written],
+        "axis": view.axis,
+        "runs": runs,
+        "recipes": [{"name": name, "runs": list(names)} for name, names in view.groups.items()],
+        "comparison": view.comparison and view.comparison.to_json(),
+        "unread": [one.to_json() for one in unread],
+        "not_compared": view.not_compared or None,
+    }
+    print_json(answer)
 
 
 def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
-    """The runs, read, named and fitted, their sources, and the runs that cannot be read.
+    """Read, name and fit the runs; return also their paths, and the runs that cannot be read.
 
     Raises:
         InputError: none of them can be read, or they have no compute axis in common.
@@ -158,20 +161,19 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
     if not paths:
         raise InputError("report needs a RUN or a FILE")
     read, unread = read_each(paths, args)
-    found = [data for of_path in read.values() for data in of_path]
-    found = _on_one_axis(found, args)
+    found = _on_one_axis([data for of_path in read.values() for data in of_path], args)
     check_one_axis(found)
-    names = distinct([run_name(data.record, data.path) for data in found], [data.path for data in found])
+    paths = [data.path for data in found]
+    names = distinct([run_name(data.record, data.path) for data in found], paths)
     options = {**fit_options(args), "level": args.level}
     runs = []
     for name, data in zip(names, found, strict=True):
         run = OverlayRun(name, data.points, data.record)
         fit, reason = fit_or_reason(run, **options)
         runs.append(replace(run, fit=fit, reason=reason))
-    made = iter(runs)
-    by_path = {path: [next(made) for _ in of_path] for path, of_path in read.items()}
-    source = {run.name: data.path for run, data in zip(runs, found, strict=True)}
-    recipes = recipes_of(args, by_path, lambda run: run.record, lambda run: source[run.name])
+    pairs = zip(found, runs, strict=True)
+    by_path = {path: list(itertools.islice(pairs, len(of_path))) for path, of_path in read.items()}
+    recipes = {name: [run for _, run in members] for name, members in recipes_of(args, by_path).items()}
     comparison, why = _comparison(recipes, args)
     view = RunsView(
         runs=tuple(runs),
@@ -182,11 +184,11 @@ def _view(args: argparse.Namespace) -> tuple[RunsView, list[str], list[Unread]]:
         not_compared=why,
         **options,
     )
-    return view, [data.path for data in found], unread
+    return view, paths, unread
 
 
 def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
-    """The same on the first axis that all have, where they have several by default.
+    """Move runs whose default axes differ to the first axis that all of them have.
 
     Raises:
         InputError: there is no such axis, or compute was asked for that could be on either.
@@ -217,7 +219,7 @@ def _on_one_axis(found: list[Data], args: argparse.Namespace) -> list[Data]:
 def _comparison(
     recipes: dict[str, list[OverlayRun]], args: argparse.Namespace
 ) -> tuple[Comparison | None, str]:
-    """The comparison of the recipes that have a fit; or why there is none."""
+    """Compare the recipes that have a fit; or return a sentence that says why nothing is compared."""
     from scalerl.forecast import compare
 
     if args.base is not None and args.base not in recipes:

@@ -1,4 +1,4 @@
-"""`scalerl study`: recipes x seeds, run and compared; `scalerl study report`: what came of them."""
+"""`scalerl study`: run and compare recipes x seeds; `scalerl study report`: the verdict of a study."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import argparse
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scalerl.cli._arguments import add_shared, positive
-from scalerl.cli._parser import examples
-from scalerl.cli._text import print_json, print_rows, print_table, print_warnings
+from scalerl.cli._arguments import add_shared, examples, positive, whole
+from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError, InterruptedRunError
 
 if TYPE_CHECKING:
     from scalerl.study.plan import Plan
-    from scalerl.study.run.estimate import StudyCost
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl study`."""
+    """Add the command and its arguments."""
     study = commands.add_parser(
         "study",
-        help="run a study, recipes x seeds, and compare its arms",
-        description="Run a study, recipes x seeds, and tell what moves the ceiling and what is noise.",
+        help="run recipes x seeds, and compare the arms",
+        description="Run a study (recipes x seeds), and tell effects on the ceiling from noise.",
         usage="scalerl study STUDY.toml [options]\n       scalerl study report FOLDER [options]",
         epilog=examples("""
-  scalerl study study.toml --dry-run                            # the runs and their cost; nothing is run
-  scalerl study study.toml -o studies/mine --cores 2            # run it, or go on with it
-  scalerl study report studies/mine --budget 16000              # its verdict again, and its page
+  scalerl study study.toml --dry-run                            # print the runs and their cost, run nothing
+  scalerl study study.toml -o studies/mine --cores 2            # run or resume it
+  scalerl study report studies/mine --budget 16000              # print its verdict again, write its page
 """),
     )
     study.add_argument(
         "what", nargs="+", metavar="STUDY.toml", help="a study file; or `report` and the folder of a study"
     )
-    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="of the study (studies/NAME)")
+    study.add_argument("-o", "--output", metavar="FOLDER", type=Path, help="study folder (studies/NAME)")
     running = study.add_argument_group("running")
     running.add_argument("--dry-run", action="store_true", help="print the runs and their cost; run nothing")
     running.add_argument(
         "--cores",
-        type=int,
+        type=whole(),
         metavar="N",
-        help="use so many cores, or GPUs where there are any (all); a run takes one for each of its devices",
+        help="cores to use, or GPUs where there are any (all); a run takes one for each of its devices",
     )
     running.add_argument(
         "--like",
@@ -49,10 +47,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="a run that shows how long such training takes, for --dry-run",
+        help="estimate the time for --dry-run from this run",
     )
     verdict = study.add_argument_group("the verdict")
-    add_shared(verdict, "--x", "compute axis (that of the budgets)")
+    add_shared(verdict, "--x", "compute axis (the axis of the budgets)")
     add_shared(verdict, "--budget", "compare the pass rates at this compute", type=positive)
     add_shared(verdict, "--target", "compare the compute to this pass rate")
     add_shared(verdict, "--level")
@@ -61,14 +59,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         choices=("svg", "png", "pdf"),
         default=[],
-        help="write the figures as files too",
+        help="also write the figures as files",
     )
     add_shared(verdict, "--json", "print one JSON object, and write no report")
     study.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Plan the study and run it, or go on with it; then print its verdict, and write its report."""
+    """Plan the study, run or resume it, then print its verdict and write its report."""
     if args.what[0] == "report":
         if len(args.what) != 2:
             raise InputError(f"study report: expected one folder of a study, found {len(args.what) - 1}")
@@ -85,9 +83,7 @@ def run(args: argparse.Namespace) -> None:
 
     plan = make_plan(load_study(source))
     folder = args.output or Path("studies") / plan.study.name
-    cores = _devices() if args.cores is None else args.cores
-    if cores < 1:
-        raise InputError(f"--cores: a number of 1 or more, found {cores}")
+    cores = args.cores or _devices()
     from scalerl.study.run.estimate import check_models, short_of_steps
 
     warnings = [*plan.warnings, *short_of_steps(plan)]
@@ -103,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _devices() -> int:
-    """All that runs can be placed on: GPUs, or else cores."""
+    """Count the devices that runs can be placed on: GPUs, or else cores."""
     import torch
 
     return torch.cuda.device_count() or len(os.sched_getaffinity(0))
@@ -122,7 +118,7 @@ def _run(plan: Plan, folder: Path, cores: int, source: Path) -> None:
 
 
 def _report(folder: Path, args: argparse.Namespace) -> None:
-    """Print the verdict of the study in `folder`, and write its report there, or to -o."""
+    """Print the verdict of the study in `folder`, and write its report there, or to --output."""
     from scalerl.study.entry import verdict as judge
     from scalerl.study.page.page import print_study, write_study_report
 
@@ -136,7 +132,7 @@ def _report(folder: Path, args: argparse.Namespace) -> None:
 
 
 def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, warnings: list[str]) -> None:
-    """The table of runs, and what they cost in all; or that as JSON."""
+    """Print the table of runs and their total cost, or the same as JSON."""
     from scalerl.study.plan import rate_in_words
     from scalerl.study.run.estimate import estimate
     from scalerl.view.numbers import unit_for
@@ -144,7 +140,20 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
 
     cost = estimate(plan, folder, args.like, cores)
     if args.json:
-        print_json(_cost_json(plan, folder, cost, cores) | {"warnings": warnings})
+        changes = {arm.name: arm.changes for arm in plan.arms}
+        answer = {
+            "name": plan.study.name,
+            "folder": str(folder),
+            "axis": plan.axis,
+            "budgets": plan.budgets,
+            "seeds": plan.seeds,
+            "learning_rate": rate_in_words(plan),
+            "cores": cores,
+            **vars(cost),
+            "arms": [vars(arm) | {"changes": changes.get(arm.arm)} for arm in cost.arms],
+            "warnings": warnings,
+        }
+        print_json(answer)
         return
     unit = unit_for(plan.axis, cost.compute)
     rows = [
@@ -154,45 +163,21 @@ def _print_cost(plan: Plan, folder: Path, args: argparse.Namespace, cores: int, 
     header = ("arm", "runs", "compute", "GPU-hours", "memory of one")
     said = [changes_in_words(arm.changes) or "-" for arm in plan.arms]
     said += ["decided once they have run"] * (len(rows) - len(said))
-    print_table([*header, "changes"], [(*row, text) for row, text in zip(rows, said, strict=True)])
+    print_table([(*row, text) for row, text in zip(rows, said, strict=True)], (*header, "changes"))
     hint = "; --like RUN takes it from a run" if math.isnan(cost.gpu_hours) else ""
-    dollars = "-" if math.isnan(cost.dollars) else f"{cost.dollars:,.2f} dollars"
+    total = [
+        ("runs", f"{cost.runs}: {len(cost.arms)} arms, seeds {', '.join(map(str, plan.seeds))}"),
+        ("budgets", ", ".join(unit_for(plan.axis, b).show(b) for b in plan.budgets)),
+        ("learning rate", rate_in_words(plan)),
+        ("compute", unit.show(cost.compute)),
+        ("training", f"{_hours(cost.gpu_hours)} GPU-hours{hint}"),
+        ("evaluations", f"{_hours(cost.evaluation_hours)} GPU-hours"),
+        ("in all", f"{_hours(cost.wall_hours)} hours on {cores} cores, starts of processes apart"),
+        ("price", "-" if math.isnan(cost.dollars) else f"{cost.dollars:,.2f} dollars"),
+        ("folder", str(folder)),
+    ]
     print()
-    print_rows(
-        [
-            ("runs", f"{cost.runs}: {len(cost.arms)} arms, seeds {', '.join(map(str, plan.seeds))}"),
-            ("budgets", ", ".join(unit_for(plan.axis, b).show(b) for b in plan.budgets)),
-            ("learning rate", rate_in_words(plan)),
-            ("compute", unit.show(cost.compute)),
-            ("training", f"{_hours(cost.gpu_hours)} GPU-hours{hint}"),
-            ("evaluations", f"{_hours(cost.evaluation_hours)} GPU-hours"),
-            ("in all", f"{_hours(cost.wall_hours)} hours on {cores} cores, starts of processes apart"),
-            ("price", dollars),
-            ("folder", str(folder)),
-        ]
-    )
-
-
-def _cost_json(plan: Plan, folder: Path, cost: StudyCost, cores: int) -> dict[str, Any]:
-    from scalerl.study.plan import rate_in_words
-
-    changes = {arm.name: arm.changes for arm in plan.arms}
-    return {
-        "name": plan.study.name,
-        "folder": str(folder),
-        "axis": plan.axis,
-        "budgets": plan.budgets,
-        "seeds": plan.seeds,
-        "learning_rate": rate_in_words(plan),
-        "arms": [vars(arm) | {"changes": changes.get(arm.arm)} for arm in cost.arms],
-        "runs": cost.runs,
-        "compute": cost.compute,
-        "gpu_hours": cost.gpu_hours,
-        "evaluation_hours": cost.evaluation_hours,
-        "cores": cores,
-        "wall_hours": cost.wall_hours,
-        "dollars": cost.dollars,
-    }
+    print_table(total)
 
 
 def _hours(hours: float) -> str:

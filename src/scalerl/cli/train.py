@@ -1,4 +1,4 @@
-"""`scalerl train`: a recipe into a run folder."""
+"""`scalerl train`: train a recipe into a run folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli._arguments import add_shared, positive
-from scalerl.cli._parser import examples
+from scalerl.cli._arguments import add_shared, examples, positive
 from scalerl.cli._text import print_json
 from scalerl.errors import InputError, InterruptedRunError, ScalerlError, WriteError
 
@@ -21,63 +20,58 @@ if TYPE_CHECKING:
     from scalerl.record.reader import RunRecord
     from scalerl.rl.config.recipe import Recipe
 
+JSON_HELP = "print one JSON object at the end instead of the table"
+
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl train`."""
+    """Add the command and its arguments."""
     train = commands.add_parser(
         "train",
         help="train a recipe into a run folder",
-        description="Train a recipe into a run folder, forecast it on the way, and write its report.",
+        description="Train a recipe into a run folder, with forecasts during the run and a final report.",
         epilog=examples("""
   scalerl train demo -o runs/mine                               # a recipe of the package
   scalerl train scalerl --set task.path=problems.jsonl --set model=MODEL
-  scalerl train runs/mine --resume                              # go on with a run that was cut
-  scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a cluster of its own, here
+  scalerl train runs/mine --resume                              # resume an interrupted run
+  scalerl train demo --cluster ray --generators 2 --set cluster.address=local   # a local cluster
 """),
     )
     add_shared(train, "recipe")
     train.add_argument("-o", "--output", metavar="RUN", type=Path, help="run folder (runs/NAME-seedN)")
-    add_shared(train, "--set", "change one key: loss.max_ratio=4")
+    add_shared(train, "--set", "change one key of the recipe: loss.max_ratio=4")
     train.add_argument(
         "--until",
         type=positive,
         default=math.inf,
         metavar="C",
-        help="stop with a checkpoint at this part of the budget, in its unit; --resume goes on",
+        help="stop with a checkpoint once this much of the budget is spent, in its unit; see --resume",
     )
     again = train.add_mutually_exclusive_group()
     again.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the newest checkpoint of the run folder; start where there is no run",
+        help="continue from the newest checkpoint in the run folder, or start if there is no run",
     )
     again.add_argument(
         "--restart",
         action="store_true",
-        help="begin anew in the run folder; what is there is kept in its before-1, before-2 ...",
+        help="start over in the run folder; the old run is kept in its before-1, before-2 ...",
     )
-    cluster = train.add_argument_group("on a cluster", "[cluster] in a recipe says the same, and more")
-    cluster.add_argument("--cluster", choices=["ray"], help="place the parts of the run on a Ray cluster")
-    cluster.add_argument("--generators", type=int, metavar="N", help="processes that decode (1)")
-    cluster.add_argument(
-        "--trainers", type=int, metavar="M", help="processes that train (1); FSDP2 from two on"
-    )
-    add_json_argument(train)
+    cluster = train.add_argument_group("on a cluster", "[cluster] of a recipe has these and further settings")
+    cluster.add_argument("--cluster", choices=["ray"], help="run on a Ray cluster")
+    cluster.add_argument("--generators", type=int, metavar="N", help="rollout workers (1)")
+    cluster.add_argument("--trainers", type=int, metavar="M", help="trainers (1); two or more use FSDP2")
+    add_shared(train, "--json", JSON_HELP)
     train.set_defaults(run=run)
 
 
-def add_json_argument(command: argparse.ArgumentParser) -> None:
-    """`--json` of the commands that train."""
-    add_shared(command, "--json", "print one JSON object at the end, and no table")
-
-
 def run(args: argparse.Namespace) -> None:
-    """Train the recipe, or go on with a run."""
+    """Train the recipe, or resume a run."""
     folder: Path | None = args.output
     if folder is None and (args.resume or args.restart) and Path(args.recipe).is_dir():
         folder = Path(args.recipe)
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    # The lock comes before the first read, which is that of the recipe in config.json, and before torch.
+    # The lock must precede the first read, of the recipe in config.json; torch takes seconds to import.
     place = None if by_torchrun or folder is None else _claim(folder, args)
 
     from scalerl.rl.config.recipe import load_recipe
@@ -104,7 +98,6 @@ def _claim(folder: Path, args: argparse.Namespace) -> RunFolder:
 
 
 def _cluster_overrides(args: argparse.Namespace) -> list[str]:
-    """What the options of a cluster set in the recipe."""
     if args.cluster is None:
         if args.generators or args.trainers:
             raise InputError("--generators and --trainers are those of a cluster: add --cluster ray")
@@ -125,11 +118,11 @@ def run_training(
     load: Callable[[Recipe, str], Any] | None = None,
     restart: bool = False,
 ) -> None:
-    """Train, write the report, and print the closing table, or the same as JSON; then let go of `place`.
+    """Train, write the report, print the closing table or the same as JSON, and release `place`.
 
-    `load` makes the learner, where it is not that of one process.
+    `load` makes the learner if it is not the one of a single process.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at import; one bar is enough
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # huggingface_hub reads it at import
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
@@ -141,7 +134,7 @@ def run_training(
 
     with closing(place):
         with TrainingProgress("base model") as bar:
-            find_model(recipe, bar.base_model)  # once it is built, training finds it in the cache
+            find_model(recipe, bar.base_model)  # builds it, so that training finds it in the cache
         try:
             with TrainingProgress(recipe.name) as bar, stopped_by_signals() as stop:
                 record = train(
@@ -162,7 +155,7 @@ def run_training(
             fits = f", scalerl fit {folder} fits what was run" if (folder / "evals.jsonl").exists() else ""
             raise InterruptedRunError(f"interrupted; {resume_line(folder)} goes on{fits}") from None
         except WriteError:
-            with suppress(ScalerlError):  # what was trained is told, whatever could not be saved
+            with suppress(ScalerlError):  # show what was trained, although not all of it was saved
                 _close(RunRecord.read(place.here()), as_json)
             raise
         _close(record, as_json)
@@ -172,7 +165,7 @@ def _close(record: RunRecord, as_json: bool) -> None:
     """Write the report, and print the closing table or the same as JSON.
 
     Raises:
-        WriteError: the disk does not take the report; the rest is printed.
+        WriteError: the report could not be written; the rest is printed.
     """
     from scalerl.view import print_closing, write_report
 
@@ -190,7 +183,7 @@ def _close(record: RunRecord, as_json: bool) -> None:
 
 
 def _closing(record: RunRecord, report: Path | None) -> dict[str, Any]:
-    """The closing figures: what was measured, and the forecast that is judged by it, as it was frozen."""
+    """Return the measured end of the run, and its frozen forecast scored by it."""
     from scalerl.record.reader import final_folder
     from scalerl.view import frozen_forecasts, judge, main_forecast
 

@@ -1,4 +1,4 @@
-"""`scalerl watch`: how a run stands, again and again while it grows."""
+"""`scalerl watch`: follow a run that is being written."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ import signal
 import stat
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from scalerl.cli._arguments import add_shared, positive
-from scalerl.cli._data import add_data_arguments, asked_of
-from scalerl.cli._parser import examples
+from scalerl.cli._arguments import add_shared, examples, positive
+from scalerl.cli._data import add_data_arguments, read_options
 from scalerl.cli._text import print_warnings
 from scalerl.errors import InputError
-from scalerl.ingest.load import STANDARD_INPUT
+from scalerl.files import Changing, written
+from scalerl.ingest.imported import ReadOptions
+from scalerl.ingest.load import STANDARD_INPUT, read_data
+from scalerl.tty import console_for
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scalerl.cli._follow import Follower
-    from scalerl.view.facts.standing import Standing
+    from scalerl.view.facts.standing import Standing, StandingQuery
 
-_BLINK = 1.0
-"""Seconds after which a view is drawn again, as times go by."""
+_REDRAW = 1.0
+"""Seconds after which the view is drawn again, as it shows how long ago things were."""
+_AFTER_READ, _AFTER_FIT = 10, 4
+"""A look is followed by a pause of at least this many times as long as it read, or fitted."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
-    """The arguments of `scalerl watch`."""
+    """Add the command and its arguments."""
     watch = commands.add_parser(
         "watch",
-        help="follow a run that is under way",
-        description="How a run stands, ours or another trainer's, again and again while it grows.",
+        help="follow a run in progress",
+        description="Follow a run in progress, ours or another trainer's, with its forecast.",
         epilog=examples("""
   scalerl watch runs/mine --target 0.6
   scalerl watch wandb/ --x steps --budget 1000       # another trainer's log
@@ -47,32 +52,31 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_data_arguments(watch)
     add_shared(watch, "--target", "pass rate to reach at the budget")
     add_shared(watch, "--budget", "compute at which the run ends (its own budget)")
-    watch.add_argument("--once", action="store_true", help="print how it stands, and exit")
-    watch.add_argument("--wait", action="store_true", help="wait for a run that is not there yet")
+    watch.add_argument("--once", action="store_true", help="print the present state, and exit")
+    watch.add_argument("--wait", action="store_true", help="wait for a run that does not exist yet")
     watch.add_argument(
-        "--interval", type=positive, default=2.0, metavar="SECONDS", help="between two looks (2)"
+        "--interval", type=positive, default=2.0, metavar="SECONDS", help="seconds between two reads (2)"
     )
     watch.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
-    from scalerl.cli._follow import Follower
     from scalerl.view.facts.standing import StandingQuery
 
     if args.run_or_file == STANDARD_INPUT:
         raise InputError("watch follows a file or a folder, and standard input is neither")
-    asked = StandingQuery(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
-    follower = Follower(args.run_or_file, args.x, asked_of(args), args.price, asked)
-    before = signal.signal(signal.SIGTERM, _terminated)
+    query = StandingQuery(args.target, args.budget, args.level, args.r0, args.min_compute or 0.0)
+    follower = Follower(args.run_or_file, args.x, read_options(args), args.price, query)
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         first = _first(follower, args)
         if args.target is not None and not math.isfinite(first.budget):
             raise InputError(
-                f"{args.run_or_file}: says no budget on the axis {first.points.axis}, at which --target "
-                "could be asked; name one with --budget"
+                f"{args.run_or_file}: has no budget on the axis {first.points.axis} for --target; "
+                "name one with --budget"
             )
-        console = _console()
+        console = console_for(sys.stdout) if sys.stdout.isatty() else None
         if console is None or args.json:
             _follow_lines(follower, args)
         elif args.once:
@@ -85,48 +89,110 @@ def run(args: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM ends as Ctrl-C does, so that the terminal is given back as it was."""
+class Follower:
+    """Reads a run or a log again when it has changed, but only as often as its size permits.
+
+    `run` is its state at the last successful read, None before the first; `problem` is why the last read
+    failed, empty after a successful one.
+    """
+
+    def __init__(
+        self, path: str, x: str | None, options: ReadOptions, price: float | None, query: StandingQuery
+    ) -> None:
+        self.path, self.problem = Path(path), ""
+        self.run: Standing | None = None
+        self._changing = Changing(self.path)
+        self._x, self._options, self._price, self._query = x, options, price, query
+        self._read_took = self._fit_took = 0.0
+
+    def look(self) -> bool:
+        """Read the source if it has changed, or is due again after a failure; return whether `run` is new.
+
+        A source that cannot be read, as one that is being rewritten, leaves `run` as it was.
+        """
+        started, self._fit_took = monotonic(), 0.0
+        run = None
+        try:
+            run = self._changing.read(self._read)
+        except InputError as error:
+            self.problem = str(error)
+        if run is not None:
+            self.run, self.problem = run, ""
+        self._read_took = monotonic() - started - self._fit_took
+        return run is not None
+
+    def pause(self, interval: float) -> float:
+        """Return the seconds until the next look: `interval`, or more after a slow one."""
+        return max(interval, _AFTER_READ * self._read_took + _AFTER_FIT * self._fit_took)
+
+    def is_before_first_evaluation(self) -> bool:
+        """Whether this is the folder of a run that has no evaluation yet."""
+        from scalerl.record.reader import holds_run
+
+        try:
+            evals = self.path / "evals.jsonl"
+            return holds_run(self.path) and not (evals.is_file() and evals.stat().st_size)
+        except OSError:
+            return False
+
+    def _read(self) -> Standing:
+        from scalerl.view.facts.standing import stand
+
+        data = read_data(self.path, self._x, self._options, self._price)
+        self._options.check_used([self.path], data.foreign)
+        if not len(data.points):
+            raise InputError(f"{self.path}: the run has no evaluation yet")
+        run = stand(data.points, data.record, self._query)
+        if math.isnan(run.last_line):
+            run = replace(run, written=written(self.path))
+        if self.run is not None and _evaluations(self.run) == _evaluations(run):
+            return replace(run, found=self.run.found)  # a step has no new evaluation to fit
+        started = monotonic()
+        fitted = run.fitted()
+        self._fit_took = monotonic() - started
+        return fitted
+
+
+def _evaluations(run: Standing) -> tuple[Any, ...]:
+    points = run.points
+    return points.axis, points.warnings, points.compute_N.tolist(), points.pass_rate_N.tolist()
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit on SIGTERM as on Ctrl-C, so that the terminal is restored."""
     raise SystemExit(128 + number)
 
 
 def _first(follower: Follower, args: argparse.Namespace) -> Standing:
-    """The run as it stands at the first look, waited for where that is wanted.
+    """Return the state at the first successful look; with --wait, wait for it.
 
     Raises:
-        InputError: there is none, or it cannot be read, and nobody waits for it.
+        InputError: there is no run, or it cannot be read, and waiting was not requested or cannot help.
     """
-    told = ""
+    printed = ""
     while not follower.look() or follower.run is None:
         mode = _mode(follower.path)
         if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise InputError(f"{follower.path}: neither a file nor a folder, so there is nothing to follow")
-        begun = follower.begun()
-        if not args.wait and (args.once or not begun):
-            hint = " (--wait waits for it)" if begun or mode is None else ""
+        early = follower.is_before_first_evaluation()
+        if not args.wait and (args.once or not early):
+            hint = " (--wait waits for it)" if early or mode is None else ""
             raise InputError(f"{follower.problem}{hint}")
-        if follower.problem != told:
-            print(f"waiting: {follower.problem}", file=sys.stderr, flush=True)
-            told = follower.problem
+        if follower.problem != printed:
+            _print_aside(f"waiting: {follower.problem}")
+            printed = follower.problem
         time.sleep(follower.pause(args.interval))
     return follower.run
 
 
 def _mode(path: Path) -> int | None:
-    """What is there; None where nothing is. What may not be looked at is for its reader to complain of."""
+    """Return the file mode; None if there is nothing, and that of a file if its reader is to report why."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
         return None
     except OSError:
         return stat.S_IFREG
-
-
-def _console() -> Console | None:
-    """The console of standard output; None where no person looks on."""
-    from scalerl.tty import console_for
-
-    return console_for(sys.stdout) if sys.stdout.isatty() else None
 
 
 def _print_view(console: Console, run: Standing) -> None:
@@ -136,7 +202,7 @@ def _print_view(console: Console, run: Standing) -> None:
 
 
 def _follow_view(follower: Follower, args: argparse.Namespace, console: Console) -> None:
-    """The view, drawn in its place; what it showed last stays when it ends."""
+    """Draw the view in its place, and print the last one when it ends."""
     from rich.live import Live
 
     from scalerl.view.terminal.watch import view
@@ -147,7 +213,7 @@ def _follow_view(follower: Follower, args: argparse.Namespace, console: Console)
             due = time.monotonic() + follower.pause(args.interval)
             while not follower.run.ended:
                 live.update(view(follower.run, time.time(), console, _note(follower)), refresh=True)
-                time.sleep(max(min(_BLINK, due - time.monotonic()), 0.05))
+                time.sleep(max(min(_REDRAW, due - time.monotonic()), 0.05))
                 if time.monotonic() >= due:
                     follower.look()
                     due = time.monotonic() + follower.pause(args.interval)
@@ -159,76 +225,80 @@ def _note(follower: Follower) -> str:
     assert follower.run is not None
     if follower.problem:
         return f"as it was before: {follower.problem}"
-    found = follower.run.fit.warnings if follower.run.fit else follower.run.points.warnings
+    found = _warnings(follower.run)
     more = f" (and {len(found) - 1} more warnings: scalerl fit)" if len(found) > 1 else ""
     return f"warning: {found[0]}{more}" if found else ""
 
 
+def _warnings(run: Standing) -> tuple[str, ...]:
+    return run.fit.warnings if run.fit is not None else run.points.warnings
+
+
 def _follow_lines(follower: Follower, args: argparse.Namespace) -> None:
-    """A line for the last evaluation, and one for every evaluation that comes."""
+    """Print a line for the last evaluation, and one for every new one."""
     assert follower.run is not None
     lines = _Lines(args)
-    lines.tell(follower.run)
-    failed = told = ""
+    lines.update(follower.run)
+    failed = printed = ""
     while not (args.once or follower.run.ended):
         time.sleep(follower.pause(args.interval))
         if follower.look():
-            lines.tell(follower.run)
-        elif follower.problem == failed != told:  # for a moment a file that is rewritten is torn
-            lines.aside(follower.problem)
-            told = failed
+            lines.update(follower.run)
+        elif follower.problem == failed != printed:  # seen twice: a rewrite tears a file briefly
+            _print_aside(follower.problem)
+            printed = failed
         failed = follower.problem
 
 
+def _print_aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 class _Lines:
-    """Prints a line per evaluation to standard output, and what else there is to say to standard error."""
+    """Prints a line per evaluation to standard output, and warnings, alarms and the end to standard error."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self._told: list[tuple[float, float]] | None = None
+        self._printed: list[tuple[float, float]] | None = None
         self._alarms: set[Any] = set()
         self._warnings: set[str] = set()
 
-    def tell(self, run: Standing) -> None:
-        """What is new of a run."""
+    def update(self, run: Standing) -> None:
+        """Print what is new in a run."""
         points = run.points
         now = list(zip(points.compute_N.tolist(), points.pass_rate_N.tolist(), strict=True))
-        told = now[:-1] if self._told is None else self._told
-        same = next((n for n, (a, b) in enumerate(zip(now, told, strict=False)) if a != b), None)
-        if same is not None or len(now) < len(told):
-            same = min(len(now), len(told)) if same is None else same
-            self.aside(f"{run.name}: goes on from evaluation {same}; what came after it is gone")
-            told = now[: max(same, len(now) - 1)]
-        self._aside(run)
-        for n in range(len(told) + 1, len(now) + 1):
-            self._line(run.until(n), is_first=self._told is None)
-        self._told = now
+        known = now[:-1] if self._printed is None else self._printed
+        same = next((n for n, (a, b) in enumerate(zip(now, known, strict=False)) if a != b), None)
+        if same is not None or len(now) < len(known):  # a resumed run has cut its record
+            same = min(len(now), len(known)) if same is None else same
+            _print_aside(f"{run.name}: goes on from evaluation {same}; what came after it is gone")
+            known = now[: max(same, len(now) - 1)]
+        self._print_findings(run)
+        for n in range(len(known) + 1, len(now) + 1):
+            self._print_line(run.until(n))
+        self._printed = now
         if run.ended:
-            self.aside(f"{run.name}: the run has ended")
+            _print_aside(f"{run.name}: the run has ended")
 
-    def _aside(self, run: Standing) -> None:
-        found = run.fit.warnings if run.fit is not None else run.points.warnings
+    def _print_findings(self, run: Standing) -> None:
+        found = _warnings(run)
         print_warnings(warning for warning in found if warning not in self._warnings)
         self._warnings |= set(found)
-        if self._told is not None:
+        if self._printed is not None:
             from scalerl.view.terminal.watch import alarm_line
 
             for alarm in run.alarms:
                 if alarm not in self._alarms:
-                    self.aside(f"{run.name}: {alarm_line(alarm)}")
+                    _print_aside(f"{run.name}: {alarm_line(alarm)}")
         self._alarms |= set(run.alarms)
 
-    def _line(self, run: Standing, is_first: bool) -> None:
+    def _print_line(self, run: Standing) -> None:
         from scalerl.jsonl import dumps
         from scalerl.view.terminal.watch import line
 
         if self._args.json:
             text = dumps({"run": self._args.run_or_file, **run.to_json(time.time())})
         else:
-            text = f"{run.name}  {line(run, time.time() if is_first else math.nan)}"
+            # Only the first line says how long ago its evaluation was; the others are printed as they come.
+            text = f"{run.name}  {line(run, time.time() if self._printed is None else math.nan)}"
         print(text, flush=True)
-
-    @staticmethod
-    def aside(text: str) -> None:
-        """A line to standard error."""
-        print(text, file=sys.stderr, flush=True)
