@@ -17,7 +17,7 @@ from typing import Any
 
 from scalerl.record.reader import RunRecord
 from scalerl.rl.tracking import Status, TrackedRun
-from scalerl.rl.tracking.tensorboard import TensorboardTracker
+from scalerl.rl.tracking.trackers import TensorboardTracker
 
 
 @dataclass

@@ -61,9 +61,9 @@ from scalerl.rl.loop.resume import (
 )
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tracking import TrackedRun, Tracker
-from scalerl.rl.tracking.built_in import trackers_of
-from scalerl.rl.tracking.follow import TrackingSender, check
 from scalerl.rl.tracking.process import Setup
+from scalerl.rl.tracking.sender import TrackingSender, check_picklable
+from scalerl.rl.tracking.trackers import trackers_of
 
 Forecaster = Callable[[RunRecord, str, float], Mapping[str, Any]]
 """From the run so far, the compute axis and the budget: the row of forecasts.jsonl."""
@@ -152,7 +152,7 @@ def train(
             check_restart(place.path)
         check_writable(place.path)
         trackers = [*trackers_of(recipe.tracking), *trackers]
-        check(trackers, forecaster)
+        check_picklable(trackers, forecaster)
         torch.set_num_threads(1)  # results must not depend on how many cores there are
         if restart and (apart := place.set_apart()):
             _LOG.warning("the run begins anew; what was there is kept in %s", apart)

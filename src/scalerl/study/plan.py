@@ -19,7 +19,7 @@ from scalerl.jsonl import dumps, plain
 from scalerl.record.reader import UNTRAINED
 from scalerl.rl.config.recipe import Recipe, changed, from_dict, read_toml
 from scalerl.rl.model.demo_base import CHAIN_BASE
-from scalerl.rl.tracking.built_in import trackers_of
+from scalerl.rl.tracking.trackers import trackers_of
 from scalerl.study.arms import Arm, combine, expand
 from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Study

@@ -19,9 +19,9 @@ from scalerl.errors import InputError
 from scalerl.ingest.load import read_source
 from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.rl.tracking import TrackedRun
-from scalerl.rl.tracking.follow import TrackingSender
 from scalerl.rl.tracking.process import MOST_FAILURES, MOST_ROWS, Setup
-from scalerl.rl.tracking.wandb import WandbTracker
+from scalerl.rl.tracking.sender import TrackingSender
+from scalerl.rl.tracking.trackers import WandbTracker
 from scalerl.rl.train import train
 
 FAULTS = [
@@ -87,7 +87,7 @@ def test_a_process_of_trackers_that_dies_or_stands_still_leaves_the_run_alone(
         trackers=[Fails("open", how)],
     )
     check_same_run(record, short_plain)
-    said = "its process died; nothing more" if how == "kills" else "its process was ended; not all may be"
+    said = "its process exited; nothing more" if how == "kills" else "its process was killed; not all may be"
     assert said in "\n".join(caplog.messages)
 
 
@@ -171,7 +171,7 @@ def test_a_tracker_whose_id_cannot_be_kept_logs_and_is_closed(tmp_path, caplog, 
     for rows in (lines(tmp_path / "odd.jsonl"), lines(tmp_path / "kept.jsonl")):
         assert [row.get("step") for row in rows] == [None, 1, None]
         assert rows[-1] == {"close": "finished"}
-    assert "odd begins anew on a resume, as what it needs is not kept (" in "\n".join(caplog.messages)
+    assert "odd starts anew on a resume, as its data cannot be kept (" in "\n".join(caplog.messages)
     if fault == "no JSON":
         assert json.loads((tmp_path / "tracking.json").read_text()) == {"keeps": {"opened": "1"}}
 
@@ -234,7 +234,7 @@ def test_a_server_of_wandb_that_never_answers_costs_the_wait_at_the_end(
         quick = tracked_by(short, "wandb", close_seconds=2.0)
         record = train(quick, tmp_path / "run", small_base, evaluate_aside=False)
     check_same_run(record, short_plain)
-    said = "wandb was not done 2 s after the end|its process was ended; not all may be logged"
+    said = "wandb was not done 2 s after the end|its process was killed; not all may be logged"
     assert re.search(said, "\n".join(caplog.messages))
 
 

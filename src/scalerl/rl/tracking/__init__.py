@@ -1,14 +1,13 @@
-"""Trackers of training runs: W&B, TensorBoard, MLflow, trackio, and those of others.
+"""Trackers of training runs: W&B, TensorBoard, MLflow, trackio, and custom ones.
 
-    tracker.py    what a tracker is
+    tracker.py    the protocol of a tracker
+    trackers.py   the trackers that a recipe can name
     metrics.py    the names under which a run is logged
-    built_in.py   those that a recipe can name
-    follow.py     what the training loop sees: it sends, and never waits
-    process.py    the process that does the logging: a queue and a thread for every tracker
-    wandb.py, tensorboard.py, mlflow.py, trackio.py
+    sender.py     the side of the training loop: it sends, and never waits
+    process.py    the process that logs: a queue and a thread for every tracker
 
-Nothing of a run depends on them: they have a process of their own, which is ended if it does not end. The
-recipe's table `tracking` is in `scalerl.rl.config.settings`.
+A run does not depend on them: their process is killed if it does not end in time. The recipe's table
+`tracking` is in `scalerl.rl.config.settings`.
 """
 
 from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker

@@ -1,12 +1,12 @@
-"""The names under which a run is logged: those of its folder, with a word before them.
+"""The names under which a run is logged: those of its run folder, with a prefix.
 
     train/FIELD     a line of steps.jsonl; FIELD_KEY where the field is an object
-    health/FIELD    of these the probe's; health/alarm_METRIC, 2 for an alarm, 1 for a warning, 0 once over
+    health/FIELD    fields of the probe; health/alarm_METRIC, 2 for an alarm, 1 for a warning, 0 once over
     compute/...     the run's cumulative counters at a step
     eval/FIELD      a line of evals.jsonl, with the compute at which the evaluation was asked for
-    forecast/...    of the end of the run, from the evaluations so far, beside the last of them
+    forecast/...    the end of the run, forecast from the evaluations so far, logged with the last of them
 
-Evaluations have names of their own for compute: they end after later steps, and a counter must not go back.
+Evaluations have separate names for compute: they end after later steps, and a counter must not go back.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ _LEVELS = {"warning": 1.0, "alarm": 2.0}
 
 
 def of_step(row: Mapping[str, Any]) -> dict[str, float]:
-    """A line of steps.jsonl; histograms are left out."""
-    row = plain(row)  # of NumPy's numbers Python's
+    """Return the metrics of a line of steps.jsonl, without its histograms."""
+    row = plain(row)  # NumPy's numbers become Python's
     found = {}
     for name, value in _flat(row):
         field = name.partition("/")[0]
         place = "compute" if field in _COMPUTE else "health" if field in _PROBE else "train"
         found[f"{place}/{name.replace('/', '_')}"] = value
     counters = {key: row.get(key) for key in ("device_seconds", "flops", "tokens")}
-    with suppress(InputError):  # a counter that is no finite number has no total
+    with suppress(InputError):  # a counter that is not finite has no total
         point = EvalPoint.from_json({"step": row["step"], "pass_rate": 0.0, **counters})
         found |= _totals("compute", point)
     return _finite(found)
 
 
 def of_evaluation(point: EvalPoint) -> dict[str, float]:
-    """A line of evals.jsonl."""
+    """Return the metrics of a line of evals.jsonl."""
     found = {f"eval/{name}": value for name, value in _flat(vars(point))}
     return _finite(found | _totals("eval", point))
 
 
 def of_finding(row: Mapping[str, Any]) -> dict[str, float]:
-    """A line of alarms.jsonl."""
+    """Return the metric of a line of alarms.jsonl."""
     return {f"health/alarm_{row['metric']}": 0.0 if row["over"] else _LEVELS[row["level"]]}
 
 
 def of_forecast(row: Mapping[str, Any]) -> dict[str, float]:
-    """A line as forecasts.jsonl has it: pass rate at the end, ceiling, and whether that is identified."""
+    """Return the metrics of a line of forecasts.jsonl: pass rate at the end, ceiling, and `identified`."""
     fit = row["fit_json"]
     spans = {"": row["prediction"], "ceiling_": fit["intervals"]["A"] or (None, None)}
     found = {"mean": row["mean"], "ceiling": fit["median"]["A"], "identified": fit["identified"]}
     for prefix, (low, high) in spans.items():
         found |= {f"{prefix}low": low, f"{prefix}high": high}
-    # The ceiling is withheld where no curve describes the run.
+    # The ceiling is None if no curve describes the run.
     return _finite({f"forecast/{name}": float(v) for name, v in found.items() if v is not None})
 
 
 def _flat(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a row, those of an object in it as FIELD/KEY."""
+    """Yield the numbers of a row; those of an object in it are FIELD/KEY."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from ((f"{name}/{key}", one) for key, one in value.items() if _is_number(one))
@@ -77,7 +77,6 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _totals(prefix: str, point: EvalPoint) -> dict[str, float]:
-    """The compute axes that are no fields."""
     return {f"{prefix}/{axis}": compute_of(point, axis) for axis in ("gpu_hours", "flops", "tokens")}
 
 

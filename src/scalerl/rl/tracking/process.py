@@ -1,11 +1,14 @@
-"""The process of the trackers: it takes what the training loop sends, makes the forecasts, and logs.
+"""The process of the trackers: it receives rows from the training loop, makes the forecasts, and logs.
 
-Every tracker has a thread and a queue, and the forecasts have, so that one that hangs holds up no other.
-At the end the process waits so long and no longer; what hangs then ends with it.
+    trainer --pipe--> this thread --> queue of each tracker --> thread of the tracker: open, log ..., close
+                      this thread --> thread of the forecasts --> queue of each tracker
 
-Threads of the trainer would not do. Where W&B's server does not answer, its hook at the exit of Python holds
-that up: by 83 s with wandb 0.31.0. MLflow and trackio print to standard output, which is the command's. And
-the fits of the forecasts would compete with the training for the interpreter's lock.
+Each tracker has a thread and a queue, and so have the forecasts, so that a slow one does not delay another.
+At the end the process waits for a limited time; threads that hang then end with it.
+
+Threads of the trainer would not do. If W&B's server does not answer, its exit hook delays the exit of Python:
+by 83 s with wandb 0.31.0. MLflow and trackio print to standard output, which is the command's. And the fits
+of the forecasts would compete with the training for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -31,25 +34,25 @@ from scalerl.rl.tracking.tracker import Status, TrackedRun, Tracker
 from scalerl.rl.workers.process import STOPPING
 
 MOST_ROWS = 1000
-"""That wait for a tracker, or for this process; what comes while there are so many is not logged."""
+"""The most rows that wait for a tracker, or for this process; further ones are dropped, and counted."""
 MOST_FAILURES = 10
-"""In a row, after which a tracker is given up."""
+"""Failures in a row after which a tracker is given up."""
 FORECAST_SECONDS = 5.0
-"""The longest that the end of a run waits for forecasts; what is not made then is left out."""
+"""The longest that the end of a run waits for forecasts; those not made by then are left out."""
 KEPT = "tracking.json"
-"""In the run folder: what trackers need to go on with a run."""
+"""In the run folder: what trackers need to resume a run."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process is told at its start."""
+    """The first message to the process."""
 
     trackers: Sequence[Tracker]
     run: TrackedRun
     forecaster: Callable[[RunRecord, str, float], Mapping[str, Any]] | None
     axis: str
     end: float
-    """Of the budget, on that axis."""
+    """The budget, on that axis."""
     close_seconds: float
 
 
@@ -64,109 +67,104 @@ class TrackedRow:
 
 @dataclass(frozen=True)
 class End:
-    """Of the run: the last that is sent."""
+    """The last message: the end of the run."""
 
     status: Status
 
 
-def work(parent: Connection) -> None:
-    """Log what comes until the end is sent, or nobody is there to send."""
-    for number in STOPPING:  # the trainer answers them, and says when it ends
+Report = Callable[[str], None]
+"""Sends a line to the trainer, which logs it as a warning."""
+
+
+def log_run(parent: Connection) -> None:
+    """Log what `parent` sends, until the run ends or the trainer exits."""
+    for number in STOPPING:  # the trainer handles them, and sends the end
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # standard output is the command's
-    say = _Speaker(parent)
+    sending = threading.Lock()
+
+    def report(text: str) -> None:
+        with sending, suppress(OSError):  # the trainer may have exited
+            parent.send(f"tracking: {text}")
+
     try:
         setup: Setup = parent.recv()
     except EOFError:
         return
     except Exception as error:  # a tracker of a module that is not found here
-        say(f"the trackers cannot be loaded ({brief_error(error)})")
+        report(f"the trackers cannot be loaded ({brief_error(error)})")
         return
-    kept = _Kept(setup.run, say)
-    lanes = [_Lane(tracker, kept, say) for tracker in setup.trackers]
+    kept = _Kept(setup.run, report)
+    trackers = [_TrackerThread(tracker, kept, report) for tracker in setup.trackers]
     logging = threading.Lock()  # rows come from this thread and from that of the forecasts
 
     def log(row: TrackedRow) -> None:
         with logging:
-            for lane in lanes:
-                lane.put(row)
+            for tracker in trackers:
+                tracker.put(row)
 
-    forecasts = _Forecasts(setup, say, log)
-    status = _receive(parent, log, forecasts)
-    forecasts.end(forecast_seconds(setup.close_seconds))
-    _close(lanes, status, setup.close_seconds, say)
-    os._exit(0)  # threads that hang, and what libraries do at an exit, are not waited for
+    forecasts = _ForecastThread(setup, report, log)
+    status: Status = "failed"
+    with suppress(EOFError, OSError):  # the trainer has exited
+        while not isinstance(item := parent.recv(), End):
+            if isinstance(item, EvalPoint):
+                forecasts.put(item)
+            else:
+                log(item)
+        status = item.status
+    forecasts.stop(forecast_seconds(setup.close_seconds))
+    _close(trackers, status, setup.close_seconds, report)
+    os._exit(0)  # without waiting for threads that hang, or for the exit hooks of libraries
 
 
 def forecast_seconds(close_seconds: float) -> float:
-    """That the end of a run waits for forecasts, before trackers have theirs."""
+    """Return how long the end of a run waits for forecasts, before the trackers have `close_seconds`."""
     return min(close_seconds, FORECAST_SECONDS)
 
 
-def _receive(parent: Connection, log: Callable[[TrackedRow], None], forecasts: _Forecasts) -> Status:
-    """Pass on what comes until the end of the run, whose status it returns."""
-    while True:
-        try:
-            item = parent.recv()
-        except (EOFError, OSError):  # the trainer has died
-            return "failed"
-        if isinstance(item, End):
-            return item.status
-        if isinstance(item, EvalPoint):
-            forecasts.put(item)
-        else:
-            log(item)
+def _close(trackers: Sequence[_TrackerThread], status: Status, seconds: float, report: Report) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in trackers:
+        thread.waiting.put(End(status))
+    for thread in trackers:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    for thread in trackers:
+        name = thread.tracker.name
+        if thread.is_alive():
+            report(f"{name} was not done {seconds:g} s after the end: {thread.waiting.qsize()} rows waited")
+        if thread.lost:
+            report(f"{name}: {thread.lost} of {thread.rows} rows were not logged")
 
 
-def _close(lanes: Sequence[_Lane], status: Status, seconds: float, say: _Speaker) -> None:
-    until = time.monotonic() + seconds
-    for lane in lanes:
-        lane.end(status)
-    for lane in lanes:
-        lane.join(max(until - time.monotonic(), 0.0))
-    for lane in lanes:
-        if lane.is_alive():
-            say(f"{lane.tracker.name} was not done {seconds:g} s after the end: {lane.waiting} rows waited")
-        if lane.lost:
-            say(f"{lane.tracker.name}: {lane.lost} of {lane.rows} rows were not logged")
+class _TrackerThread(threading.Thread):
+    """Opens a tracker, logs the rows that wait, and closes it; failures are reported and stop nothing."""
 
-
-class _Lane(threading.Thread):
-    """A tracker, its thread, and the rows that wait for it."""
-
-    def __init__(self, tracker: Tracker, kept: _Kept, say: _Speaker) -> None:
+    def __init__(self, tracker: Tracker, kept: _Kept, report: Report) -> None:
         super().__init__(daemon=True)
         self.tracker = tracker
+        self.waiting: queue.SimpleQueue[TrackedRow | End] = queue.SimpleQueue()
         self.rows = self.lost = 0
-        self._kept, self._say = kept, say
-        self._queue: queue.SimpleQueue[TrackedRow | End] = queue.SimpleQueue()
+        self._kept, self._report = kept, report
         self._failures = 0
         self.start()
 
-    @property
-    def waiting(self) -> int:
-        """Rows that are not logged yet."""
-        return self._queue.qsize()
-
     def put(self, row: TrackedRow) -> None:
-        """Log it, when its turn comes; it is lost where too many wait."""
+        """Log a row in its turn, or drop it if too many wait."""
         self.rows += 1
-        if self.waiting >= MOST_ROWS:
+        if self.waiting.qsize() >= MOST_ROWS:
             self.lost += 1
         else:
-            self._queue.put(row)
-
-    def end(self, status: Status) -> None:
-        """Close it after the rows that wait."""
-        self._queue.put(End(status))
+            self.waiting.put(row)
 
     def run(self) -> None:
-        """Open, log, close; whatever is raised is said, and no more than that."""
+        """Open, log until the end, and close."""
+        name = self.tracker.name
         is_open = self._try(self._open, "was not opened, and is given up")
-        if is_open:  # it is to be closed, whether or not what it returned can be kept
-            self._try(self._keep, "begins anew on a resume, as what it needs is not kept")
-        while not isinstance(item := self._queue.get(), End):
+        if is_open:  # and must be closed, even if what it returned cannot be kept
+            keep = self._kept.keep
+            self._try(lambda: keep(name, self._opened), "starts anew on a resume, as its data cannot be kept")
+        while not isinstance(item := self.waiting.get(), End):
             if not is_open or self._failures >= MOST_FAILURES:
                 self.lost += 1
             else:
@@ -177,72 +175,69 @@ class _Lane(threading.Thread):
     def _open(self) -> None:
         self._opened = self.tracker.open(self._kept.of(self.tracker.name))
 
-    def _keep(self) -> None:
-        self._kept.keep(self.tracker.name, self._opened)
-
     def _log(self, row: TrackedRow) -> None:
-        said = "loses rows" if not self.lost else ""
+        text = "loses rows" if not self.lost else ""
         if self._failures == MOST_FAILURES - 1:
-            said = f"is given up after {MOST_FAILURES} rows that failed"
-        if self._try(lambda: self.tracker.log(row.step, row.time, row.metrics), said):
+            text = f"is given up after {MOST_FAILURES} rows that failed"
+        if self._try(lambda: self.tracker.log(row.step, row.time, row.metrics), text):
             self._failures = 0
         else:
             self._failures, self.lost = self._failures + 1, self.lost + 1
 
-    def _try(self, do: Callable[[], None], otherwise: str) -> bool:
+    def _try(self, do: Callable[[], None], text: str) -> bool:
         try:
             do()
         except BaseException as error:  # libraries end threads by SystemExit, too
-            if otherwise:
-                self._say(f"{self.tracker.name} {otherwise} ({brief_error(error)}); training goes on")
+            if text:
+                self._report(f"{self.tracker.name} {text} ({brief_error(error)}); training goes on")
             return False
         return True
 
 
-class _Forecasts(threading.Thread):
-    """The forecast of the run's end after every evaluation: that of `scalerl fit` at that moment.
+class _ForecastThread(threading.Thread):
+    """Logs evaluations, each with the forecast of the run's end that `scalerl fit` makes at that moment.
 
-    They have a thread of their own, so that neither rows nor the end of the run wait for a fit.
+    It is a thread of its own, so that neither rows nor the end of the run wait for a fit.
     """
 
-    def __init__(self, setup: Setup, say: _Speaker, log: Callable[[TrackedRow], None]) -> None:
+    def __init__(self, setup: Setup, report: Report, log: Callable[[TrackedRow], None]) -> None:
         super().__init__(daemon=True)
-        self._setup, self._say, self._log = setup, say, log
+        self._setup, self._report, self._log = setup, report, log
         self._forecaster = setup.forecaster
         self._waiting: deque[EvalPoint] = deque()
         self._changed = threading.Condition()
-        self._over = False
+        self._stopped = False
         self.start()
 
     def put(self, point: EvalPoint) -> None:
-        """Log an evaluation, with the forecast from all up to it where there is one."""
+        """Log an evaluation, with a forecast if one can be made."""
         with self._changed:
             self._waiting.append(point)
             self._changed.notify_all()
 
     def run(self) -> None:
-        """One after another; the first of those that wait is the one under way."""
+        """Forecast one after another; an evaluation waits until its forecast is made."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 point = self._waiting[0]
-            forecast = self._forecast(point)
+            forecast = self._forecast(point)  # without the lock, as it takes seconds
             with self._changed:
-                if self._over:
+                if self._stopped:
                     return
                 self._waiting.popleft()
                 self._log_with(point, forecast)
                 self._changed.notify_all()
 
-    def end(self, seconds: float) -> None:
-        """Wait so long for forecasts, and log the evaluations that are left without them."""
+    def stop(self, seconds: float) -> None:
+        """Wait for forecasts at most `seconds`, and log the remaining evaluations without."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, seconds)
-            self._over = True
+            self._stopped = True
             for point in self._waiting:
                 self._log_with(point, {})
             if n := len(self._waiting):
-                self._say(f"{n} of the last forecasts were not made in time, and are not logged")
+                self._report(f"{n} of the last forecasts were not made in time, and are not logged")
 
     def _log_with(self, point: EvalPoint, forecast: dict[str, float]) -> None:
         self._log(TrackedRow(point.step, point.time, metrics.of_evaluation(point) | forecast))
@@ -254,49 +249,39 @@ class _Forecasts(threading.Thread):
             record = RunRecord.read(self._setup.run.folder)
             so_far = replace(record, evals=tuple(one for one in record.evals if one.step <= point.step))
             return metrics.of_forecast(self._forecaster(so_far, self._setup.axis, self._setup.end))
-        except ScalerlError:  # too early to say anything
+        except ScalerlError:  # too early for a fit
             return {}
         except BaseException as error:
-            self._say(f"no more forecasts are logged ({brief_error(error)}); training goes on")
+            self._report(f"no more forecasts are logged ({brief_error(error)}); training goes on")
             self._forecaster = None
             return {}
 
 
 class _Kept:
-    """tracking.json: what each tracker needs to go on, by its name."""
+    """The content of tracking.json: what each tracker needs for a resume, by its name."""
 
-    def __init__(self, run: TrackedRun, say: _Speaker) -> None:
-        self._run, self._say = run, say
+    def __init__(self, run: TrackedRun, report: Report) -> None:
+        self._run, self._report = run, report
         self._path = run.folder / KEPT
         self._lock = threading.Lock()
+        self._all: dict[str, Any] = {}
         try:
-            self._all: dict[str, Any] = read_object(self._path) if self._path.exists() else {}
+            if self._path.exists():
+                self._all = read_object(self._path)
         except ScalerlError as error:
-            say(f"{error}; trackers begin anew")
-            self._all = {}
+            report(f"{error}; trackers start anew")
 
     def of(self, name: str) -> TrackedRun:
-        """The run as this tracker is to see it."""
+        """Return the run with what this tracker has kept."""
         kept = self._all.get(name)
         return replace(self._run, kept=kept if isinstance(kept, dict) else {})
 
     def keep(self, name: str, values: Mapping[str, str]) -> None:
-        """For the next resume."""
+        """Write what a tracker needs at the next resume."""
         if where := values.get("where"):
-            self._say(f"{name}: {where}")
+            self._report(f"{name}: {where}")
         with self._lock:
             known = self._all | {name: dict(values)}
             text = dumps(known, indent=2) + "\n"
-            self._all = known  # only what JSON takes: the others are to be kept, too
+            self._all = known  # only after `dumps`: values that JSON cannot hold must not block the others
             write_atomically(self._path, text)
-
-
-class _Speaker:
-    """Tells the trainer what the user is to hear; from any thread."""
-
-    def __init__(self, parent: Connection) -> None:
-        self._parent, self._lock = parent, threading.Lock()
-
-    def __call__(self, text: str) -> None:
-        with self._lock, suppress(OSError):  # nobody is there
-            self._parent.send(f"tracking: {text}")

@@ -1,4 +1,4 @@
-"""The trackers as the training loop sees them: it sends, and neither waits nor fails."""
+"""The side of the training loop: it sends rows to the process of the trackers, and never waits."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from typing import Any
 from scalerl.errors import InputError, PausedError, brief_error
 from scalerl.record.reader import EvalPoint
 from scalerl.rl.tracking import metrics
-from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, forecast_seconds, work
+from scalerl.rl.tracking.process import MOST_ROWS, End, Setup, TrackedRow, forecast_seconds, log_run
 from scalerl.rl.tracking.tracker import Status, Tracker
 from scalerl.rl.workers.process import masked_signals
 
 _LOG = logging.getLogger("scalerl")
 _GRACE = 5.0
-"""Seconds beyond those that the process has to close, after which it is ended."""
+"""Seconds beyond those that the process has for closing, after which it is killed."""
 
 
-def check(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) -> None:
-    """Refuse what cannot go to another process.
-
-    Raises:
-        InputError: it says which one, and why.
-    """
+def check_picklable(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) -> None:
+    """Raise an InputError that names the tracker or forecaster that cannot be sent to another process."""
     for what in (*trackers, forecaster) if trackers else ():
         try:
             pickle.dumps(what)
@@ -40,20 +36,24 @@ def check(trackers: Sequence[Tracker], forecaster: Callable[..., Any] | None) ->
 
 
 class TrackingSender:
-    """Sends a run to its trackers, in a process of their own; a context, whose end waits for them a while."""
+    """Sends a run to its trackers in another process; a context, whose exit waits for them a limited time.
+
+    Two threads keep the training loop from waiting: `_send` empties a queue into the pipe, and `_receive`
+    logs what the process reports.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._seconds = forecast_seconds(setup.close_seconds) + setup.close_seconds + _GRACE
-        self._dropped = self._unsent = 0  # one is counted by each thread
+        self._dropped = self._unsent = 0  # each is counted by one thread
         self._ending = False
         self._process: Any = None
         if not setup.trackers:
             return
         context = get_context("spawn")
         self._ours, theirs = context.Pipe()
-        # What is sent at its start Python waits for until it is read; so that is nothing but the pipe.
-        self._process = context.Process(target=work, args=(theirs,), name="trackers")
+        # Only the pipe is an argument: `start` waits until arguments are read, and the setup may be large.
+        self._process = context.Process(target=log_run, args=(theirs,), name="trackers")
         try:
             with masked_signals():
                 self._process.start()
@@ -64,7 +64,7 @@ class TrackingSender:
         finally:
             theirs.close()
         self._queue.put(setup)
-        self._threads = [threading.Thread(target=do, daemon=True) for do in (self._send, self._listen)]
+        self._threads = [threading.Thread(target=do, daemon=True) for do in (self._send, self._receive)]
         for thread in self._threads:
             thread.start()
 
@@ -86,7 +86,7 @@ class TrackingSender:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
-                _LOG.warning("tracking: its process was ended; not all may be logged")
+                _LOG.warning("tracking: its process was killed; not all may be logged")
         for thread in self._threads:
             thread.join(_GRACE)
         self._ours.close()
@@ -94,15 +94,15 @@ class TrackingSender:
             _LOG.warning("tracking: %d rows were not logged", lost)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A line of steps.jsonl."""
+        """Send a line of steps.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_step(row)))
 
     def evaluation(self, point: EvalPoint) -> None:
-        """An evaluation that is on record."""
+        """Send an evaluation that is on record."""
         self._put(point)
 
     def finding(self, row: Mapping[str, Any]) -> None:
-        """A line of alarms.jsonl."""
+        """Send a line of alarms.jsonl."""
         self._put(TrackedRow(row["step"], row["time"], metrics.of_finding(row)))
 
     def _put(self, item: TrackedRow | EvalPoint) -> None:
@@ -119,12 +119,12 @@ class TrackingSender:
             item = self._queue.get()
             try:
                 self._ours.send(item)
-            except OSError:  # the process has died, which the other thread says
+            except OSError:  # the process has exited, which `_receive` reports
                 self._unsent += isinstance(item, TrackedRow | EvalPoint)
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         with suppress(EOFError, OSError):
             while True:
                 _LOG.warning("%s", self._ours.recv())
         if not self._ending:
-            _LOG.warning("tracking: its process died; nothing more is logged, and training goes on")
+            _LOG.warning("tracking: its process exited; nothing more is logged, and training goes on")
