@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from scalerl.errors import InputError
 from scalerl.rl.config.recipe import from_dict
 from scalerl.rl.engine.build import check_prompts
-from scalerl.rl.model.prompt_tokens import prompt_tokens
+from scalerl.rl.model.causal_lm import prompt_tokens
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Exact, Function, Math
 from scalerl.rl.types import Limits, Prompt

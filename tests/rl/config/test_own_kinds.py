@@ -148,7 +148,7 @@ def test_a_data_set_takes_a_verifier(here):
         (["missing.py:Topr"], rf"loss.kind: missing.py:Topr cannot be loaded \(FileNotFound.*; {CHOICES}"),
         (["syntax.py:Topr"], rf"loss.kind: syntax.py:Topr cannot be loaded \(SyntaxError: .*; {CHOICES}"),
         (["losses.py:Nope"], rf"loss.kind: losses.py:Nope cannot be loaded \(AttributeError: .*; {CHOICES}"),
-        (["wrong.py:function"], r"loss.kind: wrong.py:function is no class"),
+        (["wrong.py:function"], r"loss.kind: wrong.py:function is not a class"),
         (["wrong.py:Loose"], r"loss.kind: wrong.py:Loose must be a frozen dataclass"),
         (["wrong.py:Empty"], r"wrong.py:Empty has no __call__\(logp_NT, behaviour_logp_NT, advantage_N, sa"),
         (["wrong.py:Short"], r"wrong.py:Short: __call__ must take the arguments of __call__\(logp_NT, behav"),
@@ -175,5 +175,5 @@ def test_a_value_that_no_file_holds_is_refused(here):
     topr = kinds.load("losses.py:Topr")
     recipe = replace(load_recipe("demo"), loss=topr(math.inf))
     object.__setattr__(recipe.loss, "max_ratio", {1, 2})
-    with pytest.raises(InputError, match=r"Topr.max_ratio: \{1, 2\} cannot stand in a recipe"):
+    with pytest.raises(InputError, match=r"Topr.max_ratio: \{1, 2\} cannot be in a recipe"):
         recipe.to_dict()

@@ -13,8 +13,7 @@ from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_cache, check_sampling
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
-from scalerl.rl.model.causal_lm import load_tokenizer, model_of
-from scalerl.rl.model.prompt_tokens import prompt_tokens
+from scalerl.rl.model.causal_lm import load_tokenizer, model_of, prompt_tokens
 
 
 def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:

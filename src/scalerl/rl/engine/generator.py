@@ -30,8 +30,7 @@ from scalerl.rl.config.settings import EngineKind
 from scalerl.rl.engine.engine import make_engine
 from scalerl.rl.engine.random import stream_keys, uniform
 from scalerl.rl.engine.saved_rollouts import pack_rollouts, unpack_rollouts
-from scalerl.rl.model.causal_lm import FlopCount, install_weights, log_probs_TV
-from scalerl.rl.model.prompt_tokens import prompt_tokens
+from scalerl.rl.model.causal_lm import FlopCount, install_weights, log_probs_TV, prompt_tokens
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 PROMPTS_KEPT = 10_000

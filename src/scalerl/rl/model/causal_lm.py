@@ -1,7 +1,6 @@
-"""Models in Hugging Face format, and the one place where hidden states become log-probabilities.
+"""Models and tokenizers in Hugging Face format, and log-probabilities from hidden states.
 
-Generator and learner both go through `log_probs_TV`: the temperature and the precision of the LM head are
-the same on both sides because it is the same code.
+Generator and learner share `log_probs_TV`, so that temperature and precision of the LM head are equal.
 
 Shapes in names: B sequences, T positions, D hidden size, V vocabulary.
 """
@@ -22,11 +21,11 @@ from scalerl.errors import InputError, ScalerlError, brief_error, counted, first
 from scalerl.model_config import read_model_config
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.lora import merged_parameters
-from scalerl.rl.types import Weights
+from scalerl.rl.types import Prompt, Weights
 
 
 def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """Load a causal LM from a folder or by name, ready to be trained, in its own precision or in `dtype`.
+    """Load a causal LM from a folder or by name, ready for training, in its own precision or in `dtype`.
 
     Raises:
         InputError: there is no such model, or its files do not have all of its weights.
@@ -38,7 +37,7 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
         how = {"attn_implementation": "sdpa", "dtype": dtype or "auto", "output_loading_info": True}
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, **how)
         model, found = loaded
-    if missing := sorted(found["missing_keys"]):  # they would be drawn at random
+    if missing := sorted(found["missing_keys"]):  # transformers would initialise them at random
         what = f"{counted(len(missing), 'tensor')} of its config.json, as {missing[0]}"
         raise InputError(f"model {path} cannot be loaded (its files lack {what})")
     without_dropout(model)
@@ -46,7 +45,7 @@ def load_model(path: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
-    """The shape of a causal LM without its weights (on the device `meta`): its config alone is read.
+    """Return a causal LM without weights (on the device `meta`); only its config is read.
 
     Raises:
         InputError: there is no such model.
@@ -59,17 +58,17 @@ def empty_model(path: str | Path, dtype: torch.dtype) -> nn.Module:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """The type of a recipe's weights, by its `precision`."""
+    """Return the dtype of a recipe's `precision`."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
 def compute_device() -> torch.device:
-    """Where models compute: the first GPU if there is one. All models of a run share it."""
+    """Return the device of all models of a run: the first GPU, if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Load the tokenizer that stands beside a model.
+    """Load the tokenizer of a model.
 
     Raises:
         InputError: there is no such tokenizer.
@@ -80,15 +79,37 @@ def load_tokenizer(path: str | Path) -> Any:
         return AutoTokenizer.from_pretrained(path)
 
 
+def prompt_tokens(tokenizer: Any, prompt: Prompt) -> np.ndarray:
+    """Return the tokens of a prompt, shape (T,): messages by the chat template, a text as it is.
+
+    No special tokens are added to a text; messages end with the generation prompt.
+
+    Raises:
+        InputError: the tokenizer has no chat template, or the template refuses the conversation.
+    """
+    if prompt.messages is None:
+        return np.array(tokenizer(prompt.text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise InputError("the tokenizer has no chat template: task.chat_template must be false")
+    messages = [{"role": role, "content": content} for role, content in prompt.messages]
+    try:
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except TemplateError as error:
+        raise InputError(f"the chat template refuses prompt {prompt.id} ({error})") from error
+    return np.array(ids, dtype=np.int64)
+
+
 def _check_config(path: str | Path) -> None:
-    """Refuse a folder whose config.json would have transformers compute for ever, or without bounds."""
+    """Reject a folder whose config.json would make transformers compute or allocate without bounds."""
     if (Path(path) / "config.json").exists():
         read_model_config(path)
 
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn the loaders' errors into one line for the user; of odd files they are of any kind."""
+    """Turn errors of the loaders, which may be of any type, into one line for the user."""
     try:
         yield
     except ScalerlError:
@@ -100,7 +121,7 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Set every dropout to 0: the trainer's log-probabilities must be those of the sampled distribution."""
+    """Set every dropout to 0: the trainer's log-probabilities must be those of the behaviour policy."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -110,20 +131,20 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Keep only the inputs of every block for the backward pass, and compute the rest there again."""
-    # transformers 5.2x renamed the one to the other
+    """Keep only the inputs of every block, and recompute the rest in the backward pass."""
+    # renamed in transformers 5.2x
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    model.enable_input_require_grads()  # embeddings that are not trained would cut the graph
+    model.enable_input_require_grads()  # frozen embeddings would cut the graph
 
 
 def hidden_states(model: nn.Module, **inputs: Any) -> Tensor:
-    """Last hidden states, before the LM head: shape (B, T, D)."""
+    """Return the last hidden states, before the LM head: shape (B, T, D)."""
     return model.base_model(**inputs).last_hidden_state  # pyright: ignore[reportCallIssue]
 
 
 def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_logits: bool) -> Tensor:
-    """Log-probabilities over the vocabulary at the sampling temperature, in FP32.
+    """Return log-probabilities over the vocabulary at the sampling temperature, in FP32.
 
     With `fp32_logits` the LM head itself is computed in FP32 (MiniMax-M1, arXiv 2506.13585; ScaleRL,
     arXiv 2510.13786); without it the head keeps the model's precision, and only the softmax is FP32.
@@ -134,7 +155,7 @@ def log_probs_TV(model: nn.Module, hidden_TD: Tensor, temperature: float, fp32_l
 
 
 def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
-    """Weight (V, D) and bias (V,) of the LM head, in the model's precision or in FP32."""
+    """Return weight (V, D) and bias (V,) of the LM head, in the model's precision or in FP32."""
     head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     if not fp32:
         return head.weight, head.bias
@@ -142,7 +163,7 @@ def head_of(model: nn.Module, fp32: bool) -> tuple[Tensor, Tensor | None]:
 
 
 def copy_weights(model: nn.Module) -> Weights:
-    """The parameters as numpy copies, by name; tied parameters once."""
+    """Return NumPy copies of the parameters by name; tied parameters once."""
     return {name: p.detach().float().cpu().numpy().copy() for name, p in merged_parameters(model)}
 
 
@@ -154,7 +175,7 @@ def install_weights(model: nn.Module, weights: Weights) -> None:
 
 
 def head_dim(config: Any) -> int:
-    """Size of an attention head."""
+    """Return the size of an attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -162,8 +183,8 @@ def head_dim(config: Any) -> int:
 class FlopCount:
     """Floating-point operations of a causal LM, counted from its shape.
 
-    A forward pass costs 2 per weight of a matrix product and token, and 4 D L per token and position that
-    it attends to; a backward pass costs twice the forward. Embedding look-ups are free, the head is not.
+    A forward pass costs 2 per token and weight of a matrix product, and 4 D L per token and position that
+    it attends to; a backward pass costs twice as much. Embedding look-ups cost nothing; the head counts.
     """
 
     matrix_weights: int
@@ -171,11 +192,11 @@ class FlopCount:
 
     @classmethod
     def of(cls, model: nn.Module) -> FlopCount:
-        """Count the matrix weights that a token meets; a tied head counts once, as the head."""
+        """Count the matrix weights that a token is multiplied with; a tied head counts once."""
         config: Any = model.config
         embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         matrices = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in embeddings]
-        # Experts are one stack of matrices, of which a token meets `num_experts_per_tok`.
+        # Experts are one stack of matrices, of which a token uses `num_experts_per_tok`.
         active = getattr(config, "num_experts_per_tok", 0)
         seen = {id(p): p.numel() * active // len(p) if p.ndim == 3 else p.numel() for p in matrices}
         head = model.get_output_embeddings().weight  # pyright: ignore[reportCallIssue]
@@ -184,10 +205,10 @@ class FlopCount:
         return cls(sum(seen.values()), 4 * config.num_hidden_layers * width)
 
     def forward(self, tokens: float, positions: float) -> float:
-        """Cost of `tokens` tokens that attend to `positions` positions in all."""
+        """Return the cost of `tokens` tokens that attend to `positions` positions in total."""
         return 2.0 * self.matrix_weights * tokens + self.attention_per_position * positions
 
 
 def model_of(recipe: Recipe, model_folder: str | Path) -> nn.Module:
-    """Load the model in the recipe's precision onto the device that computes."""
+    """Load the model in the recipe's precision onto the compute device."""
     return load_model(model_folder, dtype_of(recipe.precision)).to(compute_device())

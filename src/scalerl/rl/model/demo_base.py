@@ -1,10 +1,9 @@
-"""The base model of the demonstration: a tiny causal LM trained on worked examples, careful, then imperfect.
+"""The base model of the demonstration: a tiny causal LM trained on worked examples, perfect, then imperfect.
 
-From careful examples it learns the arithmetic; from the imperfect ones, which come last, it takes the habit
-of giving up early, the slips and the rambling. So it can do better than it does, which is what RL is for.
+Perfect examples teach the arithmetic; the imperfect ones, which come last, teach it to give up early, to slip
+and to ramble. So it can do better than it does, which RL brings out.
 
-It is a Hugging Face folder (config, safetensors, tokenizer) like any other, so that what trains it further
-reads it as it would read any model.
+It is saved as a Hugging Face folder (config, safetensors, tokenizer), which is loaded like any other model.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ USUAL_STEPS = 1200
 
 @dataclass(frozen=True)
 class BaseModel:
-    """How the base model is made: its size, and its training on demonstrations."""
+    """The size of the base model, and its training on demonstrations."""
 
     demonstrations: Demonstrations
     hidden_size: int = 64
@@ -49,7 +48,7 @@ class BaseModel:
     heads: int = 4
     positions: int = 64
     careful_loss: float = 0.05
-    """The careful examples end once their loss, smoothed over 50 steps, is below this (nats per token)."""
+    """Perfect examples end once their loss, smoothed over 50 steps, is below this (nats per token)."""
     max_careful_steps: int = 4000
     imperfect_steps: int = 200
     batch: int = 32
@@ -64,7 +63,7 @@ class BaseModel:
 
     @property
     def fingerprint(self) -> str:
-        """A name that changes with anything that makes the model another one."""
+        """A hash of everything that determines the model."""
         settings = json.dumps(asdict(self), sort_keys=True)
         return hashlib.blake2b(f"1 {torch.__version__} {settings}".encode(), digest_size=6).hexdigest()
 
@@ -74,30 +73,32 @@ _OPTIONS = ("seed", "hidden_size", "intermediate_size", "layers", "heads", "impe
 
 @dataclass
 class BaseProgress:
-    """How far the base model is."""
+    """The progress of the base model's training."""
 
     step: int
     share: float
-    """Of the usual number of steps; how many it takes shows only as the loss falls."""
+    """Share of the usual number of steps; the actual number depends on the loss."""
     loss: float
 
 
 def find_model(
     recipe: Recipe, progress: Callable[[BaseProgress], None] | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """The folder or name to load the recipe's model from, and what config.json should say of it.
+    """Return the folder or name of the recipe's model, and what config.json should record about it.
 
-    The name `chain-base` stands for the base model of the task, which is built at its first use and cached;
-    `chain-base:seed=1,hidden_size=32` for another one (`base_spec`).
+    The name `chain-base` stands for the base model of the task, which is built at its first use and cached,
+    and `chain-base:seed=1,hidden_size=32` for a variant (`base_spec`).
 
     Raises:
-        InputError: there is no such folder; the name has an option that is none, or the task is another.
-        WriteError: the disk does not take the base model.
+        InputError: there is no such folder; the name has an unknown option, or the task is not `chain`.
+        WriteError: the base model could not be saved.
     """
     if not is_built(recipe.model):
-        if _is_path(recipe.model) and not Path(recipe.model).is_dir():
-            raise InputError(f"model: no folder {recipe.model}")
-        return recipe.model, {}
+        model = recipe.model
+        is_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1  # not a name on the Hub
+        if is_path and not Path(model).is_dir():
+            raise InputError(f"model: no folder {model}")
+        return model, {}
     spec = _spec_of(recipe)
     folder = build_base(spec, cache_folder(), progress)
     made = json.loads((folder / "base.json").read_text())
@@ -112,7 +113,7 @@ def find_model(
 
 
 def model_shape(recipe: Recipe) -> nn.Module:
-    """The model of a recipe without its weights; nothing is built or downloaded but a config.
+    """Return the model of a recipe without weights; only a config is downloaded, and nothing is built.
 
     Raises:
         InputError: there is no such model.
@@ -125,13 +126,8 @@ def model_shape(recipe: Recipe) -> nn.Module:
         return _new_model(spec).to(dtype)
 
 
-def _is_path(model: str) -> bool:
-    """Whether it can be no name on the Hub."""
-    return model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
-
-
 def is_built(model: str) -> bool:
-    """Whether a recipe's model is one that is built here."""
+    """Whether a recipe's model is a base model of this file."""
     return model.partition(":")[0] == CHAIN_BASE
 
 
@@ -142,31 +138,27 @@ def _spec_of(recipe: Recipe) -> BaseModel:
 
 
 def is_to_be_built(recipe: Recipe) -> bool:
-    """Whether the recipe's model is one that is built here, and is not in the cache yet.
+    """Whether the recipe's model is a base model of this file that is not in the cache yet.
 
     Raises:
-        InputError: the name has an option that is none, or the task is another.
+        InputError: the name has an unknown option, or the task is not `chain`.
     """
-    return is_built(recipe.model) and not _is_whole(_place(_spec_of(recipe), cache_folder()))
+    return is_built(recipe.model) and not (_folder(_spec_of(recipe), cache_folder()) / "base.json").is_file()
 
 
-def _place(spec: BaseModel, cache: Path) -> Path:
+def _folder(spec: BaseModel, cache: Path) -> Path:
     return cache / f"chain-base-{spec.fingerprint}"
 
 
-def _is_whole(folder: Path) -> bool:
-    return (folder / "base.json").is_file()
-
-
 def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
-    """The base model of a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
+    """Return the base model of a name such as `chain-base:seed=1,layers=3,hidden_size=128,thinking=16`.
 
-    Options are fields of `BaseModel` that are whole numbers; the feed-forward layers keep their ratio to
-    `hidden_size` unless they are given. `thinking` is the budget in tokens that the demonstrations were
-    written for, that of the recipe unless it is given: runs with other budgets can so begin from one model.
+    Options are integer fields of `BaseModel`; `intermediate_size` keeps its ratio to `hidden_size` unless it
+    is given. `thinking` is the token budget of the demonstrations, by default that of the recipe: with it,
+    runs with different budgets can start from one model.
 
     Raises:
-        InputError: an option is none, or no whole number of 1 or more (the seed: 0).
+        InputError: an option is unknown, or not a whole number of 1 or more (the seed: 0).
     """
     options: dict[str, int] = {}
     for option in filter(None, name.partition(":")[2].split(",")):
@@ -184,32 +176,32 @@ def base_spec(name: str, task: Chain, thinking: int) -> BaseModel:
 
 
 def cache_folder() -> Path:
-    """Where base models are kept: $SCALERL_CACHE, or scalerl in the user's cache folder."""
+    """Return the folder of base models: $SCALERL_CACHE, or scalerl in the user's cache folder."""
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SCALERL_CACHE") or Path(user) / "scalerl")
 
 
 def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], None] | None = None) -> Path:
-    """The folder of the base model; trained at the first call, found in `cache` at later ones.
+    """Return the folder of the base model, which is trained unless `cache` has it.
 
-    `base.json` in the folder holds what it cost, which is no part of the compute of RL.
+    Its `base.json` holds the cost of that training, which does not count as compute of RL.
     """
-    folder = _place(spec, cache)
-    if _is_whole(folder):
+    folder = _folder(spec, cache)
+    if (folder / "base.json").is_file():
         return folder
     aside = cache / f".{folder.name}.{os.getpid()}"
     try:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)  # and not through a link
+        aside.mkdir(parents=True)  # fails if there is a link
         started = time.perf_counter()
         model, cost = _train(spec, progress)
         model.save_pretrained(aside)  # pyright: ignore[reportCallIssue]
         write_tokenizer(str(aside))
         made = {"seconds": time.perf_counter() - started, **cost, "spec": asdict(spec)}
         write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
-        with contextlib.suppress(FileExistsError):  # another process was first: one is as good as the other
+        with contextlib.suppress(FileExistsError):  # another process was first, with the same model
             aside.rename(folder)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         why = getattr(error, "strerror", None) or error
         raise WriteError(f"{folder}: the base model could not be saved ({why})") from error
     finally:
@@ -220,13 +212,13 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
 def _train(
     spec: BaseModel, progress: Callable[[BaseProgress], None] | None
 ) -> tuple[nn.Module, dict[str, float]]:
-    """The trained model, and what it cost."""
+    """Return the trained model and its cost."""
     torch.set_num_threads(1)  # the result must not depend on how many cores there are
     torch.manual_seed(spec.seed)
     model = _new_model(spec)
     flop_count = FlopCount.of(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=spec.lr, weight_decay=0.01, betas=(0.9, 0.98))
-    careful = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
+    perfect = replace(spec.demonstrations, give_up=0.0, slip=0.0, ramble=0.0)
     rng = Random(spec.seed)
     step, flops, smoothed = 0, 0.0, 3.0
 
@@ -248,7 +240,7 @@ def _train(
         smoothed += (loss.item() - smoothed) / 50
 
     while smoothed > spec.careful_loss and step < spec.max_careful_steps:
-        train(careful, spec.lr * min(1.0, (step + 1) / 100))
+        train(perfect, spec.lr * min(1.0, (step + 1) / 100))
     for left in range(spec.imperfect_steps, 0, -1):
         train(spec.demonstrations, spec.lr * left / spec.imperfect_steps / 2)
     return model, {"steps": step, "loss": smoothed, "flops": flops}
@@ -265,9 +257,9 @@ def _new_model(spec: BaseModel) -> nn.Module:
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.heads,
         max_position_embeddings=spec.positions,
-        # Rotary positions, so that one circuit serves every step: step j always comes as far behind operation
+        # Rotary positions let one circuit serve every step, as step j is at a fixed distance from operation
         # j. The default base of 10,000 is for long texts and the default spread of 0.02 for wide models; both
-        # cost this one thousands of steps.
+        # cost this model thousands of steps.
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
         initializer_range=0.1,
         tie_word_embeddings=True,

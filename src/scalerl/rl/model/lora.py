@@ -1,6 +1,6 @@
-"""LoRA through peft: a few small matrices are trained, and the weights that are published are whole.
+"""LoRA through peft: small adapters are trained, and merged weights are published.
 
-Generators, evaluations and checkpoints see a plain model: what they get are the merged weights.
+Generators, evaluations and checkpoints get the merged weights, those of a plain model.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from scalerl.rl.config.settings import Lora
 
 
 def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
-    """Put adapters into `model`, in place, and let only them be trained; returns it.
-
-    A is drawn from `seed`.
+    """Add adapters to `model`, in place, and freeze the rest; return it. `seed` initialises the matrices A.
 
     Raises:
-        InputError: peft is not installed, or the rank is more than the model has.
+        InputError: peft is not installed, or the rank exceeds the hidden size.
     """
     if not settings.rank:
         return model
@@ -46,9 +44,9 @@ def add_adapters(model: nn.Module, settings: Lora, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of the plain model by name, adapters added to what they adapt.
+    """Yield the parameters of the plain model by name, adapters merged.
 
-    Those whose names begin with one of `without` are left out.
+    Names that start with one of `without` are left out.
     """
     adapted = {name: m for name, m in model.named_modules() if hasattr(m, "lora_A")}
     for name, parameter in model.named_parameters():
@@ -65,7 +63,7 @@ def merged_parameters(model: nn.Module, without: tuple[str, ...] = ()) -> Iterat
 
 
 def plain_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """The state of the plain model, adapters merged; None where there are none: its own is that."""
+    """Return the state of the plain model, adapters merged; None if the model has no adapters."""
     if not any(hasattr(module, "lora_A") for module in model.modules()):
         return None
     return {name: weight.detach().contiguous() for name, weight in merged_parameters(model)}

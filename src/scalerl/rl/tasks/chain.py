@@ -1,6 +1,6 @@
 """`chain`: left-to-right arithmetic modulo 10, the task of the demonstration.
 
-    prompt     3 + 4 * 7 - 9 = . . . .     filled up with dots to one width
+    prompt     3 + 4 * 7 - 9 = . . . .     padded with dots to one width
     thinking   + 7 * 9 - 0           one `op value` pair per step
     answer     </think> 0 <eos>
 
@@ -36,7 +36,7 @@ OPERANDS = {"+": DIGITS, "-": DIGITS, "*": "1379"}
 
 
 def apply(op: str, x: int, b: int) -> int:
-    """One operation modulo 10."""
+    """Apply one operation modulo 10."""
     return {"+": x + b, "-": x - b, "*": x * b}[op] % 10
 
 
@@ -44,21 +44,21 @@ def apply(op: str, x: int, b: int) -> int:
 class Chain(Task):
     """Chains of 1..`k_max` operations, `train_per_length` and `heldout_per_length` distinct prompts of each.
 
-    Short chains have few distinct prompts (k = 1: 240, k = 2: 5760); those that are not held out are all
-    there is to train on. Held-out prompts are drawn first and never appear in the training split or in
+    Short chains have few distinct prompts (k = 1: 240, k = 2: 5760), so that fewer than `train_per_length`
+    may remain for training. Held-out prompts are drawn first and never appear in the training split or in
     demonstrations.
     """
 
     k_max: int = 10
     skip: tuple[int, ...] = ()
-    """Lengths that are left out: those just above a thinking budget. A model learns to work out an operation
-    or two in its head, so that with them the budget alone would not set the ceiling."""
+    """Lengths to leave out: those just above a thinking budget. A model learns to compute one or two
+    operations without writing them down, so that with these lengths the budget would not set the ceiling."""
     heldout_per_length: int = 100
     train_per_length: int = 240
     seed: int = 1
     kind: Literal["chain"] = "chain"
     trusted: ClassVar[bool] = True
-    """A verification takes 4 microseconds; processes of its own took 27 % of the demonstration's time."""
+    """A verification takes 4 microseconds; verifier workers took 27 % of the demonstration's time."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.k_max <= 40:
@@ -72,7 +72,7 @@ class Chain(Task):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The chain lengths that occur, each as often as the others."""
+        """The chain lengths, each equally frequent."""
         return tuple(k for k in range(1, self.k_max + 1) if k not in self.skip)
 
     @property
@@ -81,21 +81,21 @@ class Chain(Task):
         return 2 * self.k_max + 2
 
     def text(self, chain: Sequence[str]) -> str:
-        """The prompt of a chain, filled up with dots: step j always comes as far behind operation j."""
+        """Return the prompt of a chain, padded with dots: step j is at a fixed distance from operation j."""
         return " ".join([*chain, "=", *[FILLER] * (self.prompt_tokens - len(chain) - 1)])
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """The prompts of a split, balanced over chain lengths; ids are `chain/<k>/<number>`."""
+        """Return the prompts of a split, balanced over chain lengths; ids are `chain/<k>/<number>`."""
         return self._splits[split]
 
     @cached_property
     def heldout_texts(self) -> frozenset[str]:
-        """The texts of the held-out prompts, to keep them out of everything else."""
+        """The texts of the held-out prompts, which must not occur in any training data."""
         return frozenset(prompt.text for prompt in self.prompts("heldout"))
 
     @property
     def heldout_hash(self) -> str:
-        """Names the held-out set: evaluations with one hash are on the same prompts."""
+        """A hash of the held-out set. It has no messages, unlike `Task.heldout_hash`: records keep it."""
         lines = "\n".join(f"{p.id}\t{p.text}\t{p.answer}" for p in self.prompts("heldout"))
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
@@ -111,19 +111,19 @@ class Chain(Task):
         return splits
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """+1 if exactly the right digit stands after the end of thinking, else -1."""
-        # The first marker: what follows a second one was worked out on the budget of the answer.
+        """Return +1 if exactly the right digit follows the end of thinking, else -1."""
+        # The first marker counts: text between two markers was thinking on the budget of the answer.
         _, separator, answer = text.partition(END_OF_THINKING)
         correct = bool(separator) and answer.strip() == prompt.answer
         return Reward(1.0 if correct else -1.0, correct)
 
     def ceiling(self, thinking_tokens: int) -> float:
-        """Pass rate of a model that never errs where the budget lets it finish, and guesses elsewhere."""
+        """Return the pass rate of a model that is right within the budget, and guesses beyond it."""
         return sum(1.0 if 2 * k <= thinking_tokens else 0.1 for k in self.lengths) / len(self.lengths)
 
 
 def solve(text: str) -> list[int]:
-    """The value after each operation of a prompt."""
+    """Return the value after each operation of a prompt."""
     symbols = chain_of(text)
     x, values = int(symbols[0]), []
     for op, b in zip(symbols[1::2], symbols[2::2], strict=True):
@@ -133,12 +133,12 @@ def solve(text: str) -> list[int]:
 
 
 def chain_of(text: str) -> list[str]:
-    """The symbols of a prompt before the equals sign."""
+    """Return the symbols of a prompt before the equals sign."""
     return text.partition("=")[0].split()
 
 
 def random_chain(rng: Random, k: int) -> list[str]:
-    """The symbols of a random chain of `k` operations."""
+    """Return the symbols of a random chain of `k` operations."""
     symbols = [DIGITS[rng.randrange(10)]]
     for _ in range(k):
         op = "+-*"[rng.randrange(3)]
@@ -151,23 +151,23 @@ def _distinct(rng: Random, k: int, n: int) -> list[tuple[str, ...]]:
         chains = [(x, op, b) for x in DIGITS for op in "+-*" for b in OPERANDS[op]]
         return rng.sample(chains, min(n, len(chains)))
     seen: dict[tuple[str, ...], None] = {}  # in order, unlike a set
-    while len(seen) < min(n, 10 * 24**k):  # there are no more
+    while len(seen) < min(n, 10 * 24**k):  # chains of k operations in all
         seen[tuple(random_chain(rng, k))] = None
     return list(seen)
 
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Imperfect worked examples for the base model, or perfect ones.
+    """Worked examples for the base model, with the errors that RL can remove.
 
-    Authors differ in patience: before each step one gives up with a probability of its own, uniform in
-    [0, 2 `give_up`], and answers with the value it has, which is right one time in ten. A value is wrong with
+    Each example gives up before a step with a probability of its own, uniform in [0, 2 `give_up`], and
+    answers with the value it has, which is right one time in ten. A value is wrong with
     probability `slip`, and the chain goes on from it. The answer is followed by a further digit with
     probability `ramble`, then again with probability one half, so that some answers overrun their budget.
     Thinking that reaches `thinking_tokens` is interrupted as the generator interrupts it.
 
-    With the three chances at 0 the demonstrations are perfect under that budget: even then the right answer
-    follows, so that a model trained on them shows whether the rest can be worked out without writing it down.
+    With the three probabilities at 0 the demonstrations are perfect: the right answer follows even
+    interrupted thinking, so that a model trained on them shows whether it can do the rest without writing.
     """
 
     task: Chain
@@ -177,14 +177,14 @@ class Demonstrations:
     ramble: float = 0.1
 
     def sample(self, rng: Random) -> tuple[str, str]:
-        """A prompt that is not held out, and a completion of it."""
+        """Return a prompt that is not held out, and a completion of it."""
         held_out = self.task.heldout_texts
         while (text := self.task.text(random_chain(rng, rng.choice(self.task.lengths)))) in held_out:
             pass
         return text, self.complete(rng, text)
 
     def complete(self, rng: Random, text: str) -> str:
-        """A worked completion of the prompt `text`."""
+        """Return a worked completion of the prompt `text`."""
         symbols = chain_of(text)
         x, thinking = int(symbols[0]), []
         closing = END_OF_THINKING

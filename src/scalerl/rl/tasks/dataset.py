@@ -1,9 +1,9 @@
-"""`dataset`: prompts and answers from a file, a folder or the Hugging Face Hub, and a verifier of choice.
+"""`dataset`: prompts and answers from a file, a folder or the Hugging Face Hub, with a choice of verifier.
 
-    rows -> prompts (system, template) -> without repetitions -> held out | train -> limit
+    rows -> prompts (system, template) -> without duplicates -> held out | train -> limit
 
-What is held out, and what a limit leaves, depends on the seed and the texts alone: not on the order of the
-rows, and hardly on rows that are added later.
+Which prompts are held out, or kept by a limit, depends on the seed and the texts alone: not on the order of
+the rows, and hardly on rows that are added later.
 """
 
 from __future__ import annotations
@@ -11,28 +11,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from scalerl.errors import InputError, brief
+from scalerl.errors import InputError, brief, first_line
+from scalerl.jsonl import read_jsonl
 from scalerl.kinds import Choice
-from scalerl.rl.tasks.rows import DatasetRow, read_rows
 from scalerl.rl.tasks.task import Task
 from scalerl.rl.tasks.verifiers import AnyVerifier, Math, Verifier
 from scalerl.rl.types import Limits, Prompt, Reward, Split
 
 _SLOT = "{prompt}"
-
-
-@dataclass(frozen=True)
-class _Contents:
-    """The prompts of the two splits, and how many rows were left out, by reason."""
-
-    prompts: dict[Split, list[Prompt]]
-    dropped: Counter[str]
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -44,28 +40,28 @@ class Dataset(Task):
     kind: Literal["dataset"] = "dataset"
     subset: str | None = None
     split: str = "train"
-    """Of a folder or a data set of the Hub."""
+    """The split of a folder or a data set of the Hub."""
     heldout_path: str | None = None
     heldout_split: str | None = None
-    """Where the held-out prompts are; with neither, they are drawn from the others."""
+    """The source of the held-out prompts; with neither, they are drawn from the other prompts."""
     heldout: int = 1000
-    """Prompts to hold out: exactly as many if drawn from the others, at most as many of their own data."""
+    """Prompts to hold out: exactly as many if drawn from the others, at most as many of a source."""
     limit: int | None = None
     """Training prompts at most."""
     seed: int = 0
-    """Draws what is held out, and what `limit` leaves."""
+    """The seed by which prompts are held out, and kept by `limit`."""
     prompt: str = "prompt"
-    """Column of a text or of chat messages; `a.b` is field b of column a."""
+    """The column of a text or of chat messages; `a.b` is field b of column a."""
     answer: str = "answer"
     id: str | None = None
     system: str | None = None
     """A system prompt, in place of that of the data."""
     template: str | None = None
-    """Text around the prompt, which takes the place of `{prompt}`; of messages, around the last."""
+    """Text around the prompt, which replaces `{prompt}`; with messages, around the last one."""
     chat_template: bool = True
-    """Whether prompts go through the chat template of the tokenizer, or are its text as they are."""
+    """Whether prompts go through the chat template of the tokenizer, or are tokenized as they are."""
     too_long: Literal["error", "drop"] = "error"
-    """What prompts longer than `context.prompt` are."""
+    """Whether prompts longer than `context.prompt` are an error or are dropped."""
     verifier: Annotated[Verifier, Choice("verifiers", Verifier, AnyVerifier)] = field(default_factory=Math)
     limits: Limits = field(default_factory=Limits)
 
@@ -78,28 +74,28 @@ class Dataset(Task):
             raise ValueError("system needs chat_template = true")
 
     def prompts(self, split: Split) -> list[Prompt]:
-        """The prompts of a split, in the order of the rows.
+        """Return the prompts of a split, in the order of the rows.
 
         Raises:
-            InputError: the data cannot be read, or is not what the fields say; file, row, column are named.
+            InputError: the data cannot be read, or does not fit the fields; names file, row and column.
         """
-        return self._contents.prompts[split]
+        return self._contents[0][split]
 
     @property
     def dropped(self) -> Counter[str]:
-        """Rows left out: `duplicate` of another, `heldout` in the training data, `too_long`."""
-        return self._contents.dropped
+        """The number of rows left out: `duplicate`, `heldout` in the training data, `too_long`."""
+        return self._contents[1]
 
     def prepare(self) -> None:
         """Load what `verify` needs."""
         self.verifier.prepare()
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Judge the text of a completion (without its end token)."""
+        """Verify the text of a completion (without its end token)."""
         return self.verifier.verify(prompt, text)
 
     def without(self, ids: frozenset[str]) -> Dataset | None:
-        """The same data without the prompts of these ids, where `too_long` has them dropped.
+        """Return the data without the prompts of these ids, if `too_long` says that they are dropped.
 
         Raises:
             InputError: a split has no other prompts.
@@ -108,18 +104,19 @@ class Dataset(Task):
             return None
         kept: dict[Split, list[Prompt]] = {
             split: [prompt for prompt in prompts if prompt.id not in ids]
-            for split, prompts in self._contents.prompts.items()
+            for split, prompts in self._contents[0].items()
         }
         for split, prompts in kept.items():
             if not prompts:
                 raise InputError(f"{self.path}: every prompt of the {split} split is too long")
         other = replace(self)
-        dropped = self.dropped + Counter(too_long=len(ids))
-        other.__dict__["_contents"] = _Contents(kept, dropped)  # as the cache of `_contents` holds it
+        # The dataclass is frozen; this is where the cached property keeps its value.
+        other.__dict__["_contents"] = kept, self.dropped + Counter(too_long=len(ids))
         return other
 
     @cached_property
-    def _contents(self) -> _Contents:
+    def _contents(self) -> tuple[dict[Split, list[Prompt]], Counter[str]]:
+        """The prompts of the two splits, and how many rows were left out, by reason."""
         dropped: Counter[str] = Counter()
         main = self._distinct(self.path, self.split, "dataset", dropped)
         if self.heldout_path is None and self.heldout_split is None:
@@ -140,14 +137,14 @@ class Dataset(Task):
         for split, prompts in (("held-out", held), ("training", train)):
             if not prompts:
                 raise InputError(f"{self.path}: no {split} prompt")
-        return _Contents({"heldout": list(held.values()), "train": train}, +dropped)
+        return {"heldout": list(held.values()), "train": train}, +dropped
 
     def _distinct(self, path: str, split: str, name: str, dropped: Counter[str]) -> dict[str, Prompt]:
-        """The prompts of some data by the text of their rows, where white space does not count."""
+        """Return the prompts of a source by the text of their rows, with white space normalised."""
         columns = [column for column in (self.prompt, self.answer, self.id) if column is not None]
         found: dict[str, Prompt] = {}
         places: dict[str, str] = {}
-        for row in read_rows(path, self.subset, split, columns):
+        for row in _read_rows(path, self.subset, split, columns):
             messages = self._conversation(row)
             text = " ".join(" ".join(content for _, content in messages).split())
             prompt = self._prompt(row, name, messages)
@@ -162,7 +159,7 @@ class Dataset(Task):
         return found
 
     def _drawn(self, prompts: Iterable[tuple[str, Prompt]], n: int | None) -> list[tuple[str, Prompt]]:
-        """`n` of the prompts, by a hash of seed and text, in their order."""
+        """Return `n` of the prompts, chosen by a hash of seed and text, in their order."""
         prompts = list(prompts)
         if n is None or n >= len(prompts):
             return prompts
@@ -170,8 +167,8 @@ class Dataset(Task):
         chosen = sorted(range(len(prompts)), key=keys.__getitem__)[:n]
         return [prompts[i] for i in sorted(chosen)]
 
-    def _conversation(self, row: DatasetRow) -> list[tuple[str, str]]:
-        """What the row says, as chat messages (role, content)."""
+    def _conversation(self, row: _Row) -> list[tuple[str, str]]:
+        """Return the prompt of a row as chat messages (role, content)."""
         found = row.get(self.prompt)
         if isinstance(found, str) and found.strip():
             return [("user", found)]
@@ -181,7 +178,7 @@ class Dataset(Task):
         wanted = "a text or messages" if self.chat_template else "a text (task.chat_template is false)"
         raise InputError(f"{row.place}: column {self.prompt!r} must be {wanted}, found {brief(found)}")
 
-    def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
+    def _prompt(self, row: _Row, name: str, messages: list[tuple[str, str]]) -> Prompt:
         number = row.number if self.id is None else row.get(self.id)
         last = messages[-1][1]
         shown = [*messages[:-1], ("user", (self.template or _SLOT).replace(_SLOT, last))]
@@ -192,7 +189,7 @@ class Dataset(Task):
             f"{name}/{number}", text, self._answer(row), tuple(shown) if self.chat_template else None
         )
 
-    def _answer(self, row: DatasetRow) -> str:
+    def _answer(self, row: _Row) -> str:
         found = row.get(self.answer)
         if isinstance(found, str) and found.strip():
             return found
@@ -206,15 +203,17 @@ class Dataset(Task):
         )
 
 
-def _check_unicode(row: DatasetRow, text: str) -> None:
+def _check_unicode(row: _Row, text: str) -> None:
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half of a pair, which JSON can hold and no tokenizer takes
+    except (
+        UnicodeEncodeError
+    ) as error:  # half of a surrogate pair, which JSON can hold but no tokenizer takes
         raise InputError(f"{row.place}: {brief(error.object[error.start])} is no character") from error
 
 
-def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str, str]]:
-    """Chat messages, of which the last is the user's."""
+def _messages(found: list[Any], row: _Row, column: str) -> list[tuple[str, str]]:
+    """Return chat messages, the last of which is the user's."""
     messages = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in found]
     where = f"{row.place}: column {column!r}"
     for message in messages:
@@ -223,3 +222,115 @@ def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str,
     if not messages or messages[-1][0] != "user":
         raise InputError(f"{where}: the last message must be of role 'user', found {brief(found)}")
     return [(str(role), str(content)) for role, content in messages]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a file or data set: its number, counted from 1, and its values by column."""
+
+    source: str
+    unit: str
+    number: int
+    values: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The position of the row, for error messages."""
+        return f"{self.source}, {self.unit} {self.number}"
+
+    def get(self, column: str) -> Any:
+        """Return the value of a column; `a.b.0` goes into the objects and the lists of column `a`.
+
+        Raises:
+            InputError: there is no such column.
+        """
+        if column in self.values:
+            return self.values[column]
+        value: Any = self.values
+        try:
+            for part in column.split("."):
+                value = value[int(part)] if isinstance(value, list) else value[part]
+        except (LookupError, TypeError, ValueError) as error:
+            there = ", ".join(map(str, self.values))
+            raise InputError(f"{self.place}: no column {column!r}; there are: {there}") from error
+        return value
+
+
+def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[_Row]:
+    """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
+
+    `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read.
+
+    Raises:
+        InputError: there is no such file, it is not what its name says, or a library is missing.
+    """
+    file = Path(path)
+    if file.suffix in (".jsonl", ".ndjson"):
+        return _jsonl(file)
+    if file.suffix == ".parquet":
+        return _parquet(file, columns)
+    if file.is_file():
+        raise InputError(f"{path}: expected a .jsonl or .parquet file, a folder, or a name on the Hub")
+    if not file.is_dir() and not _HUB_NAME.fullmatch(path):
+        raise InputError(f"{path}: no such file or folder")
+    return _data_set(path, subset, split, columns)
+
+
+def _jsonl(file: Path) -> list[_Row]:
+    unfinished: list[str] = []
+    rows = [_Row(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
+    if unfinished:
+        raise InputError(f"{file}: the last line is unfinished: not JSON")
+    return rows
+
+
+def _parquet(file: Path, columns: Iterable[str]) -> list[_Row]:
+    parquet = _library("pyarrow.parquet")
+    if not file.is_file():
+        raise InputError(f"{file}: no such file")
+    try:
+        table = parquet.ParquetFile(file)
+        values = table.read(columns=_wanted(str(file), table.schema_arrow.names, columns)).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
+        raise InputError(f"{file}: not Parquet ({first_line(error)})") from error
+    return [_Row(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
+
+
+def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[_Row]:
+    datasets = _library("datasets")
+    saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    try:
+        if saved:
+            found = datasets.load_from_disk(path)
+            if isinstance(found, dict) and split not in found:
+                raise InputError(f"{path}: no split {split!r}; there are: {', '.join(found)}")
+            found = found[split] if isinstance(found, dict) else found
+        else:
+            found = datasets.load_dataset(path, subset, split=split)
+    except InputError:
+        raise
+    except Exception as error:  # the library raises a dozen types
+        where = "" if Path(path).is_dir() else " from the Hub, and there is no such file or folder"
+        raise InputError(f"{path}: cannot be loaded{where} ({first_line(error)})") from error
+    source = f"{path}[{split}]"
+    found = found.select_columns(_wanted(source, found.column_names, columns))
+    return [_Row(source, "row", number, row) for number, row in enumerate(found, start=1)]
+
+
+def _wanted(source: str, there: list[str], columns: Iterable[str]) -> list[str]:
+    """Return the existing columns that `columns` need: by full name, or by the part before the first dot."""
+    wanted = set()
+    for column in columns:
+        found = {column, column.partition(".")[0]} & set(there)
+        if not found:
+            raise InputError(f"{source}: no column {column!r}; there are: {', '.join(there)}")
+        wanted |= found
+    return sorted(wanted)
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise InputError(f"this data needs {package}: pip install 'scalerl[data]'") from error

@@ -1,6 +1,6 @@
-"""How the completions of a dataset are judged: by mathematics, by exact comparison, or by one's own function.
+"""Verifiers of the task `dataset`: mathematical equality, exact comparison, or a custom function.
 
-The answer of a completion is what follows the first `after`; where that does not occur, it is the whole text.
+The answer of a completion is the text after the first `after`, or the whole text if that does not occur.
 """
 
 from __future__ import annotations
@@ -19,30 +19,23 @@ from scalerl.kinds import load
 from scalerl.rl.types import Prompt, Reward
 
 _WARM_UP = (
-    r"\frac{1}{2}",
-    r"3\sqrt{5}",
-    "(1, 2)",
-    r"\{-1, 0.5\}",
-    "x^2 + 2x = 1",
-    r"\pi < 4",
-    "[0, 1)",
-    r"\sin x + \log 2",
-    "$12$",
+    *(r"\frac{1}{2}", r"3\sqrt{5}", "(1, 2)", r"\{-1, 0.5\}", "x^2 + 2x = 1", r"\pi < 4", "[0, 1)"),
+    *(r"\sin x + \log 2", "$12$"),
 )
 
 
 class Verifier(Protocol):
-    """Judges the completions of a data set. A class that inherits from this one has to have `verify`."""
+    """Verifies the completions of a data set. A subclass must have `verify`."""
 
     takes_json: ClassVar[bool] = True
-    """Whether answers of the data may be lists and objects, which are JSON in `prompt.answer` then."""
+    """Whether answers of the data may be lists and objects, which `prompt.answer` then holds as JSON."""
 
     def prepare(self) -> None:
         """Load what `verify` needs; see `scalerl.rl.tasks.task.Task.prepare`."""
 
     @abstractmethod
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Judge the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
+        """Verify the text of a completion; see `scalerl.rl.tasks.task.Task.verify`."""
         ...
 
 
@@ -50,7 +43,7 @@ class Verifier(Protocol):
 class Math(Verifier):
     """+1 if the answer equals that of the data as mathematics (math-verify), else -1.
 
-    Of an answer the last `\\boxed{}` counts; without one, the last expression, in LaTeX or plain.
+    The last `\\boxed{}` of the answer counts, or else its last expression, in LaTeX or plain.
     """
 
     after: str = "</think>"
@@ -58,7 +51,7 @@ class Math(Verifier):
     takes_json: ClassVar[bool] = False
 
     def prepare(self) -> None:
-        """Load math-verify, and have it read what answers are made of: it loads its parser when first used.
+        """Load math-verify and parse typical answers, as its parser is loaded at its first use.
 
         Raises:
             InputError: it is not installed.
@@ -69,16 +62,16 @@ class Math(Verifier):
             raise InputError(
                 "task.verifier: 'math' needs math-verify: pip install 'scalerl[train]'"
             ) from error
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no time limit
-        for text in _WARM_UP:  # .4 s, which every process that is forked from this one would take again
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of its missing time limit
+        for text in _WARM_UP:  # .4 s here, instead of in every forked process
             self.verify(Prompt("", "", text), f"\\boxed{{{text}}}")
 
     def verify(self, prompt: Prompt, text: str) -> Reward:
-        """Compare; raises ValueError where math-verify cannot read the answer of the data."""
+        """Compare; raises ValueError if math-verify cannot parse the answer of the data."""
         from math_verify import verify
 
         gold = _gold(prompt.answer)
-        if all(isinstance(part, str) for part in gold):  # what it cannot read it would compare as text
+        if all(isinstance(part, str) for part in gold):  # it falls back to comparing texts
             raise ValueError(f"math-verify cannot read the answer {prompt.answer!r}")
         answer = answer_of(text, self.after)
         box = last_box(answer)
@@ -88,9 +81,9 @@ class Math(Verifier):
 
 @dataclass(frozen=True)
 class Exact(Verifier):
-    """+1 if the answer is that of the data but for letter case, white space and Unicode forms, else -1.
+    """+1 if the answer is that of the data up to letter case, white space and Unicode forms, else -1.
 
-    Of an answer with a `\\boxed{}`, what is in the last one counts; without one, all of it.
+    The content of the last `\\boxed{}` counts, or else the whole answer.
     """
 
     after: str = "</think>"
@@ -106,7 +99,7 @@ class Exact(Verifier):
 
 @dataclass(frozen=True)
 class Function(Verifier):
-    """A function of one's own, `package.module:name` or `path/to/file.py:name`.
+    """A custom function, `package.module:name` or `path/to/file.py:name`.
 
     It is called with the prompt (a `scalerl.rl.types.Prompt`) and the whole text of the completion without
     the end token, and returns a `Reward`, or a bool for +1 and -1. An answer that is a list or an object in
@@ -147,16 +140,16 @@ AnyVerifier = Math | Exact | Function
 
 
 def answer_of(text: str, after: str) -> str:
-    """What follows the first `after`, or all of the text where there is none."""
+    """Return the text after the first `after`, or all of it if there is none."""
     before, found, rest = text.partition(after) if after else (text, "", "")
     return rest if found else before
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last `\\boxed{}` that is closed, or None."""
+    """Return the content of the last `\\boxed{}` that is closed, or None."""
     opened: list[tuple[int, bool]] = []
     start, stop = -1, -1
-    for match in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.DOTALL):  # an escaped brace is none
+    for match in re.finditer(r"\\boxed\s*\{|\\.|[{}]", text, re.DOTALL):  # escaped braces do not nest
         symbol = match[0]
         if symbol == "}" and opened:
             at, is_box = opened.pop()
@@ -168,7 +161,7 @@ def last_box(text: str) -> str | None:
 
 
 def normalised(text: str) -> str:
-    """Letter case, runs of white space and compatible Unicode forms made one."""
+    """Normalise letter case, white space and compatible Unicode forms."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
@@ -183,7 +176,7 @@ def _gold(answer: str) -> list[Any]:
 
 
 def _expressions(text: str) -> list[Any]:
-    """What math-verify reads in a text; the time limit is that of the process."""
+    """Return the expressions that math-verify finds in a text; the process limits its time."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     configs = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]

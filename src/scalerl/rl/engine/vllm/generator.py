@@ -48,8 +48,7 @@ from scalerl.rl.engine.vllm.kept import Times
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.engine.vllm.server_pool import ServerPool
-from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
-from scalerl.rl.model.prompt_tokens import prompt_tokens
+from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer, prompt_tokens
 from scalerl.rl.types import Counters, Prompt, Rollout, Weights
 
 
