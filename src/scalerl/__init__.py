@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from scalerl._lazy import lazy
@@ -58,11 +58,4 @@ lazy(
     },
 )
 
-
-def _notebook() -> ModuleType:
-    from scalerl.view import notebook
-
-    return notebook
-
-
-shown_by(_notebook)
+shown_by(lambda: import_module("scalerl.view.notebook"))

@@ -2,5 +2,5 @@
 
 from scalerl.cli.main import main
 
-if __name__ == "__main__":  # processes that are spawned import this module, too
+if __name__ == "__main__":  # spawned processes import this module, too
     raise SystemExit(main())

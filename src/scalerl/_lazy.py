@@ -1,4 +1,4 @@
-"""Packages that import their public names when they are first asked for: no command waits for all."""
+"""Packages that import their public names on first access, so that no command waits for all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _LazyPackage(ModuleType):
-    """A package that knows the module of each of its public names."""
+    """A package that maps each of its public names to a module."""
 
     _homes: dict[str, str]
 
@@ -30,7 +30,7 @@ class _LazyPackage(ModuleType):
 
 
 def lazy(package: str, homes: dict[str, str]) -> None:
-    """Let `package` import names on demand; `homes` lists those of each submodule, apart by spaces."""
+    """Let `package` import names on demand; `homes` lists the names of each submodule by spaces."""
     module = sys.modules[package]
     module.__class__ = _LazyPackage
     module.__dict__["_homes"] = {

@@ -1,4 +1,4 @@
-"""The errors that a user meets: one line each, and the exit status that goes with it."""
+"""The errors for users: one line each, with an exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class ScalerlError(Exception):
     """Base of every error that `scalerl` raises on purpose; its text is one line for the user.
 
-    What is not printable (a line break in the name of a column, say) is shown escaped.
+    Characters that are not printable (a line break in the name of a column, say) are escaped.
     """
 
     exit_status = 2
@@ -25,19 +25,19 @@ class InputError(ScalerlError):
 
 
 class CannotAnswerError(ScalerlError):
-    """The input is sound, but the data cannot answer the question (too few points, no rise)."""
+    """The input is valid, but the data cannot answer the question (too few points, no rise)."""
 
     exit_status = 3
 
 
 class InterruptedRunError(ScalerlError):
-    """The user stopped a run; the text says where the record is that it left."""
+    """The user stopped a run; the text says where its record is."""
 
     exit_status = 130
 
 
 class DivergedError(ScalerlError):
-    """Training has left the finite numbers at `step`; the record up to there is kept."""
+    """Training produced a number that is not finite at `step`; the record up to there is kept."""
 
     exit_status = 1
 
@@ -46,26 +46,26 @@ class DivergedError(ScalerlError):
         self.step, self.what = step, what
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made again from its arguments, not from its text: it may come from the process of a learner."""
+        """Pickle the arguments instead of the text: the error may come from a learner's process."""
         return type(self), (self.step, self.what)
 
 
 class PausedError(ScalerlError):
-    """An alarm of the run's health paused it, as its recipe asks for; the record up to there is kept."""
+    """A health alarm paused the run, as its recipe requests; the record up to there is kept."""
 
     exit_status = 4
 
 
 class WorkerError(ScalerlError):
-    """A process of the run died; what was written before is kept."""
+    """A process of the run exited unexpectedly; what was written before is kept."""
 
     exit_status = 1
 
 
 class LearnerLostError(WorkerError):
-    """Processes of a learner on a cluster died: the run can go on from its last checkpoint.
+    """Processes of a learner on a cluster were lost: the run can resume from its last checkpoint.
 
-    `who` was lost, on which `node`, and when (`at`, Unix seconds), where that is known.
+    `who` names the lost process, with its `node` and the time `at` (Unix seconds) if they are known.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class LearnerLostError(WorkerError):
 
 
 class WriteError(ScalerlError):
-    """The record could not be written (a full disk, above all); what was written before is kept."""
+    """The record could not be written (on a full disk, say); what was written before is kept."""
 
     exit_status = 2
 
 
 class MovedError(WriteError):
-    """The run folder was moved while the run wrote it; the text says where it is, and what goes on there."""
+    """The run folder was moved during the run; the text says where it is, and how to resume there."""
 
 
 def printable(text: str) -> str:
-    """Text of somebody's file for a terminal or a page: what is not printable is escaped.
+    """Escape the unprintable characters of a text from a file, for a terminal or a page.
 
-    That is line breaks, the codes by which a terminal is told things, marks that turn the direction of what
-    follows, and halves of surrogates, which no encoding takes.
+    These are line breaks, control codes of terminals, marks that change the text direction, and unpaired
+    surrogates, which no encoding takes.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def number_of(value: Any, what: str) -> float:
-    """An argument that a caller gave as a number, as a float; infinities and NaN are numbers here.
+    """Convert an argument to a float; infinities and NaN are numbers here.
 
     Raises:
-        InputError: it is text, None or another thing; `what` names it.
+        InputError: it is text, None or of another type; `what` names it.
     """
     try:
         if not isinstance(value, str | bytes | bool):
@@ -114,22 +114,22 @@ _BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
 
 
 def brief(value: Any) -> str:
-    """A value found in somebody's file, short enough for a line."""
+    """Return the repr of a value from a file, short enough for a line."""
     return _BRIEF.repr(value)
 
 
 def counted(n: int, noun: str) -> str:
-    """A number of things in words: `1 row`, `2 rows`."""
+    """Return a count with its noun: `1 row`, `2 rows`."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of somebody else says, on one line; its type where it says nothing."""
+    """Return the first line of a library's error; its type if it has no text."""
     text = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
 
 def brief_error(error: BaseException) -> str:
-    """The type of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its text."""
     name, text = type(error).__name__, first_line(error)
     return name if text == name else f"{name}: {text}"

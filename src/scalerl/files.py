@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files: inputs that users name, atomic writes, locks, and sources that change."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from scalerl.errors import InputError
 
 _LONGEST_NAME_BYTES = 100
 _RETRY, _SELDOM = 1.0, 60.0
-"""Seconds after which a read that failed is tried again: the first time, and after many."""
-_PATIENCE = 10
-"""A read that failed is followed by at least this many times its length without another."""
+"""Seconds until a failed read is retried: the first time, and after many failures."""
+_BACK_OFF = 10
+"""A failed read is followed by a pause of at least this many times its duration."""
 _PIPE_SECONDS = 5.0
-"""How long a named pipe is waited for that nothing writes to."""
+"""How long a named pipe may stay without data."""
 _KERNEL = frozenset(
     (
         *("proc", "sysfs", "debugfs", "tracefs", "securityfs", "configfs", "cgroup", "cgroup2", "bpf"),
         *("pstore", "efivarfs", "fusectl", "mqueue", "devpts", "binfmt_misc", "selinuxfs", "rpc_pipefs"),
     )
 )
-"""File systems whose files are made by the kernel as they are read."""
+"""File systems whose files the kernel generates when they are read."""
 _T = TypeVar("_T")
 
 
 def open_input(path: Path) -> BinaryIO:
-    """Open a file that a user names, or a pipe that something writes to.
+    """Open a file that a user names, or a pipe with a writer.
 
     Raises:
-        InputError: it is a device, a socket, a file of the kernel's, or a named pipe that nothing writes to.
+        InputError: it is a device, a socket, a kernel file, or a named pipe without a writer.
         OSError: it cannot be opened.
     """
     check_input(path, pipes=True)
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which else waits for a writer
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # otherwise it waits for a writer
     try:
         if stat.S_ISFIFO(os.fstat(handle).st_mode) and not _has_writer(handle, path):
             raise InputError(f"{path}: a pipe, to which nothing was written in {_PIPE_SECONDS:g} s")
@@ -56,21 +56,23 @@ def open_input(path: Path) -> BinaryIO:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Raise an InputError that names `path` for what the system refuses within: an unreadable folder, say."""
+    """Turn an OSError in the block into an InputError that names `path`."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
 
 
 def check_input(path: Path, pipes: bool = False) -> None:
-    """Raise an InputError unless a path is a folder or a file, or a pipe where these may be read.
+    """Raise an InputError unless a path is a folder or a file, or, with `pipes`, a pipe.
 
-    Files of the kernel are said to be regular and have 0 bytes, or 4096, or 128 TB (/proc/kcore); to read
-    one may wait for ever (/proc/kmsg) or do something. The file system that they are on tells them apart.
+    Kernel files claim to be regular and have 0 bytes, or 4096, or 128 TB (/proc/kcore); reading one may block
+    for ever (/proc/kmsg) or have effects. Only their file system distinguishes them.
 
     Raises:
-        OSError: there is no such path, or it may not be reached.
+        OSError: there is no such path, or access is denied.
     """
     found = path.stat()
     if stat.S_ISFIFO(found.st_mode) and pipes:
@@ -82,16 +84,14 @@ def check_input(path: Path, pipes: bool = False) -> None:
             raise InputError(f"{path}: {what}; expected a file, or - for standard input")
         raise InputError(f"{path}: a pipe, a socket or a device; expected a file or a folder")
     if (kind := _kernel_systems().get(found.st_dev)) is not None:
-        raise InputError(
-            f"{path}: of the kernel's own ({kind}), no log; expected a file or a folder on a disk"
-        )
+        raise InputError(f"{path}: a kernel file ({kind}), not a log; expected a file or a folder on a disk")
 
 
 def _has_writer(handle: int, path: Path) -> bool:
-    """Whether something comes out of a pipe; one without a name has a writer, however long that takes."""
+    """Whether a pipe delivers data; one without a name has a writer, and is waited for without limit."""
     try:
         is_named = stat.S_ISFIFO(os.lstat(os.path.realpath(path)).st_mode)
-    except OSError:  # /dev/fd/63 leads to a name that is none
+    except OSError:  # /dev/fd/63 leads to no real name
         is_named = False
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -100,7 +100,7 @@ def _has_writer(handle: int, path: Path) -> bool:
 
 @cache
 def _kernel_systems() -> dict[int, str]:
-    """The devices of all mounted file systems of the kernel's, and their kinds; none but on Linux."""
+    """Return the devices of all mounted kernel file systems, with their kinds; only Linux has them."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -116,13 +116,13 @@ def _kernel_systems() -> dict[int, str]:
 
 
 def write_atomically(path: Path, text: str | Iterable[str], errors: str = "strict") -> None:
-    """Write `text`, or its parts, to `path` whole or not at all: aside, synced, then renamed.
+    """Write `text`, or its parts, to `path` atomically: to another file, synced, then renamed.
 
-    `errors` is what becomes of letters that UTF-8 has not, as of `open`.
+    `errors` is as for `open`.
     """
     aside = path.with_name(f".{secrets.token_hex(8)}.part")
-    # Made here, and under a name of its own: nothing is written through a link that was there, or that
-    # another process writes to. The permissions are those that a plain `open` gives.
+    # A new file with a random name: an existing link, or a file of another process, is never written to.
+    # The permissions are those of a plain `open`.
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors=errors) as file:
@@ -136,16 +136,16 @@ def write_atomically(path: Path, text: str | Iterable[str], errors: str = "stric
 
 
 def is_aside(path: Path) -> bool:
-    """Whether a file is, by its name, what `write_atomically` leaves behind when it is killed."""
+    """Whether a file is, by its name, a left-over of a killed `write_atomically`."""
     return path.name.startswith(".") and path.suffix == ".part"
 
 
 def lock(folder: Path, busy: str) -> int:
-    """Lock a folder for this process, until the handle that is returned is closed or the process ends.
+    """Lock a folder for this process, until the returned handle is closed or the process exits.
 
     Raises:
-        InputError: another process has locked it (`busy` says what for), or its file system locks no files.
-        OSError: there is no such folder, or it is none.
+        InputError: another process has locked it (`busy` is the message), or its file system has no locks.
+        OSError: there is no such folder.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -158,7 +158,7 @@ def lock(folder: Path, busy: str) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -167,16 +167,16 @@ def sync(path: Path) -> None:
 
 
 def folder_name(name: str, empty: str = "_") -> str:
-    """A name as that of a folder, which every file system takes; `empty` where nothing of it is left.
+    """Turn a name into a folder name that every file system accepts; `empty` if nothing remains of it.
 
-    Names that differ may come out alike, but for long ones.
+    Different names may give the same result, except for long ones.
     """
     kept = re.sub(r"[^\w.=+-]+", "_", name).strip("._") or empty
     if len(kept.encode()) <= _LONGEST_NAME_BYTES:
         return kept
     import hashlib
 
-    # What is cut off may be all that tells two names apart.
+    # Two long names may differ only in what is cut off.
     start = kept.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
     return f"{start}_{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
 
@@ -185,11 +185,11 @@ Signature = tuple[Any, ...]
 
 
 def signature(path: Path) -> Signature | None:
-    """Something that is another once what is at `path` has changed; None where nothing is, or may be seen.
+    """Return a value that changes when the content of `path` does; None if there is nothing to see.
 
-    Of a run folder the files that are read count, of another folder all that is below it.
+    In a run folder the files that are read count, in another folder all files below it.
     """
-    place = os.fspath(path)  # joined as text, which takes a fifth of the time of joining paths
+    place = os.fspath(path)  # joining texts takes a fifth of the time of joining paths
     if (evals := _state(f"{place}/evals.jsonl")) is not None:
         return evals, *(_state(f"{place}/{name}") for name in _OF_RUNS)
     try:
@@ -197,18 +197,18 @@ def signature(path: Path) -> Signature | None:
     except OSError:
         return None
     if not is_folder:
-        # SQLite writes what is new beside the file, and into it when it comes to that.
+        # SQLite writes new data into files beside it, and only later into the file.
         return tuple(_state(place + end) for end in _BESIDE)
     return tuple(
         (name, _state(f"{folder}/{name}"))
         for folder, _, names in os.walk(place)
         for name in sorted(names)
-        if not name.endswith("-shm")  # SQLite's, which whoever reads writes to
+        if not name.endswith("-shm")  # SQLite's readers write to it
     )
 
 
 def written(path: Path) -> float:
-    """Unix seconds at which anything that `signature` looks at was written to last; NaN where nothing is."""
+    """Return the Unix seconds of the last write to what `signature` covers; NaN if there is nothing."""
     return _last_write(signature(path))
 
 
@@ -218,10 +218,10 @@ def _last_write(found: Signature | None) -> float:
 
 
 class Changing:
-    """What is at `path`, read when it has changed since.
+    """Reads a path again only when it has changed.
 
-    A read that failed is tried again though nothing has changed, ever more seldom: what was wrong may leave
-    no trace there when it is over, as a permission or a lock does.
+    A failed read is retried with back-off even without a change: the end of some failures, as of permissions
+    and locks, leaves no trace there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -231,18 +231,18 @@ class Changing:
         self._wait, self._again = 0.0, math.inf
 
     def is_due(self) -> bool:
-        """Whether `read` would read."""
+        """Whether `read` would call its reader."""
         self._now = signature(self.path)
         return self._now != self._seen or monotonic() >= self._again
 
     @property
     def written(self) -> float:
-        """Unix seconds of the last write, as of the last look; minus infinity where that is not known."""
+        """Unix seconds of the last write, as of the last `is_due`; minus infinity if unknown."""
         at = _last_write(self._now)
         return -math.inf if math.isnan(at) else at
 
     def read(self, reader: Callable[[], _T]) -> _T | None:
-        """What `reader` returns, or raises; None where it is not yet time for it."""
+        """Return what `reader` returns; None if it is not due."""
         if not self.is_due():
             return None
         started = monotonic()
@@ -254,7 +254,7 @@ class Changing:
         except Exception:
             self._wait = min(max(2 * self._wait, _RETRY), _SELDOM)
             ended = monotonic()
-            self._again = ended + max(self._wait, _PATIENCE * (ended - started))
+            self._again = ended + max(self._wait, _BACK_OFF * (ended - started))
             raise
 
 

@@ -1,4 +1,4 @@
-"""Results as pandas data frames; the package works without pandas, and these raise an InputError."""
+"""Results as pandas data frames; without pandas, which is optional, these raise an InputError."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scalerl.errors import InputError
 
 
 def data_frame(columns: Mapping[str, Any]) -> Any:
-    """A `pandas.DataFrame` of these columns, all of one length."""
+    """Return a `pandas.DataFrame` of columns of equal length."""
     return _pandas().DataFrame(dict(columns))
 
 
 def whole_numbers(values: Sequence[int | None]) -> Any:
-    """A column of whole numbers of any data frame; None is NA."""
+    """Return a column of whole numbers, with NA for None."""
     return _pandas().array(list(values), dtype="Int64")
 
 
@@ -27,5 +27,5 @@ def _pandas() -> Any:
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """A data frame with these columns, of rows that may lack some."""
+    """Return a data frame with these columns, of rows that may lack some."""
     return data_frame({name: [row.get(name) for row in rows] for name in names})

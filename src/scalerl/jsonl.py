@@ -1,6 +1,6 @@
-"""JSON Lines: one object per line, appended whole; and the bytes of any text that a user names.
+"""JSON and JSON Lines, and the content of any file that a user names.
 
-A file that cannot be read, or a line that is no JSON object, is an InputError that names it.
+A file that cannot be read, or a line that is not a JSON object, is an InputError that names it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,27 @@ import numpy as np
 
 from scalerl import limits
 from scalerl.errors import InputError, brief
-from scalerl.files import open_input
+from scalerl.files import open_input, reading
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file (or of a pipe, which can be read only once).
+    """Return the content of a file (or of a pipe, which can be read only once).
 
     Raises:
-        InputError: there is no such file, it cannot be read, has more than `WHOLE` allows, or is a device or
-            a file of the kernel's, which may have no end.
+        InputError: there is no such file, it cannot be read, exceeds `limits.WHOLE`, or is a device or a
+            kernel file, which may be endless.
     """
-    try:
-        with open_input(path) as file:
-            about = os.fstat(file.fileno())
-            limits.WHOLE.check(about.st_size, path)
-            return file.read() if stat.S_ISREG(about.st_mode) else whole_of(file, str(path))
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such file") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+    with reading(path), open_input(path) as file:
+        about = os.fstat(file.fileno())
+        limits.WHOLE.check(about.st_size, path)
+        return file.read() if stat.S_ISREG(about.st_mode) else whole_of(file, str(path))
 
 
 def whole_of(file: BinaryIO, source: str) -> bytes:
-    """All that is left of a pipe, or of an open file whose size is not known.
+    """Return the rest of a pipe, or of an open file of unknown size.
 
     Raises:
-        InputError: it is more than `WHOLE` allows.
+        InputError: it exceeds `limits.WHOLE`.
         OSError: it cannot be read.
     """
     data = file.read(limits.WHOLE.most + 1)
@@ -54,23 +49,23 @@ def whole_of(file: BinaryIO, source: str) -> bytes:
 
 
 def parse_json(data: bytes, where: str) -> Any:
-    """The value of a JSON text in UTF-8.
+    """Return the value of a JSON text in UTF-8.
 
     Raises:
-        InputError: it would take too much memory, or is nested too deep; `where` begins the text.
-        ValueError: it is no JSON.
+        InputError: it would take too much memory, or is nested too deeply; `where` starts the message.
+        ValueError: it is not JSON.
     """
     limits.check_json(data, where)
     try:
         return json.loads(data.decode())
-    except RecursionError as error:  # Python's own limit, which is beyond ours
+    except RecursionError as error:  # Python's limit, which exceeds ours
         raise InputError(
             f"{where}: more than {limits.DEPTH.most} {limits.DEPTH.what}: {limits.DEPTH.advice}"
         ) from error
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file."""
+    """Return the object of a JSON file."""
     data = read_bytes(path)
     check_not_utf16(data, str(path))
     try:
@@ -83,30 +78,28 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """`parse_jsonl` of a file."""
+    """Apply `parse_jsonl` to a file."""
     return parse_jsonl(read_bytes(path), str(path), warnings)
 
 
 def read_rows(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, as `read_jsonl`; none where there is no such file."""
+    """Return the objects of a JSONL file; none if there is no such file."""
     return [row for _, row in read_jsonl(path, warnings)] if path.is_file() else []
 
 
 def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
-    """The last whole object of a JSONL file that may be written to; empty where there is none.
+    """Return the last complete object of a JSONL file that may be written to; empty if there is none.
 
-    No more than its last `most` bytes are read, as the file of a long run is large.
+    Only its last `most` bytes are read, as the file of a long run is large.
     """
-    try:
-        if path.exists() and not path.is_file():  # to open a pipe alone may take for ever
+    with reading(path):
+        if not path.exists():
+            return {}
+        if not path.is_file():  # opening a pipe may block for ever
             raise InputError(f"{path}: expected a file")
         with path.open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - most, 0))
             lines = file.read(most).split(b"\n")
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
     for line in reversed(lines):
         with suppress(ValueError, RecursionError):
             if isinstance(row := json.loads(line), dict):
@@ -115,17 +108,17 @@ def read_last(path: Path, most: int = 2**18) -> dict[str, Any]:
 
 
 def parse_jsonl(data: bytes, source: str, warnings: list[str]) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL text with their line numbers; an unfinished last line goes to `warnings`.
+    """Return the objects of a JSONL text with their line numbers; `warnings` gets an unfinished last line.
 
     Raises:
-        InputError: the text is in UTF-16, or a line that is not the last is no JSON object.
+        InputError: the text is in UTF-16, or a line other than the last is not a JSON object.
     """
     limits.check_json(data, source)  # all rows are held at once
     return list(iter_jsonl(data, source, warnings))
 
 
 def iter_jsonl(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`parse_jsonl`, one object at a time."""
+    """Yield what `parse_jsonl` returns, one object at a time."""
     check_not_utf16(data, source)
     lines = enumerate(io.BytesIO(data.removeprefix(codecs.BOM_UTF8)), start=1)
     return parse_lines(((number, line, line.endswith(b"\n")) for number, line in lines), source, warnings)
@@ -134,9 +127,9 @@ def iter_jsonl(data: bytes, source: str, warnings: list[str]) -> Iterator[tuple[
 def parse_lines(
     lines: Iterable[tuple[int, bytes, bool]], source: str, warnings: list[str]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of lines with the numbers of these; a line is its number, text, and whether it has an end.
+    """Yield line numbers and objects; a line is its number, its text, and whether it ends with a line break.
 
-    An unfinished last line goes to `warnings`.
+    `warnings` gets an unfinished last line.
     """
     for number, line, ended in lines:
         if not line.strip():
@@ -145,7 +138,7 @@ def parse_lines(
         limits.ROW.check(len(line), where)
         try:
             row = parse_json(line, where)
-        except (ValueError, InputError) as error:  # not UTF-8, no JSON, or nested without end
+        except (ValueError, InputError) as error:  # not UTF-8, not JSON, or nested too deeply
             if not ended:  # the writer was cut off
                 warnings.append(f"{source}: the last line is unfinished (a crash while writing); left out")
                 return
@@ -158,10 +151,10 @@ def parse_lines(
 
 
 def number(value: Any, name: str) -> float:
-    """The finite number of a field; JSON as Python writes it has NaN and Infinity, and integers of any size.
+    """Return the finite number of a field; Python writes NaN, Infinity and integers of any size to JSON.
 
     Raises:
-        InputError: the value is something else; it says which field.
+        InputError: the value is something else; names the field.
     """
     try:
         found = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
@@ -173,10 +166,10 @@ def number(value: Any, name: str) -> float:
 
 
 def whole(value: Any, name: str, least: int = 0) -> int:
-    """The whole number of a field, from `least` to the largest that a float64 tells from its neighbours.
+    """Return the whole number of a field, from `least` to 2**53, beyond which float64 skips integers.
 
     Raises:
-        InputError: the value is something else; it says which field.
+        InputError: the value is something else; names the field.
     """
     found = number(value, name)
     if not (found.is_integer() and least <= found <= 2**53):
@@ -185,18 +178,18 @@ def whole(value: Any, name: str, least: int = 0) -> int:
 
 
 def check_not_utf16(data: bytes, source: str) -> None:
-    """Raise InputError if the bytes begin as a text in UTF-16 does, which Windows tools write."""
+    """Raise an InputError if the bytes start like UTF-16, which Windows tools write."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{source}: a text in UTF-16; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """JSON text with NaN and infinities as null, as RFC 8259 knows neither."""
+    """Return JSON text, with null for NaN and infinities, which RFC 8259 does not allow."""
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """The same in what JSON has: lists for tuples and arrays, None for NaN and infinities."""
+    """Convert to JSON's types: lists for tuples and arrays, None for NaN and infinities."""
     if value is None or isinstance(value, str | int):  # most values are leaves
         return value
     if isinstance(value, float):
@@ -213,11 +206,11 @@ def plain(value: Any) -> Any:
 def flat(
     values: Mapping[str, Any], prefix: str = "", separator: str = ".", where: str = "a row"
 ) -> dict[str, Any]:
-    """Nested objects as one, in their order, the keys joined and `prefix` before them.
+    """Flatten nested objects in their order; keys are joined by `separator`, after `prefix`.
 
     Raises:
         InputError: they have more values, levels or characters of names than the limits allow. A name is
-            repeated before all that is below it: 100 kB of them before 40,000 keys are 4 GB.
+            repeated for everything below it: 100 kB before 40,000 keys are 4 GB.
     """
     found: dict[str, Any] = {}
     waiting: list[tuple[str, Any, int]] = [(f"{prefix}{key}", values[key], 1) for key in reversed([*values])]

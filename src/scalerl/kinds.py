@@ -1,12 +1,12 @@
-"""Kinds: the dataclass that `kind` names in a table, a variant of the package or anyone's own.
+"""Kinds: the dataclass that `kind` names in a table, a variant of the package or a custom one.
 
     cispo                      a variant of the package
     my_package.losses:Topr     a class of a module that is installed, or is in the working folder
     losses.py:Topr             a class of a file, whose path is relative to the working folder
-    topr                       what an installed package announces: an entry point of `scalerl.losses`
+    topr                       an entry point of `scalerl.losses` in an installed package
 
-A file is a module below this one, under a name that holds its path. To unpickle an object is to import its
-module, so that every process finds it by itself: spawned ones, ranks of torchrun, Ray actors, verifiers.
+A file is a module below this one, under a name that contains its path. Unpickling an object imports its
+module, so every process finds it without help: spawned ones, ranks of torchrun, Ray actors, verifier workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Group = Literal[
     "importers",
     "families",
 ]
-"""Entry points of `scalerl.GROUP` announce kinds of a package."""
+"""Packages announce their kinds as entry points of `scalerl.GROUP`."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Choice:
 
     group: Group
     protocol: type
-    """What every one of them has."""
+    """The protocol that each class must satisfy."""
     built_in: Any
     """The variants of the package: a union of dataclasses, each with its name as the `Literal` of `kind`."""
 
@@ -63,10 +63,10 @@ class Choice:
         return {get_args(get_type_hints(one)["kind"])[0]: one for one in get_args(self.built_in)}
 
     def own(self, kind: Any) -> type | None:
-        """The class that a `kind` names, checked; None of a variant of the package, and of what names none.
+        """Return the custom class that a `kind` names, checked; None for a variant of the package or no name.
 
         Raises:
-            InputError: it cannot be loaded, or is not what the protocol asks for.
+            InputError: it cannot be loaded, or does not satisfy the protocol.
         """
         if not isinstance(kind, str) or kind in self.variants:
             return None
@@ -79,40 +79,40 @@ class Choice:
         return cls
 
     def check(self, cls: Any, name: str) -> None:
-        """Check a class that the user calls `name`.
+        """Check a custom class, which messages call `name`.
 
         Raises:
-            InputError: it is no frozen dataclass, or lacks a member of the protocol.
+            InputError: it is not a frozen dataclass, or lacks a member of the protocol.
         """
         if not isinstance(cls, type):
-            raise InputError(f"{name} is no class; the kinds are {self.names()}")
-        parameters = vars(cls).get("__dataclass_params__")  # a base being one does not do
+            raise InputError(f"{name} is not a class; the kinds are {self.names()}")
+        parameters = vars(cls).get("__dataclass_params__")  # an inherited one would pass undecorated classes
         if parameters is None or not parameters.frozen:
             raise InputError(
                 f"{name} must be a frozen dataclass: put @dataclass(frozen=True) before the class"
             )
-        for member, wanted in _members(self.protocol).items():
+        for member, required in _members(self.protocol).items():
             found = _member(cls, member)
-            shown = member + (str(_parameters(wanted)) if inspect.isfunction(wanted) else "")
+            shown = member + (str(_parameters(required)) if inspect.isfunction(required) else "")
             if found is None or getattr(found, "__isabstractmethod__", False):
                 raise InputError(
-                    f"{name} has no {shown}, which the protocol {self.protocol.__name__} asks for"
+                    f"{name} has no {shown}, which the protocol {self.protocol.__name__} requires"
                 )
-            if inspect.isfunction(wanted) and not _takes(found, len(_parameters(wanted).parameters)):
+            if inspect.isfunction(required) and not _takes(found, len(_parameters(required).parameters)):
                 raise InputError(f"{name}: {member} must take the arguments of {shown}")
 
     def check_object(self, value: object, name: str) -> None:
-        """The same of an object that is no variant of the package."""
+        """Check the class of an object, unless it is a variant of the package."""
         if not isinstance(value, get_args(self.built_in)):
             self.check(type(value), f"{name}: {type(value).__name__}")
 
     def names(self) -> str:
-        """What may be named, for messages."""
+        """Return the kinds that may be named, for messages."""
         announced = [entry.name for entry in entry_points(group=f"scalerl.{self.group}")]
         return f"{', '.join([*self.variants, *sorted(announced)])}, or {OWN}"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """For pydantic: a table of a variant of the package, or an object of any other kind as it is."""
+        """Return a schema that validates tables of the package's variants and passes dataclass objects."""
         from typing import Annotated
 
         from pydantic import Discriminator
@@ -127,7 +127,7 @@ class Choice:
 
 @lru_cache
 def choices_of(cls: type) -> dict[str, Choice]:
-    """The fields of a dataclass that are choices."""
+    """Return the fields of a dataclass that are choices."""
     return {
         name: mark
         for name, hint in get_type_hints(cls, include_extras=True).items()
@@ -137,16 +137,16 @@ def choices_of(cls: type) -> dict[str, Choice]:
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of the fields of a dataclass, that of a choice being the union of the package's variants."""
+    """Return the types of a dataclass's fields; the type of a choice is the union of its variants."""
     hints = get_type_hints(cls) | {name: choice.built_in for name, choice in choices_of(cls).items()}
     return {item.name: hints[item.name] for item in fields(cls) if item.init}
 
 
 def values_of(made: Any) -> dict[str, Any]:
-    """The fields of a dataclass as plain values, each choice with its `kind`.
+    """Return the fields of a dataclass as plain values, each choice with its `kind`.
 
     Raises:
-        InputError: a value that no file could hold.
+        InputError: a value cannot be written to a file.
     """
     choices = choices_of(type(made))
     values = {}
@@ -169,21 +169,21 @@ def _plain(value: Any, name: str) -> Any:
         return str(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    raise InputError(f"{name}: {brief(value)} cannot stand in a recipe: use texts, numbers, lists and tables")
+    raise InputError(f"{name}: {brief(value)} cannot be in a recipe: use texts, numbers, lists and tables")
 
 
 def kind_of(value: Any) -> str:
-    """The kind of an object: its own word of a variant of the package, else where its class is."""
+    """Return the kind of an object: the `kind` of a variant of the package, else the name of its class."""
     cls = type(value)
     own = not cls.__module__.startswith("scalerl.") or cls.__module__.startswith(_FILE)
     return name_of(cls) if own else value.kind
 
 
 def name_of(cls: type) -> str:
-    """`module:Class`, or `path:Class` with the whole path of a class of a file or of the program.
+    """Return `module:Class`, or `path:Class` with the absolute path for a class of a file or of the program.
 
     Raises:
-        InputError: it was written at a prompt or in a notebook, where no other process finds it.
+        InputError: the class was defined at a prompt or in a notebook, where no other process finds it.
     """
     module = cls.__module__
     if module.startswith(_FILE):
@@ -197,18 +197,18 @@ def name_of(cls: type) -> str:
 
 
 def absolute(kind: str) -> str:
-    """The kind of a file with its whole path; any other as it is."""
+    """Return the kind of a file with its absolute path; any other unchanged."""
     source, colon, name = kind.rpartition(":")
     return f"{Path(source).resolve()}:{name}" if colon and source.endswith(".py") else kind
 
 
 def label(kind: str) -> str:
-    """What a kind is called in a name: that of its class."""
+    """Return the name of the class, for names of runs."""
     return kind.rpartition(":")[2]
 
 
 def find(kind: str, group: Group) -> Any:
-    """What a `kind` names in a module, a file or an entry point; None where it is no such name.
+    """Return the object that a `kind` names in a module, a file or an entry point; None for other names.
 
     Raises:
         InputError: it cannot be loaded.
@@ -221,7 +221,7 @@ def find(kind: str, group: Group) -> Any:
 
 
 def load(name: str) -> Any:
-    """What `module:name` or `file.py:name` names.
+    """Return the object that `module:name` or `file.py:name` names.
 
     Raises:
         InputError: it cannot be loaded.
@@ -231,26 +231,26 @@ def load(name: str) -> Any:
         found: Any = _module(source)
         for part in inner.split("."):
             found = getattr(found, part)
-    except Exception as error:  # whatever a module of others does as it is loaded
+    except Exception as error:  # a module may raise anything while it is loaded
         raise InputError(f"{name} cannot be loaded ({brief_error(error)})") from error
     return found
 
 
 def _module(source: str) -> ModuleType:
-    """A module by its name, or from its file."""
+    """Import a module by its name or its file."""
     if source.endswith(".py"):
         path = Path(source).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}")
         return importlib.import_module(_FILE + quote(str(path), safe="/ ").replace(".", "%2E"))
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # as `python -m` has it, and processes inherit it
+    if here not in sys.path and "" not in sys.path:  # as with `python -m`; processes inherit it
         sys.path.append(here)
     return importlib.import_module(source)
 
 
 class _Files(MetaPathFinder):
-    """Finds the modules whose names hold the path of a file."""
+    """Finds the modules whose names contain the path of a file."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -265,7 +265,7 @@ sys.meta_path.append(_Files())
 
 
 def _members(protocol: type) -> dict[str, Any]:
-    """The members of a protocol by name: functions, properties and attributes."""
+    """Return the members of a protocol by name: functions, properties and attributes."""
     found: dict[str, Any] = dict.fromkeys(vars(protocol).get("__annotations__", ()))
     for base in reversed(protocol.__mro__):
         for name, value in vars(base).items():
@@ -276,20 +276,20 @@ def _members(protocol: type) -> dict[str, Any]:
 
 
 def _member(cls: type, name: str) -> Any:
-    """A member of a class, as it stands there; a field counts. (Every class has a `__call__` of its own.)"""
+    """Return a member of a class, or the name of a field; getattr would find the metaclass's `__call__`."""
     if name in getattr(cls, "__dataclass_fields__", {}):
         return name
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _parameters(function: Callable[..., Any]) -> inspect.Signature:
-    """The arguments of a method without `self` and annotations."""
+    """Return the arguments of a method without `self` and annotations."""
     bare = [p.replace(annotation=p.empty) for p in inspect.signature(function).parameters.values()]
     return inspect.Signature(bare[1:])
 
 
 def _takes(function: Any, n: int) -> bool:
-    """Whether a method can be called with so many arguments by position."""
+    """Whether a method can be called with `n` positional arguments."""
     if not callable(function):
         return isinstance(function, staticmethod | classmethod)
     try:

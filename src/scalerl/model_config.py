@@ -1,4 +1,4 @@
-"""The config.json of a model in Hugging Face format: read and checked here, for whoever computes with it."""
+"""The config.json of a model in Hugging Face format, read and checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.errors import InputError, brief
 from scalerl.jsonl import read_object
 
 MOST_LAYERS = 512
-"""Larger than any model, and small enough to be gone through: a layer takes milliseconds to be made."""
+"""More than any model has, and few enough to construct: a layer takes milliseconds."""
 _MOST = 10**9
 _MOST_BYTES = 2**22
 _AT_LEAST_1 = (
@@ -31,12 +31,12 @@ _BOUNDS = {
 
 
 def read_model_config(path: str | Path) -> dict[str, Any]:
-    """The config.json `path`, or that in the folder `path`; with the text part of models that see as well.
+    """Return the config.json `path`, or that in the folder `path`, with the `text_config` of vision models.
 
     Every count in it is a whole number within bounds, or is absent.
 
     Raises:
-        InputError: there is no such file, it is no JSON object, or one of its counts is no such number.
+        InputError: there is no such file, it is not a JSON object, or one of its counts is out of bounds.
     """
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path

@@ -1,8 +1,7 @@
-"""Output by its reader: colours and folded tables for a terminal, plain text for a pipe, and nothing where
-the reader has gone.
+"""Output by its destination: colours and folded tables on a terminal, plain text in a pipe.
 
-NO_COLOR takes the colours away, FORCE_COLOR gives them to a pipe too, and a terminal that is dumb gets what a
-pipe gets. (https://no-color.org, https://force-color.org)
+NO_COLOR turns colours off, FORCE_COLOR turns them on for a pipe, too, and a dumb terminal is treated as a
+pipe (https://no-color.org, https://force-color.org).
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _NEVER_FOLDED = 100_000
-"""Columns of a pipe: nothing in it is cut or folded."""
+"""Columns of a pipe, in which nothing is cut or folded."""
 
 
 def console_for(stream: TextIO) -> Console | None:
-    """A console of rich for a stream that is looked at; None where plain text belongs, line by line."""
+    """Return rich's console for a stream with colours or a terminal; None if it gets plain text."""
     colours = not os.environ.get("NO_COLOR")
-    looked_at = stream.isatty()
+    is_terminal = stream.isatty()
     forced = colours and bool(os.environ.get("FORCE_COLOR"))
-    if os.environ.get("TERM") in ("dumb", "unknown") or not (looked_at or forced):
+    if os.environ.get("TERM") in ("dumb", "unknown") or not (is_terminal or forced):
         return None
     from rich.console import Console
 
@@ -31,30 +30,30 @@ def console_for(stream: TextIO) -> Console | None:
         file=stream,
         force_terminal=True,
         color_system="auto" if colours else None,
-        width=None if looked_at else _NEVER_FOLDED,
+        width=None if is_terminal else _NEVER_FOLDED,
     )
 
 
 class Unfailing:
-    """A stream that drops what it cannot write: the terminal was closed, the reader of the pipe has exited.
+    """A stream that drops what it cannot write, as when the terminal was closed.
 
-    Standard error carries progress and messages, for which no run must end.
+    Standard error carries progress and messages; no run must end because of them.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text`, if it can be written."""
+        """Write `text` if possible."""
         with suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream, if it can be."""
+        """Flush the stream if possible."""
         with suppress(OSError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the stream's."""
+        """Delegate everything else to the stream."""
         return getattr(self._stream, name)
