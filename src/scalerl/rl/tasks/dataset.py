@@ -167,7 +167,7 @@ class Dataset(Task):
         chosen = sorted(range(len(prompts)), key=keys.__getitem__)[:n]
         return [prompts[i] for i in sorted(chosen)]
 
-    def _conversation(self, row: _Row) -> list[tuple[str, str]]:
+    def _conversation(self, row: DatasetRow) -> list[tuple[str, str]]:
         """Return the prompt of a row as chat messages (role, content)."""
         found = row.get(self.prompt)
         if isinstance(found, str) and found.strip():
@@ -178,7 +178,7 @@ class Dataset(Task):
         wanted = "a text or messages" if self.chat_template else "a text (task.chat_template is false)"
         raise InputError(f"{row.place}: column {self.prompt!r} must be {wanted}, found {brief(found)}")
 
-    def _prompt(self, row: _Row, name: str, messages: list[tuple[str, str]]) -> Prompt:
+    def _prompt(self, row: DatasetRow, name: str, messages: list[tuple[str, str]]) -> Prompt:
         number = row.number if self.id is None else row.get(self.id)
         last = messages[-1][1]
         shown = [*messages[:-1], ("user", (self.template or _SLOT).replace(_SLOT, last))]
@@ -189,7 +189,7 @@ class Dataset(Task):
             f"{name}/{number}", text, self._answer(row), tuple(shown) if self.chat_template else None
         )
 
-    def _answer(self, row: _Row) -> str:
+    def _answer(self, row: DatasetRow) -> str:
         found = row.get(self.answer)
         if isinstance(found, str) and found.strip():
             return found
@@ -203,7 +203,7 @@ class Dataset(Task):
         )
 
 
-def _check_unicode(row: _Row, text: str) -> None:
+def _check_unicode(row: DatasetRow, text: str) -> None:
     try:
         text.encode()
     except (
@@ -212,7 +212,7 @@ def _check_unicode(row: _Row, text: str) -> None:
         raise InputError(f"{row.place}: {brief(error.object[error.start])} is no character") from error
 
 
-def _messages(found: list[Any], row: _Row, column: str) -> list[tuple[str, str]]:
+def _messages(found: list[Any], row: DatasetRow, column: str) -> list[tuple[str, str]]:
     """Return chat messages, the last of which is the user's."""
     messages = [(m.get("role"), m.get("content")) if isinstance(m, dict) else (None, None) for m in found]
     where = f"{row.place}: column {column!r}"
@@ -225,7 +225,7 @@ def _messages(found: list[Any], row: _Row, column: str) -> list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class _Row:
+class DatasetRow:
     """One row of a file or data set: its number, counted from 1, and its values by column."""
 
     source: str
@@ -256,7 +256,7 @@ class _Row:
         return value
 
 
-def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[_Row]:
+def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
     """Return the rows of a JSONL or Parquet file, of a folder, or of a data set of the Hugging Face Hub.
 
     `subset` and `split` apply to the last two; of Parquet and of data sets only `columns` are read.
@@ -276,15 +276,15 @@ def _read_rows(path: str, subset: str | None, split: str, columns: Iterable[str]
     return _data_set(path, subset, split, columns)
 
 
-def _jsonl(file: Path) -> list[_Row]:
+def _jsonl(file: Path) -> list[DatasetRow]:
     unfinished: list[str] = []
-    rows = [_Row(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
+    rows = [DatasetRow(str(file), "line", number, values) for number, values in read_jsonl(file, unfinished)]
     if unfinished:
         raise InputError(f"{file}: the last line is unfinished: not JSON")
     return rows
 
 
-def _parquet(file: Path, columns: Iterable[str]) -> list[_Row]:
+def _parquet(file: Path, columns: Iterable[str]) -> list[DatasetRow]:
     parquet = _library("pyarrow.parquet")
     if not file.is_file():
         raise InputError(f"{file}: no such file")
@@ -293,10 +293,10 @@ def _parquet(file: Path, columns: Iterable[str]) -> list[_Row]:
         values = table.read(columns=_wanted(str(file), table.schema_arrow.names, columns)).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow.ArrowInvalid is a ValueError
         raise InputError(f"{file}: not Parquet ({first_line(error)})") from error
-    return [_Row(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
+    return [DatasetRow(str(file), "row", number, row) for number, row in enumerate(values, start=1)]
 
 
-def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[_Row]:
+def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str]) -> list[DatasetRow]:
     datasets = _library("datasets")
     saved = any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
@@ -314,7 +314,7 @@ def _data_set(path: str, subset: str | None, split: str, columns: Iterable[str])
         raise InputError(f"{path}: cannot be loaded{where} ({first_line(error)})") from error
     source = f"{path}[{split}]"
     found = found.select_columns(_wanted(source, found.column_names, columns))
-    return [_Row(source, "row", number, row) for number, row in enumerate(found, start=1)]
+    return [DatasetRow(source, "row", number, row) for number, row in enumerate(found, start=1)]
 
 
 def _wanted(source: str, there: list[str], columns: Iterable[str]) -> list[str]:
