@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli._arguments import add_shared, compute, computes, examples, positive
-from scalerl.cli._data import add_data_arguments, check_options, fit_options, read_siblings, read_options
+from scalerl.cli._data import add_data_arguments, check_options, fit_options, read_options, read_siblings
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError
 from scalerl.ingest.load import Data, read_data
