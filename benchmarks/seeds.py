@@ -42,13 +42,13 @@ class Result:
     measured: float
 
 
-def run_seed(seed: int, folder: Path, model: str, about: dict[str, Any]) -> None:
+def run_seed(seed: int, folder: Path) -> None:
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.train import train
 
     recipe = load_recipe("demo", [f"seed={seed}"])
     shutil.rmtree(folder, ignore_errors=True)  # what a run that was cut short left
-    train(recipe, folder, model, forecaster=freeze, evaluate_aside=False, extra=about)
+    train(recipe, folder, forecaster=freeze, evaluate_aside=False)
 
 
 def complete(folder: Path) -> bool:
@@ -155,10 +155,10 @@ def train_all(folders: list[Path], jobs: int) -> list[Path]:
     from scalerl.rl.config.recipe import load_recipe
     from scalerl.rl.model.demo_base import find_model
 
-    model, about = find_model(load_recipe("demo"))
+    find_model(load_recipe("demo"))  # the base model is built once, and found in the cache
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         left = {seed: folder for seed, folder in enumerate(folders) if not complete(folder)}
-        started = {pool.submit(run_seed, seed, folder, model, about): seed for seed, folder in left.items()}
+        started = {pool.submit(run_seed, seed, folder): seed for seed, folder in left.items()}
         for job in as_completed(started):
             job.result()
             print(f"seed {started[job]} done", file=sys.stderr, flush=True)

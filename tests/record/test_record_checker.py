@@ -31,9 +31,8 @@ def sound(guesser, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
 
     def go_on(watch=lambda progress: None):
-        train(
-            recipe, folder, recipe.model, resume=True, watch=watch, forecaster=straight, evaluate_aside=False
-        )
+        how = {"progress": watch, "forecaster": straight, "evaluate_aside": False}
+        train(recipe, folder, recipe.model, resume=True, **how)
 
     for step in (8, 11):
 

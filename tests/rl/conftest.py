@@ -33,9 +33,8 @@ from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
-from scalerl.rl.pending import Done
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABULARY, Chain, write_tokenizer
-from scalerl.rl.types import Prompt, Reward, Rollout
+from scalerl.rl.types import Done, Prompt, Reward, Rollout
 
 TOKENS = {
     "vocab_size": len(VOCABULARY),

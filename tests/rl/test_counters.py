@@ -64,7 +64,7 @@ def test_cumulative_counters_only_rise_over_pauses_and_losses(recipe, tmp_path, 
     folder = tmp_path / "run"
     train(recipe, folder, recipe.model, until=20, evaluate_aside=False)
     before = RunRecord.read(folder).steps()[-1]["device_seconds"]["startup"]
-    train(recipe, folder, recipe.model, resume=True, evaluate_aside=False, watch=lose_a_generator)
+    train(recipe, folder, recipe.model, resume=True, evaluate_aside=False, progress=lose_a_generator)
     assert check(folder) == []
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert steps[20]["device_seconds"]["startup"] > before  # the resume has started all of it anew

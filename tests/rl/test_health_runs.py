@@ -18,9 +18,8 @@ from scalerl.rl.config.health import Health, Thresholds
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.loop import parts
-from scalerl.rl.pending import Done
 from scalerl.rl.train import train
-from scalerl.rl.types import Reward
+from scalerl.rl.types import Done, Reward
 
 training = import_module("scalerl.rl.train")  # scalerl.rl has a function of this name
 
@@ -48,7 +47,8 @@ def run(recipe, model, folder, **options):
     """The record of a run, how it ended, and what was said of its health."""
     said, ended = [], None
     try:
-        train(recipe, folder, model, evaluate_aside=False, watch=lambda p: said.append(p.finding), **options)
+        options["progress"] = lambda progress: said.append(progress.finding)
+        train(recipe, folder, model, evaluate_aside=False, **options)
     except (PausedError, DivergedError) as error:
         ended = error
     return RunRecord.read(folder), ended, [finding for finding in said if finding]

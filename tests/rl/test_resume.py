@@ -58,14 +58,14 @@ def test_a_run_that_was_cut_is_the_run_that_never_was(recipe, tmp_path, variant,
     run(recipe, tmp_path / "whole")
     for n, step in enumerate(steps):
         with pytest.raises(CutError):
-            run(recipe, tmp_path / "cut", resume=n > 0, watch=cut_at(step))
+            run(recipe, tmp_path / "cut", resume=n > 0, progress=cut_at(step))
     run(recipe, tmp_path / "cut", resume=True)
     assert timeless(tmp_path / "cut") == timeless(tmp_path / "whole")
 
 
 def test_what_was_run_twice_is_kept_apart_with_its_cost(recipe, tmp_path):
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     before = lines(tmp_path / "run" / "steps.jsonl")
     run(recipe, tmp_path / "run", resume=True)
     head, *lost = lines(tmp_path / "run" / "lost.jsonl")
@@ -85,7 +85,7 @@ def test_a_run_that_is_asked_to_stop_loses_nothing(recipe, tmp_path):
             stop.set()
 
     with pytest.raises(KeyboardInterrupt):
-        run(recipe, tmp_path / "run", stop=stop, watch=watch)
+        run(recipe, tmp_path / "run", stop=stop, progress=watch)
     assert len(lines(tmp_path / "run" / "steps.jsonl")) == 4
     run(recipe, tmp_path / "run", resume=True)
     assert not (tmp_path / "run" / "lost.jsonl").exists()
@@ -144,7 +144,7 @@ def forget(path):
 def test_a_damaged_checkpoint_is_passed_over_and_told(recipe, tmp_path, damage, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     damage(tmp_path / "run" / "checkpoints" / "step-00006")
     run(recipe, tmp_path / "run", resume=True)
     assert "step-00006 is damaged" in caplog.text
@@ -166,10 +166,9 @@ def test_a_checkpoint_without_a_file_that_another_process_wrote_is_none(recipe, 
         learner.saver = of_two_nodes
         return learner
 
+    kept_one = replace(recipe, checkpoint=Checkpointing(3, keep=1))
     with pytest.raises(CutError):
-        run(
-            replace(recipe, checkpoint=Checkpointing(3, keep=1)), tmp_path / "run", watch=cut_at(8), load=load
-        )
+        run(kept_one, tmp_path / "run", progress=cut_at(8), load=load)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00003"]
     assert "learner/__1_0.distcp: written by another process and not there" in caplog.text
 
@@ -185,7 +184,7 @@ def test_an_evaluation_that_a_new_process_cannot_make_leaves_a_checkpoint(recipe
             next(p for p in multiprocessing.active_children() if p.name == "evaluation").kill()
 
     with pytest.raises(WorkerError, match=r"--resume goes on, and makes it"):
-        train(recipe, tmp_path / "run", model, watch=lose)
+        train(recipe, tmp_path / "run", model, progress=lose)
     (tmp_path / "away").rename(model)
     last = lines(tmp_path / "run" / "steps.jsonl")[-1]["step"]
     assert (tmp_path / "run" / "checkpoints" / f"step-{last:05d}").is_dir()
@@ -197,7 +196,7 @@ def test_an_evaluation_that_a_new_process_cannot_make_leaves_a_checkpoint(recipe
 def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_path, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     steps = tmp_path / "run" / "steps.jsonl"
     kept = steps.read_bytes().splitlines(keepends=True)[:5]  # the checkpoint is of step 6
     steps.write_bytes(b"".join(kept))
@@ -208,7 +207,7 @@ def test_a_checkpoint_of_more_than_the_record_holds_is_passed_over(recipe, tmp_p
 
 def test_checkpoints_that_cannot_be_used_are_kept_and_the_run_is_refused(recipe, tmp_path):
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*"))
     (tmp_path / "run" / "evals.jsonl").write_text("")
     with pytest.raises(
@@ -228,22 +227,22 @@ def test_a_stop_whose_checkpoint_fails_says_so(recipe, tmp_path):
             stop.set()
 
     with pytest.raises(WriteError, match="step-00002: the checkpoint could not be saved"):
-        run(recipe, tmp_path / "run", watch=watch, stop=stop)
+        run(recipe, tmp_path / "run", progress=watch, stop=stop)
 
 
 def test_what_a_resume_changes_is_kept(recipe, tmp_path):
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     changed = replace(recipe, health=replace(recipe.health, on_alarm="pause"))
     with pytest.raises(CutError):
-        run(changed, tmp_path / "run", resume=True, watch=cut_at(11))
+        run(changed, tmp_path / "run", resume=True, progress=cut_at(11))
     assert load_recipe(tmp_path / "run") == changed
 
 
 def test_without_a_checkpoint_the_run_begins_anew(recipe, tmp_path, caplog):
     run(recipe, tmp_path / "whole")
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(2))
+        run(recipe, tmp_path / "run", progress=cut_at(2))
     run(recipe, tmp_path / "run", resume=True)
     assert "begins anew" in caplog.text
     assert timeless(tmp_path / "run") == timeless(tmp_path / "whole")
@@ -287,14 +286,14 @@ def test_another_budget_is_told_by_its_key(recipe, tmp_path):
 def test_a_recipe_with_an_infinite_bound_is_resumed_and_run_again(recipe, tmp_path):
     recipe = replace(recipe, loss=Cispo(max_ratio=math.inf))
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(4))
+        run(recipe, tmp_path / "run", progress=cut_at(4))
     run(recipe, tmp_path / "run", resume=True)
     assert load_recipe(tmp_path / "run") == recipe
 
 
 def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(4))
+        run(recipe, tmp_path / "run", progress=cut_at(4))
     with pytest.raises(InputError, match="the run has seed = 0, and this recipe 1"):
         run(replace(recipe, seed=1), tmp_path / "run", resume=True)
 
@@ -304,7 +303,7 @@ def test_another_recipe_and_a_second_writer_are_refused(recipe, tmp_path):
         raise CutError
 
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", resume=True, watch=resume_too)
+        run(recipe, tmp_path / "run", resume=True, progress=resume_too)
     run(replace(recipe, checkpoint=Checkpointing(steps=5)), tmp_path / "run", resume=True)
 
 
@@ -319,7 +318,7 @@ def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe
         return load
 
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8), load=on(trainers[0]))
+        run(recipe, tmp_path / "run", progress=cut_at(8), load=on(trainers[0]))
     run(recipe, tmp_path / "run", resume=True, load=on(trainers[1]))
     assert check(tmp_path / "run") == []  # no counter falls
     steps, used = lines(tmp_path / "run" / "steps.jsonl"), (0.0, 0.0)
@@ -333,7 +332,7 @@ def test_a_resume_on_another_number_of_trainers_counts_the_past_as_it_was(recipe
 def test_a_local_run_is_resumed_and_nothing_is_lost_or_trained_twice(recipe, tmp_path):
     recipe = replace(recipe, placement=Local(generators=2), decode_slots=2)  # most groups wait
     with pytest.raises(CutError):
-        run(recipe, tmp_path / "run", watch=cut_at(8))
+        run(recipe, tmp_path / "run", progress=cut_at(8))
     saved = load_state(tmp_path / "run" / "checkpoints" / "step-00006" / "training")
     run(recipe, tmp_path / "run", resume=True)
     record = RunRecord.read(tmp_path / "run")
@@ -377,7 +376,7 @@ def test_a_run_that_is_stopped_at_a_milestone_freezes_that_forecast_first(recipe
 
     waiting = []
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, tmp_path / "run", recipe.model, forecaster=forecaster, watch=suspend, stop=stop)
+        train(recipe, tmp_path / "run", recipe.model, forecaster=forecaster, progress=suspend, stop=stop)
     assert not (tmp_path / "run" / "forecasts.jsonl").exists()
     run(recipe, tmp_path / "run", resume=True, forecaster=forecaster)
     forecasts = [lines(tmp_path / name / "forecasts.jsonl") for name in ("run", "whole")]

@@ -31,7 +31,7 @@ def cut(recipe, tmp_path_factory):
     """One that was killed after step 8: its last checkpoints are of steps 3 and 6."""
     path = tmp_path_factory.mktemp("cut") / "run"
     with pytest.raises(CutError):
-        run(recipe, path, watch=cut_at(8))
+        run(recipe, path, progress=cut_at(8))
     return path
 
 
@@ -86,7 +86,7 @@ def test_a_run_whose_folder_is_moved_has_a_checkpoint_there_and_ends(recipe, who
             path.rename(there)
 
     with pytest.raises(MovedError) as told:
-        run(recipe, path, watch=move)
+        run(recipe, path, progress=move)
     at = lines(there / "steps.jsonl")[-1]["step"]
     assert str(told.value) == (
         f"{path}: the run folder was moved during the run, to {there}: "
@@ -107,7 +107,7 @@ def test_a_run_whose_folder_is_moved_at_its_end_is_whole_there(recipe, whole, tm
             path.rename(there)
 
     with pytest.raises(MovedError, match=r"moved: it has come to its end, and is whole there"):
-        run(recipe, path, watch=move)
+        run(recipe, path, progress=move)
     assert not path.exists()
     assert record_and_weights(there) == record_and_weights(whole)
     run(recipe, there, resume=True)
@@ -122,7 +122,7 @@ def test_a_run_whose_place_another_one_takes_writes_nothing_into_that(recipe, co
             copy.rename(path)
 
     with pytest.raises(MovedError, match="a checkpoint of step 4 is there"):
-        run(recipe, path, watch=move)
+        run(recipe, path, progress=move)
     assert content(path) == before
     assert [row["step"] for row in lines(there / "steps.jsonl")] == [1, 2, 3, 4]
 
@@ -136,7 +136,7 @@ def test_a_run_whose_folder_is_removed_is_one_line_and_leaves_nothing(recipe, tm
             shutil.rmtree(path, ignore_errors=True)
 
     with pytest.raises(WriteError, match="the run folder was removed, or moved to another file system"):
-        run(recipe, path, watch=remove)
+        run(recipe, path, progress=remove)
     assert not path.exists()
 
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_removed_is_not_begun_again(recipe, tmp_path):
             (tmp_path / "run" / "groups.jsonl").unlink(missing_ok=True)
 
     with pytest.raises(WriteError, match=r"groups\.jsonl: 0 bytes long, and \d+ were written"):
-        run(recipe, tmp_path / "run", watch=remove)
+        run(recipe, tmp_path / "run", progress=remove)
     assert not (tmp_path / "run" / "groups.jsonl").exists()
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_never_had_a_checkpoint_begins_anew_by_itself(recipe, whole, 
     path = tmp_path / "run"
     for _ in range(2):
         with pytest.raises(CutError):
-            run(recipe, path, resume=True, watch=cut_at(EVERY - 1))
+            run(recipe, path, resume=True, progress=cut_at(EVERY - 1))
     run(recipe, path, resume=True)
     assert caplog.text.count("had no checkpoint yet: the run begins anew, and lost.jsonl keeps") == 2
     lost = lines(path / "lost.jsonl")
@@ -195,12 +195,12 @@ def test_checkpoints_of_later_steps_are_kept_until_the_run_has_newer_ones(recipe
     damaged = copy / "checkpoints" / "step-00006"
     (damaged / "training" / "state.json").write_text("[]")
     with pytest.raises(CutError):
-        run(recipe, copy, resume=True, watch=cut_at(5))
+        run(recipe, copy, resume=True, progress=cut_at(5))
     assert "step-00006 is damaged" in caplog.text
     names = {path.name for path in (copy / "checkpoints").iterdir()}
     assert names == {"aside-00006", "step-00003"}
     with pytest.raises(CutError):
-        run(recipe, copy, resume=True, watch=cut_at(8))
+        run(recipe, copy, resume=True, progress=cut_at(8))
     names = {path.name for path in (copy / "checkpoints").iterdir()}
     assert names == {"step-00006", "step-00003"}
 

@@ -272,7 +272,7 @@ def test_an_evaluation_that_cannot_be_made_ends_the_run_after_a_checkpoint_that_
     with pytest.raises(
         WorkerError, match=r"evaluation at step (\d+): .*, 3 times in a row; .*--resume goes on"
     ):
-        train(recipe, tmp_path / "i", model, watch=watch)
+        train(recipe, tmp_path / "i", model, progress=watch)
     killer.end.set()
     killer.join()
     assert len(killer.killed) >= 3  # and perhaps that of the evaluation after it
@@ -308,7 +308,7 @@ def test_an_evaluation_process_that_is_killed_at_eight_moments_costs_nothing(rec
             threads[-1].start()
             time.sleep(4)  # the processes are slower to start than this run to train
 
-    record = train(recipe, tmp_path / "run", model, watch=watch, forecaster=freeze)
+    record = train(recipe, tmp_path / "run", model, progress=watch, forecaster=freeze)
     for thread in threads:
         thread.join()
     assert len(killed) >= 3  # a process that has only just been started is killed by the next

@@ -19,7 +19,7 @@ def runs(small_base, tmp_path_factory):
     folder, recipe = tmp_path_factory.mktemp("runs"), recipe_of(small_base)
     run(recipe, folder / "whole")
     with pytest.raises(CutError):
-        run(recipe, folder / "cut", watch=cut_at(8))
+        run(recipe, folder / "cut", progress=cut_at(8))
     return folder
 
 

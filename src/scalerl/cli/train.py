@@ -126,10 +126,10 @@ def run_training(
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
-    from scalerl.rl.entry import train
     from scalerl.rl.learner.build import load_learner
     from scalerl.rl.loop.resume import resume_line
     from scalerl.rl.model.demo_base import find_model
+    from scalerl.rl.train import train
     from scalerl.rl.workers.process import stopped_by_signals
 
     with closing(place):

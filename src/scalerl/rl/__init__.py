@@ -1,7 +1,7 @@
 """Training: prompts -> rollouts -> verified groups -> advantages -> loss -> weights -> generators.
 
-    entry.py      what a script calls: train, evaluate
-    train.py      a run, from recipe to run folder; types.py what flows along the arrows
+    train.py      a run, from recipe to run folder; evaluate.py a model on the held-out prompts
+    types.py      what flows along the arrows
     config/ algo/ tasks/             what a recipe says
     model/ kernels/ engine/ learner/ sync/ verify/ workers/ checkpoint/     the parts
     placement/ loop/ health/ tracking/                                      where they are, and the run
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Timeouts,
         Tracking,
     )
-    from scalerl.rl.entry import evaluate, train
+    from scalerl.rl.evaluate import evaluate
     from scalerl.rl.loop.progress import Progress
     from scalerl.rl.placement.evaluate import EvaluationResult
     from scalerl.rl.tasks.chain import Chain
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from scalerl.rl.tasks.task import Task
     from scalerl.rl.tasks.verifiers import Exact, Function, Math, Verifier
     from scalerl.rl.tracking.tracker import TrackedRun, Tracker
+    from scalerl.rl.train import train
     from scalerl.rl.types import Limits, Prompt, Reward
 
 __all__ = [
@@ -126,7 +127,8 @@ __all__ = [
 lazy(
     __name__,
     {
-        "entry": "evaluate train",
+        "train": "train",
+        "evaluate": "evaluate",
         "config.recipe": "Recipe load_recipe",
         "algo.loss": "Cispo Dapo Grpo Gspo Kl Loss Reinforce TokenLoss",
         "algo.schedule": "OffPolicy PipelineRL",

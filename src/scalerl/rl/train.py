@@ -1,7 +1,7 @@
 """A training run, from a recipe to a run folder.
 
-train         makes the parts, or restores them from a checkpoint; trains; saves the final weights
-_Run.train    after every step of the pipeline: record, evaluate, freeze a forecast, checkpoint, stop
+train                claims the folder, makes the run or restores it; again where the learner was lost
+_TrainingRun.train   after every step of the pipeline: record, evaluate, freeze a forecast, checkpoint, stop
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,12 @@ from scalerl.errors import (
     MovedError,
     PausedError,
     WorkerError,
-    WriteError,
 )
 from scalerl.jsonl import read_object
 from scalerl.record.folder import RunFolder, check_writable
-from scalerl.record.reader import EvalPoint, RunRecord, final_folder
+from scalerl.record.reader import EvalPoint, RunRecord
 from scalerl.record.writer import RunWriter
-from scalerl.rl.checkpoint.manifest import Sums
-from scalerl.rl.checkpoint.store import Checkpoints, drop_asides, save_model, write_whole
+from scalerl.rl.checkpoint.store import Checkpoints
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
 from scalerl.rl.engine.build import check_prompts
@@ -40,26 +38,24 @@ from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.agenda import Agenda
-from scalerl.rl.loop.counters import RunCounters, groups_row, step_row
+from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
 from scalerl.rl.loop.evaluations import EvaluationError, Evaluations
-from scalerl.rl.loop.parts import Parts, parts_of
+from scalerl.rl.loop.parts import Load, parts_of
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.loop.progress import Progress, View
 from scalerl.rl.loop.resume import (
-    check_begun,
-    check_config,
-    check_recipe,
     check_restart,
-    check_same_prompts,
+    check_saved,
     find_checkpoint,
     free_choices,
-    is_finished,
+    has_finished,
     resume_line,
+    save_final,
     set_newer_aside,
-    write_finished,
 )
 from scalerl.rl.model.causal_lm import load_tokenizer
+from scalerl.rl.model.demo_base import find_model
 from scalerl.rl.tracking import TrackedRun, Tracker
 from scalerl.rl.tracking.process import Setup
 from scalerl.rl.tracking.sender import TrackingSender, check_picklable
@@ -72,82 +68,80 @@ _LOG = logging.getLogger("scalerl")
 MOST_REWINDS = 5
 """Times in a row that a run goes back to one checkpoint because the learner of a cluster was lost."""
 _STATEFUL = (
-    "learner",
-    "generator",
-    "pipeline",
-    "pool",
-    "counters",
-    "evaluations",
-    "agenda",
-    "health",
-    "probe",
+    *("learner", "generator", "pipeline", "pool", "counters"),
+    *("evaluations", "agenda", "health", "probe"),
 )
-"""Parts of a run that a checkpoint keeps the state of, in this order: the pipeline waits for groups that are
-being verified, and tells the pool."""
+"""Parts whose state a checkpoint has, in this order: the pipeline waits for verifications, for the pool."""
 
 
 def train(
     recipe: Recipe,
-    folder: str | Path | RunFolder,
-    model_folder: str | Path,
+    run: str | Path | RunFolder | None = None,
+    model: str | Path | None = None,
     *,
     resume: bool = False,
     restart: bool = False,
-    forecaster: Forecaster | None = None,
-    watch: Callable[[Progress], None] = lambda progress: None,
-    extra: Mapping[str, Any] | None = None,
-    evaluate_aside: bool = True,
-    stop: threading.Event | None = None,
     until: float = math.inf,
+    forecaster: Forecaster | None = None,
+    progress: Callable[[Progress], None] = lambda progress: None,
     trackers: Sequence[Tracker] = (),
-    load: Callable[[Recipe, str], Any] = load_learner,
+    stop: threading.Event | None = None,
+    evaluate_aside: bool = True,
+    load: Load = load_learner,
 ) -> RunRecord:
-    """Train `recipe` into the run folder `folder`, and return its record.
+    """Train `recipe` into a run folder, as `scalerl train` does, and return the record of the run.
 
-    With the placement `inline` generator and learner share this process, so that one seed gives one result,
-    bit for bit. Evaluations run in a process of their own unless `evaluate_aside` is false, with the same
-    result. (A script that calls this needs the usual `if __name__ == "__main__":`, as processes are spawned.)
-    `forecaster` freezes a forecast of the end at each share of `recipe.evaluation.forecast_at`. `extra` goes
-    into config.json.
+    A script that calls this needs the usual `if __name__ == "__main__":`, as processes are started:
 
-    `resume` goes on from the newest checkpoint in `folder`, or from the beginning where there has been none;
-    with the placement `inline` the record is then that of a run that was never cut, times apart. `restart`
-    begins anew: what a run has left in `folder` is moved to `before-N` in it. Once `stop` is set, the run
-    makes a checkpoint after the step under way, and ends as by Ctrl-C. Once `until` of the budget is spent,
-    in its unit, it makes a checkpoint and returns; `resume` then goes on from there.
+        from scalerl import rl
 
-    The folder is locked from before its first read until this returns; a `RunFolder` is locked already, and
-    stays so. Moved meanwhile, it gets a checkpoint where it is, and the run ends.
+        if __name__ == "__main__":
+            recipe = rl.load_recipe("demo", ["loss.max_ratio=4"])
+            record = rl.train(recipe, run="runs/mine")
+            print(record.evals[-1].pass_rate)
 
-    The run is logged to the trackers of `recipe.tracking` and to `trackers`, from a process of their own,
-    which makes a forecast with `forecaster` after every evaluation. What becomes of them is logged as
-    warnings of "scalerl", and changes nothing of the run.
+    With the placement `inline` one seed gives one result, bit for bit, and a run that is resumed gives the
+    record of one that was never stopped, times apart. The folder is locked until this returns; if it is moved
+    meanwhile, the run makes a checkpoint where it is, and ends.
 
-    `load` makes the learner of a recipe and a model's folder, where it is not to be in this process alone.
+    Args:
+        recipe: what to train. The model `chain-base` is built at its first use, and cached.
+        run: the run folder, which must not exist unless it is resumed; runs/NAME-seedN of the recipe where it
+            is not given. A `RunFolder` is locked already, and stays so.
+        model: a model's folder or name, in place of the recipe's.
+        resume: go on from the newest checkpoint in the folder; start where there is no run.
+        restart: start anew; what is in the folder is kept in its before-1, before-2 ...
+        until: a part of the budget, in its unit, at which to stop with a checkpoint.
+        forecaster: freezes a forecast of the end at each share of `evaluation.forecast_at`:
+            `scalerl.forecast.freeze.freeze` is what the command uses.
+        progress: called after every step and every evaluation.
+        trackers: the run is logged to them and to those that the recipe names, from a process of their own.
+            Their errors are logged as warnings of "scalerl", and change nothing of the run.
+        stop: once it is set, the run makes a checkpoint and ends by KeyboardInterrupt.
+        evaluate_aside: whether evaluations have a process of their own; the record is the same without.
+        load: makes the learner of a recipe and a model's folder, where it is not that of one process.
 
     Raises:
-        InputError: the folder exists (or, with `resume`, holds another recipe, or is being written), the
-            model cannot be loaded, or does not fit the recipe's context; a tracker is not installed, or
-            cannot go to another process. With `resume` also: the run has had checkpoints and none is left,
-            config.json was edited, or the final weights and the record do not agree.
+        InputError: the folder exists, or is being written; the model cannot be loaded, or does not fit the
+            recipe's context; a tracker is not installed, or cannot be pickled. With `resume` also: the run
+            has another recipe, its checkpoints are gone, config.json was edited, or the final weights and the
+            record do not agree.
         WriteError: the disk does not take the record, or the checkpoint that a stop needs; what was written
             before is kept. A `MovedError`, one of these: the folder was moved.
         PausedError: an alarm, where `health.on_alarm` is "pause"; there is a checkpoint of the step.
         DivergedError: gradients or probabilities are not finite any more; what was written before is kept.
         WorkerError: processes were lost again and again; where they were those of an evaluation, there is a
             checkpoint that has it.
-        KeyboardInterrupt: it was stopped.
+        KeyboardInterrupt: it was stopped; `resume` goes on.
     """
+    found, about = find_model(recipe) if model is None else (str(model), {})
     with ExitStack() as around:
-        place = folder
+        place = run if run is not None else Path("runs") / f"{recipe.name}-seed{recipe.seed}"
         if not isinstance(place, RunFolder):
             place = around.enter_context(closing(RunFolder.claim(place, new=not (resume or restart))))
-        recipe = check_prompts(recipe, model_folder)
-        if resume:
-            check_recipe(place.path, recipe)
-            if is_finished(place.path):
-                return RunRecord.read(place.path)
-            check_begun(place.path)
+        recipe = check_prompts(recipe, found)
+        if resume and has_finished(place.path, recipe):
+            return RunRecord.read(place.path)
         if restart:
             check_restart(place.path)
         check_writable(place.path)
@@ -156,49 +150,53 @@ def train(
         torch.set_num_threads(1)  # results must not depend on how many cores there are
         if restart and (apart := place.set_apart()):
             _LOG.warning("the run begins anew; what was there is kept in %s", apart)
-
-        def attempt(resume: bool, closing: ExitStack) -> _TrainingRun:
-            make_parts = partial(parts_of, folder=place.here(), aside=evaluate_aside, load=load)
-            to_stop = stop or threading.Event()
-            return _TrainingRun(
-                recipe, place, str(model_folder), resume, extra or {}, watch, to_stop, make_parts, closing
-            )
-
-        def go_on(run: _TrainingRun, closing: ExitStack) -> None:
-            run.follow(trackers, forecaster, closing)
-            try:
-                if run.train(forecaster, until):
-                    run.save_final()
-            except DivergedError as error:
-                run.health.diverged(error.step)
-                raise
-
         if recipe.cluster is not None:
             from scalerl.rl.workers.ray.session import connected
 
             around.enter_context(connected(recipe.cluster))
-        _try_until_done(attempt, go_on, resume)
+        stop, aside = stop or threading.Event(), evaluate_aside
+        job = _Job(recipe, place, found, about, until, forecaster, progress, trackers, stop, aside, load)
+        _train_through_losses(job, resume)
         return RunRecord.read(place.here())
 
 
-def _try_until_done(
-    attempt: Callable[[bool, ExitStack], _TrainingRun],
-    go_on: Callable[[_TrainingRun, ExitStack], None],
-    resume: bool,
-) -> None:
-    """Where the learner of a cluster is lost, the run is made again from its last checkpoint, as by a
-    resume."""
-    rewinds, began = 0, -1
+@dataclass(frozen=True)
+class _Job:
+    """What `train` was called with, checked: the same for every attempt."""
+
+    recipe: Recipe
+    place: RunFolder
+    model: str
+    about: Mapping[str, Any]
+    until: float
+    forecaster: Forecaster | None
+    progress: Callable[[Progress], None]
+    trackers: Sequence[Tracker]
+    stop: threading.Event
+    evaluate_aside: bool
+    load: Load
+
+
+def _train_through_losses(job: _Job, resume: bool) -> None:
+    """Train to the end; resume from the last checkpoint whenever the learner of a cluster is lost."""
+    rewinds, started = 0, -1
     lost: LearnerLostError | None = None
     while True:
         try:
             with ExitStack() as closing:
-                run = attempt(resume, closing)
-                rewinds, began = (0 if run.began > began else rewinds), run.began
+                run = _TrainingRun(job, resume, closing)
+                rewinds, started = (0 if run.started > started else rewinds), run.started
                 if lost:
-                    _LOG.warning("the run goes on from step %d", began)
-                    run.parts.went_back(lost, began)
-                return go_on(run, closing)
+                    _LOG.warning("the run goes on from step %d", started)
+                    run.parts.went_back(lost, started)
+                run.follow(closing)
+                try:
+                    if run.train():
+                        run.save_final()
+                except DivergedError as error:
+                    run.health.diverged(error.step)
+                    raise
+                return
         except LearnerLostError as error:
             rewinds, resume, lost = rewinds + 1, True, error
             if rewinds > MOST_REWINDS:
@@ -209,64 +207,44 @@ def _try_until_done(
 class _TrainingRun:
     """The parts of a run, and what is done with them after every step. `closing` ends them."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        place: RunFolder,
-        model_folder: str,
-        resume: bool,
-        extra: Mapping[str, Any],
-        watch: Callable[[Progress], None],
-        stop: threading.Event,
-        make_parts: Callable[[Recipe, str, ExitStack], Parts],
-        closing: ExitStack,
-    ) -> None:
-        self.clock = _RunClock()
-        self.place, self.recipe, self.stop, folder = place, recipe, stop, place.here()
-        self.parts = parts = make_parts(recipe, model_folder, closing)
-        self.tokenizer, self.learner = load_tokenizer(model_folder), parts.learner()
+    def __init__(self, job: _Job, resume: bool, closing: ExitStack) -> None:
+        self.clock = RunClock()
+        self.job, self.place, self.recipe, self.stop = job, job.place, job.recipe, job.stop
+        recipe, folder, task = job.recipe, self.folder, job.recipe.task
+        self.parts = parts = parts_of(recipe, job.model, closing, folder, job.evaluate_aside, job.load)
+        self.tokenizer, self.learner = load_tokenizer(job.model), parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
-        task = recipe.task
         self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
 
         saved = find_checkpoint(folder) if resume else None
         if saved:
-            check_config(folder, saved)
-            check_same_prompts(saved, task)
+            check_saved(folder, saved, task)
             self.learner.restore(saved["learner"], saved["folder"])
-        self.began = self.learner.version
-        """The version that it goes on from."""
-        version = saved["generator"]["version"] if saved else 0
-        # It complains of what does not fit, and nothing has been written yet.
-        self.generator = parts.generator(self.learner, version)
+        self.started = self.learner.version
+        """The version that the run goes on from."""
+        # The generator raises where the recipe does not fit the model: nothing has been written until then.
+        self.generator = parts.generator(self.learner, saved["generator"]["version"] if saved else 0)
         if resume and (folder / "config.json").exists():
             set_newer_aside(folder, saved["step"] if saved else 0)
-            self.writer = RunWriter.resume(place, saved["lengths"] if saved else {})
+            self.writer = RunWriter.resume(self.place, saved["lengths"] if saved else {})
             self.writer.change(recipe=free_choices(recipe), devices={"trainers": self.learner.trainers})
         else:
-            self.writer = RunWriter(place, config_of(recipe, self.learner, extra))
+            self.writer = RunWriter(self.place, config_of(recipe, self.learner, job.about))
         closing.callback(self.writer.close)
         if parts.timeline is not None:
             closing.callback(lambda: self.writer.timeline(parts.timeline.events()))
 
         self.counters = RunCounters(recipe.processes, self.learner.trainers, recipe.apart)
-        asked = recipe.evaluation.count, recipe.evaluation.forecast_at
-        self.view, self.agenda = View(watch), Agenda(*asked)
+        self.view = View(job.progress)
+        self.agenda = Agenda(recipe.evaluation.count, recipe.evaluation.forecast_at)
         self.health = Watch(recipe.health, recipe.precision, self._on_finding)
         self.probe = Probe(self.learner, recipe)
-        self.evaluations = Evaluations(
-            parts.evaluate(),
-            self.writer,
-            [prompt.id for prompt in task.prompts("heldout")],
-            task.heldout_hash,
-            recipe.evaluation.samples,
-            self.counters,
-            self._on_point,
-        )
+        evaluate, samples = parts.evaluate(), recipe.evaluation.samples
+        self.evaluations = Evaluations(evaluate, self.writer, task, samples, self.counters, self._on_point)
         self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)
         made = self.writer.checkpointed
         self.checkpoints = Checkpoints(
-            folder / "checkpoints", recipe.checkpoint, self.learner, self.tokenizer, made
+            folder / "checkpoints", recipe.checkpoint, self.learner.saver, self.tokenizer, made
         )
         closing.callback(self.checkpoints.close)
         self.generator.wait_until_started()  # all that is started by now does so at the same time
@@ -275,44 +253,42 @@ class _TrainingRun:
                 for name in _STATEFUL[1:]:  # the learner's is, before the generator took its weights
                     getattr(self, name).restore(saved[name])
             else:
-                self.evaluations.ask(0, self.learner.weights())
+                self.evaluations.start(0, self.learner.weights())
 
     @property
     def folder(self) -> Path:
-        """Where it is now."""
+        """The run folder, wherever it has been moved to."""
         return self.place.here()
 
-    def follow(self, trackers: Sequence[Tracker], forecaster: Forecaster | None, closing: ExitStack) -> None:
-        """Log the run to `trackers` from here on, until `closing` ends them."""
+    def follow(self, closing: ExitStack) -> None:
+        """Log the run to the trackers from here on, until `closing` ends them."""
         settings, budget, path = self.recipe.tracking, self.recipe.budget, self.folder.absolute()
-        run = TrackedRun(
-            path,
-            settings.name or path.name,
-            settings.project,
-            settings.group,
-            read_object(path / "config.json"),
-            self.learner.version + 1,
-        )
-        setup = Setup(trackers, run, forecaster, budget.kind, budget.amount, settings.close_seconds)
+        name, config = settings.name or path.name, read_object(path / "config.json")
+        run = TrackedRun(path, name, settings.project, settings.group, config, self.learner.version + 1)
+        job, seconds = self.job, settings.close_seconds
+        setup = Setup(job.trackers, run, job.forecaster, budget.kind, budget.amount, seconds)
         self.sender = closing.enter_context(TrackingSender(setup))
 
-    def train(self, forecaster: Forecaster | None, until: float) -> bool:
-        """Until the budget is spent or the pool has run dry; false where `until` came first."""
+    def train(self) -> bool:
+        """Train until the budget is spent or the pool has run dry; false where `until` came first."""
         self.counters.startup_seconds += self.clock.lap() * self.learner.trainers
-        budget = self.recipe.budget.amount
+        budget, until = self.recipe.budget.amount, self.job.until
         if self._spent() >= budget:  # all that a checkpoint was made for was its last evaluations
             return True
         if until <= self._spent():
             return False
         with self.clock.stopped(), self._saved_first():
-            if not self._forecast(self._spent() / budget, forecaster):  # where it was stopped, and again
+            if not self._forecast(self._spent() / budget):  # where it was stopped, and again
                 self._save()
                 raise KeyboardInterrupt
         for step in self.pipeline.steps():
             self._record(step)
             share = self._spent() / budget
             with self.clock.stopped(), self._saved_first():  # it is no part of training
-                self._evaluate(step, share, forecaster)
+                if self.agenda.evaluates(share):
+                    self.evaluations.start(step.index, self.learner.weights())
+                if self._forecast(share):
+                    self.evaluations.write_finished(self.stop)
             self.view.step(step.index, share, self.counters)
             if share >= 1:
                 return True
@@ -326,32 +302,18 @@ class _TrainingRun:
     def save_final(self) -> None:
         """Evaluate and save the weights as they are at the end."""
         if self.evaluations.last_step < self.learner.version:  # every prompt has been retired
-            self.evaluations.ask(self.learner.version, self.learner.weights())
+            self.evaluations.start(self.learner.version, self.learner.weights())
         with self._saved_first():
             if not self.evaluations.write_finished(self.stop, most=0):
                 self._save()
                 raise KeyboardInterrupt
         self.checkpoints.wait()
-        folder, step = self.folder, self.learner.version
-        try:
-            save = self.learner.saver(folder, resumable=False)
-
-            def write(aside: Path) -> Sums:
-                sums = save_model(save, self.tokenizer, aside)
-                write_finished(aside, step)
-                return sums
-
-            write_whole(final_folder(folder), write)
-        except WriteError as error:
-            raise WriteError(
-                f"{error}; the record is whole: free space, and {resume_line(folder)} goes on to its end"
-            ) from error
-        drop_asides(folder / "checkpoints", step)
+        save_final(self.folder, self.learner.version, self.learner.saver, self.tokenizer)
         if self.folder != self.place.path:
             raise MovedError(f"{self._moved_to()}: it has come to its end, and is whole there")
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything that a resume needs."""
+        """Return copies of everything that a resume needs."""
         parts = {name: getattr(self, name).state() for name in _STATEFUL}
         return parts | {"lengths": self.writer.lengths(), "config": self.writer.config}
 
@@ -373,26 +335,26 @@ class _TrainingRun:
         for failure in self.verifier.new_failures():
             _LOG.warning(failure)
 
-    def _evaluate(self, step: Step, share: float, forecaster: Forecaster | None) -> None:
-        if self.agenda.evaluates(share):
-            self.evaluations.ask(step.index, self.learner.weights())
-        if self._forecast(share, forecaster):
-            self.evaluations.write_finished(self.stop)
-
-    def _forecast(self, share: float, forecaster: Forecaster | None) -> bool:
-        """Freeze the forecast that is due; false where the run stops first: a resume freezes it before its
-        first step, of the same evaluations."""
-        if self.agenda.to_freeze(share) and forecaster and share < 1:
+    def _forecast(self, share: float) -> bool:
+        """Freeze the forecast that is due; false where the run stops first: a resume then freezes it."""
+        if self.agenda.to_freeze(share) and self.job.forecaster and share < 1:
             # Nothing is trained until the forecast is frozen.
             if not self.evaluations.write_finished(self.stop, most=0):
                 return False
-            self._freeze(forecaster)
+            budget = self.recipe.budget
+            try:
+                row = self.job.forecaster(RunRecord.read(self.folder), budget.kind, budget.amount)
+            except CannotAnswerError:
+                pass  # too early for a forecast; there may be one at the next milestone
+            else:
+                self.writer.forecast(row)
+                self.view.frozen(row)
         self.agenda.froze(share)
         return True
 
     @contextmanager
     def _saved_first(self) -> Iterator[None]:
-        """An evaluation that cannot be made ends the run, after a checkpoint that has it."""
+        """End the run where an evaluation cannot be made, after a checkpoint that has it."""
         try:
             yield
         except EvaluationError as error:
@@ -404,15 +366,6 @@ class _TrainingRun:
         self.checkpoints.folder = self.folder / "checkpoints"
         self.checkpoints.make(self.learner.version, self.state())
         self.checkpoints.finish()
-
-    def _freeze(self, forecaster: Forecaster) -> None:
-        budget = self.recipe.budget
-        try:
-            row = forecaster(RunRecord.read(self.folder), budget.kind, budget.amount)
-        except CannotAnswerError:
-            return  # too early to say anything; the next milestone may
-        self.writer.forecast(row)
-        self.view.forecast = row
 
     def _checkpoint(self, step: Step, at_cut: bool) -> None:
         moved, stopped = self.folder != self.place.path, self.stop.is_set()
@@ -445,22 +398,3 @@ class _TrainingRun:
         self.view.point(point)
         self.sender.evaluation(point)
         self.health.evaluation(point)
-
-
-class _RunClock:
-    """Wall time of training: laps, without the time in which it is stopped."""
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last one, less those in which it was stopped."""
-        before, self._since = self._since, time.perf_counter()
-        return self._since - before
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """What is done meanwhile does not count as training."""
-        started = time.perf_counter()
-        yield
-        self._since += time.perf_counter() - started

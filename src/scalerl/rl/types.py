@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 
-from scalerl.rl.pending import Pending
-
+_T = TypeVar("_T")
+_Result = TypeVar("_Result", covariant=True)
 Split = Literal["train", "heldout"]
 Weights = Mapping[str, np.ndarray]
-"""A model's parameters by name, as copies that nobody writes to."""
+"""A model's parameters by name, as copies that are never written to."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion as it was sampled, with what the trainer must never have to guess afterwards."""
+    """One completion as it was sampled, with all that the trainer could not recompute afterwards."""
 
     prompt: Prompt
     epoch: int
@@ -74,7 +74,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a verifier says of a completion: the number to train on, and whether the answer is right."""
+    """The verdict on a completion: the number to train on, and whether the answer is right."""
 
     value: float
     correct: bool
@@ -83,12 +83,12 @@ class Reward:
 
 
 FAILED = Reward(-1.0, False)
-"""What a truncated completion gets, and one whose verification failed."""
+"""The reward of a truncated completion, and of one whose verification failed."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the verification of one completion may take, in processes of its own."""
+    """Limits of the verification of one completion, in processes of its own."""
 
     seconds: float = 10.0
     memory_gib: float = 4.0
@@ -129,8 +129,35 @@ class Group:
         return self.rollouts[0].prompt
 
 
-Judge = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
-"""Begins to give every completion of some groups its reward."""
+class Pending(Protocol[_Result]):
+    """Work under way, perhaps in another process. Both methods raise what the work raised."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the work is done, for `seconds` at most; returns whether it is."""
+        ...
+
+    def result(self) -> _Result:
+        """Return the result of work that is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Done(Generic[_T]):
+    """Work that was done when it was started."""
+
+    value: _T
+
+    def wait(self, seconds: float) -> bool:
+        """Return at once: the work is done."""
+        return True
+
+    def result(self) -> _T:
+        """Return the result."""
+        return self.value
+
+
+Verify = Callable[[Sequence[Sequence[Rollout]]], Pending[list[list[Reward]]]]
+"""Starts the verification of some groups: a reward for every completion."""
 
 
 @dataclass
@@ -143,74 +170,74 @@ class Counters:
     ticks: int = 0
     """Decode steps."""
     seconds: float = 0.0
-    """Of decoding and of installing weights, over all processes; the first weights are start-up."""
+    """Seconds of decoding and of weight updates, over all processes; the first weights are start-up."""
     held: float = 0.0
-    """Of processes that do nothing but sample: since each was first given something to do, until the instant
-    at which `seconds` was read."""
+    """Seconds in which processes that only sample were held: from the first work of each to the instant at
+    which `seconds` was read."""
     startup: float = 0.0
-    """Of these processes: until then."""
+    """Seconds of these processes before their first work."""
     restarted: int = 0
-    """Groups whose completions were begun again, because a process or the run had died."""
+    """Groups whose completions were started again, because a process was lost or the run was resumed."""
 
 
 class Generator(Protocol):
-    """Samples completions. Where and on what engine is its own business.
+    """Samples completions, wherever and with whatever engine.
 
     Groups come back in the order in which they were submitted, whatever order they finish in: that is
     what bounds the staleness of trained tokens.
     """
 
     def submit(self, prompt: Prompt, epoch: int, n_samples: int) -> int:
-        """Admit a group of `n_samples` completions; returns its place in the order of admission."""
+        """Admit a group of `n_samples` completions; returns its sequence number."""
         ...
 
     @property
     def ready(self) -> int:
-        """Groups that are complete, next in order, and not taken."""
+        """Number of groups that are complete, next in order, and not taken."""
         ...
 
     def work(self) -> None:
-        """One decode step where the generator is in this process; elsewhere, wait until something happens."""
+        """Make one decode step where the generator is in this process; elsewhere, wait for a message."""
         ...
 
     def take(self, n_groups: int) -> list[tuple[Rollout, ...]]:
-        """The next `n_groups` groups in order, which must be ready."""
+        """Return the next `n_groups` groups in order, which must be ready."""
         ...
 
     def update(self, weights: Weights, version: int) -> None:
-        """Go on with new weights. Completions in flight keep their KV cache, stale as it is."""
+        """Install new weights. Completions in flight go on, and keep their stale KV cache."""
         ...
 
     @property
     def installed(self) -> int:
-        """The version of the weights that no part of the generator is behind."""
+        """The newest version of the weights that all parts of the generator have."""
         ...
 
     @property
     def counters(self) -> Counters:
-        """What has been spent so far."""
+        """The cost so far."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Groups that are admitted and not taken."""
+        """Number of groups that are admitted and not taken."""
         ...
 
     def wait_until_started(self) -> None:
-        """Wait until every process has its first weights: what comes before is no part of training."""
+        """Wait until every process has its first weights: the time before counts as start-up."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as a tree of plain values and arrays of its own; weights are not in it."""
+        """Return what `restore` needs, as a tree of plain values and copied arrays, without weights."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`: exactly, or with the completions that were in flight begun again.
+        """Go on from `state`: exactly, or with the completions that were in flight started again.
 
-        The generator is new, and has the weights of the version in `state`.
+        The generator must be new, and have the weights of the version in `state`.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what is held; completions in flight are lost."""
+        """Release all resources; completions in flight are lost."""
         ...

@@ -265,7 +265,7 @@ def outcome(table: dict[str, Any], model: Path) -> str:
             assert from_dict(recipe.to_dict()) == recipe or math.nan in flat(table)
             here = {key: value for key, value in recipe.to_dict().items() if key != "cluster"}
             inline = from_dict(here | {"placement": {"kind": "inline"}})
-            train(inline, Path(folder) / "run", inline.model, watch=three_steps, evaluate_aside=False)
+            train(inline, Path(folder) / "run", inline.model, progress=three_steps, evaluate_aside=False)
         except (InputError, WorkerError) as error:  # the latter where verifiers do not start
             clear = str(error) and "\n" not in str(error)
             if not clear or (Path(folder) / "run").exists():  # it must come before anything is written

@@ -18,8 +18,7 @@ from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_model, load_tokenizer
-from scalerl.rl.pending import Done
-from scalerl.rl.types import Reward
+from scalerl.rl.types import Done, Reward
 
 
 @pytest.fixture(scope="module")

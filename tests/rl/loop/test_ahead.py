@@ -19,11 +19,10 @@ from scalerl.rl.learner.build import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.pending import Done
 from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
-from scalerl.rl.types import FAILED, Limits, Reward
+from scalerl.rl.types import FAILED, Done, Limits, Reward
 from scalerl.rl.verify.verifier import PoolVerifier
 
 P = 2  # groups a step of the recipe
@@ -31,7 +30,7 @@ SECONDS = 120.0
 
 
 class Stepping:
-    """A step of another thread; see `scalerl.rl.pending.Pending`."""
+    """A step of another thread; see `scalerl.rl.types.Pending`."""
 
     def __init__(self, future):
         self.future = future
@@ -223,7 +222,7 @@ def judging(start, recipe, held_back):
     run.wait_for_the_next()
     take(run, 1)
     free.unlink()
-    run.learner.ready = lambda: run.pipeline._judging is not None
+    run.learner.ready = lambda: run.pipeline._verifying is not None
     return run, free
 
 

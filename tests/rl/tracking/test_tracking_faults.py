@@ -45,7 +45,7 @@ def test_trackers_that_fail_or_hang_leave_run_and_neighbours_alone(
         quick,
         tmp_path / "run",
         small_base,
-        watch=wait,
+        progress=wait,
         evaluate_aside=False,
         trackers=[*FAULTS, keeps],
     )

@@ -164,7 +164,7 @@ def test_a_resumed_run_goes_on_where_it_was_logged(short, small_base, short_plai
     options: dict[str, Any] = {"evaluate_aside": False, "trackers": [keeps]}
     followed = tracked_by(short, *TO)
     with pytest.raises(CrashError):
-        train(followed, tmp_path / "run", small_base, watch=crash, **options)
+        train(followed, tmp_path / "run", small_base, progress=crash, **options)
     before = json.loads((tmp_path / "run" / "tracking.json").read_text())
     record = train(followed, tmp_path / "run", small_base, resume=True, **options)
     after = json.loads((tmp_path / "run" / "tracking.json").read_text())

@@ -97,7 +97,7 @@ def test_weights_that_arrive_as_others_are_taken_are_kept():
 
 
 def test_a_checkpoint_that_fails_keeps_no_thread(tmp_path):
-    checkpoints = Checkpoints(tmp_path, Checkpointing(), Learnerless(), None)
+    checkpoints = Checkpoints(tmp_path, Checkpointing(), Learnerless().saver, None)
     checkpoints.make(1, {})
     with pytest.raises(ZeroDivisionError):
         checkpoints.close()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,14 +43,6 @@ Write = Callable[[Path], Sums]
 """Writes files into a folder; returns the sums of those that it has summed already, by their names there."""
 
 
-class Savable(Protocol):
-    """A learner, as far as it is saved: see `scalerl.rl.learner.learner.Learner.saver`."""
-
-    def saver(self, near: Path, resumable: bool = True) -> Write:
-        """What writes the model as it is now into a folder, in any thread."""
-        ...
-
-
 class Checkpoints:
     """Makes the checkpoints of a run, one at a time, beside the training."""
 
@@ -58,13 +50,13 @@ class Checkpoints:
         self,
         folder: Path,
         settings: Checkpointing,
-        learner: Savable,
+        saver: Callable[[Path], Write],
         tokenizer: Any,
         on_made: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_made` is called after each one, in the thread that writes it."""
+        """`saver` is `Learner.saver`; `on_made` is called after each checkpoint, in its thread."""
         self.folder, self._settings, self._on_made = folder, settings, on_made
-        self._learner, self._tokenizer = learner, tokenizer
+        self._saver, self._tokenizer = saver, tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._under_way: Future[None] | None = None
         self._last = time.monotonic()
@@ -85,7 +77,7 @@ class Checkpoints:
         if (self.folder / f"{STEP}{step:05d}").exists():
             return
         try:
-            save = self._learner.saver(self.folder)
+            save = self._saver(self.folder)
         except WriteError as error:
             self._under_way = Future()
             self._under_way.set_exception(error)

@@ -25,8 +25,7 @@ from scalerl.rl.learner.held import copies, scores_of_held
 from scalerl.rl.learner.score import Scorer
 from scalerl.rl.model.causal_lm import FlopCount, copy_weights
 from scalerl.rl.model.lora import merged_parameters
-from scalerl.rl.pending import Done, Pending
-from scalerl.rl.types import Weights
+from scalerl.rl.types import Done, Pending, Weights
 
 
 @dataclass(frozen=True)

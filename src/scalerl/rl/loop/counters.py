@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from scalerl.record.reader import DeviceSeconds, Flops, Tokens
+from scalerl.rl.learner.batch import Fate
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.types import Counters
+
+
+class RunClock:
+    """Wall time of training: laps, without the time in which the clock is stopped."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap, less those in which the clock was stopped."""
+        before, self._since = self._since, time.perf_counter()
+        return self._since - before
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the clock: what is done meanwhile does not count as training."""
+        started = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - started
 
 
 @dataclass
@@ -47,7 +68,7 @@ class RunCounters:
     samples: int = 0
     prompts: int = 0
     restarted: int = 0
-    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FATES, 0))
+    fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Fate), 0))
     """Groups by what became of them."""
 
     @property
@@ -66,7 +87,7 @@ class RunCounters:
         return held - self.generate_seconds - self.train_seconds
 
     def add(self, step: Step, generator: Counters, wall_seconds: float) -> None:
-        """Take note of a step; `generator` is cumulative."""
+        """Add a step; `generator` is cumulative."""
         self.wall_seconds += wall_seconds
         self.trainer_seconds += wall_seconds * self.trainers
         if self.apart:
@@ -107,10 +128,6 @@ class RunCounters:
         """Go on from `state`; on as many devices as there are now."""
         now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
         self.__dict__.update(dict(state) | now)
-
-
-FATES = ("trained", "zero_variance", "truncated", "failed")
-"""What becomes of a group that is consumed; see `scalerl.rl.learner.batch.Fate`."""
 
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:

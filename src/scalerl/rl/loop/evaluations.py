@@ -1,4 +1,4 @@
-"""The evaluations of a run: asked for in order, made beside the training, and recorded in order."""
+"""The evaluations of a run: started in order, made beside the training, and recorded in order."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from scalerl.record.reader import EvalPoint, mean_p_1mp
 from scalerl.record.writer import RunWriter
 from scalerl.rl.loop.counters import RunCounters
 from scalerl.rl.placement.evaluate import Evaluate, EvaluationResult
+from scalerl.rl.tasks.task import Task
 from scalerl.rl.types import Weights
 
 MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
 _MOMENT = 0.1
-"""Seconds between two looks whether the run is to stop."""
+"""Seconds between two checks whether the run is to stop."""
 
 
 class EvaluationError(WorkerError):
-    """An evaluation cannot be made: its process was lost again and again, or what it needs does not start."""
+    """An evaluation cannot be made: its process was lost again and again, or cannot start."""
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """An evaluation under way, and the counters at which it was asked for."""
+    """An evaluation under way, and the counters at its start."""
 
     row: dict[str, Any]
     weights: Weights
@@ -39,33 +40,34 @@ class _Pending:
 
 @dataclass
 class Evaluations:
-    """Evaluations under way, written in the order in which they were asked for."""
+    """Evaluations under way, written in the order in which they were started."""
 
     evaluate: Evaluate
     writer: RunWriter
-    prompt_ids: list[str]
-    prompt_set: str
+    task: Task
     n_samples: int
     counters: RunCounters
     on_point: Callable[[EvalPoint], None]
     last_step: int = -1
-    """Step of the last evaluation asked for."""
+    """Step of the last evaluation that was started."""
     _pending: deque[_Pending] = field(default_factory=deque)
 
-    def ask(self, step: int, weights: Weights) -> None:
-        """Evaluate `weights`, and remember the counters as they stand."""
-        now = {
-            "step": step,
-            "time": time.time(),
-            "samples": self.counters.samples,
-            "prompts": self.counters.prompts,
-        }
-        now |= self.counters.json()
+    def __post_init__(self) -> None:
+        self._prompt_set = self.task.heldout_hash
+        self._prompt_ids = [prompt.id for prompt in self.task.prompts("heldout")]
+
+    def start(self, step: int, weights: Weights) -> None:
+        """Start the evaluation of `weights`, with the counters as they stand."""
+        counters = self.counters
+        row = {"step": step, "time": time.time(), "samples": counters.samples, "prompts": counters.prompts}
         self.last_step = step
-        self._begin(now, weights)
+        self._start(row | counters.json(), weights)
 
     def write_finished(self, stop: threading.Event | None = None, most: int = MAX_PENDING) -> bool:
-        """Write what is done; wait until `most` at most are under way, or `stop` is set. Whether they are.
+        """Write what is done; wait until `most` at most are under way, or `stop` is set.
+
+        Returns:
+            Whether `most` at most are under way.
 
         Raises:
             EvaluationError: one cannot be made; it is still pending.
@@ -76,32 +78,29 @@ class Evaluations:
                 wait([future], timeout=_MOMENT)
             if not future.done():
                 break
-            self._write_first()
+            try:
+                result = future.result()
+            except ScalerlError as error:
+                raise EvaluationError(f"{self.writer.path}: {error}") from error
+            self._write(self._pending.popleft().row, result)
         return len(self._pending) <= most
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs; those under way are begun again, with their weights."""
+        """Return what `restore` needs; those under way are started again, with their weights."""
         return {
-            "prompt_set": self.prompt_set,
+            "prompt_set": self._prompt_set,
             "last_step": self.last_step,
-            "pending": [[asked.row, dict(asked.weights)] for asked in self._pending],
+            "pending": [[pending.row, dict(pending.weights)] for pending in self._pending],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
         self.last_step = state["last_step"]
         for row, weights in state["pending"]:
-            self._begin(row, weights)
+            self._start(row, weights)
 
-    def _begin(self, row: dict[str, Any], weights: Weights) -> None:
+    def _start(self, row: dict[str, Any], weights: Weights) -> None:
         self._pending.append(_Pending(row, weights, self.evaluate(weights, row["step"])))
-
-    def _write_first(self) -> None:
-        try:
-            result = self._pending[0].future.result()
-        except ScalerlError as error:
-            raise EvaluationError(f"{self.writer.path}: {error}") from error
-        self._write(self._pending.popleft().row, result)
 
     def _write(self, row: dict[str, Any], result: EvaluationResult) -> None:
         self.counters.evaluate_seconds += result.seconds
@@ -109,7 +108,7 @@ class Evaluations:
         seconds = row["device_seconds"] | {"evaluate": self.counters.evaluate_seconds}
         if not math.isfinite(result.entropy):
             raise DivergedError(row["step"], "the model's probabilities are not finite any more")
-        n = len(self.prompt_ids)
+        n = len(self._prompt_ids)
         spread = mean_p_1mp(result.correct_P, self.n_samples)
         point = EvalPoint.from_json(
             row
@@ -127,5 +126,5 @@ class Evaluations:
                 "entropy": result.entropy,
             }
         )
-        self.writer.evaluation(point, self.prompt_set, self.prompt_ids, result.correct_P)
+        self.writer.evaluation(point, self._prompt_set, self._prompt_ids, result.correct_P)
         self.on_point(point)

@@ -1,4 +1,4 @@
-"""The parts of a run that may be elsewhere: learner, generator, verifier, evaluation."""
+"""The parts of a run that may be in other processes: learner, generator, verifier, evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.recipe import Recipe
@@ -19,41 +19,21 @@ from scalerl.rl.placement.local import LocalGenerator
 from scalerl.rl.types import Generator
 from scalerl.rl.verify.verifier import Verification, load_verifier
 
+if TYPE_CHECKING:
+    from scalerl.rl.placement.ray.parts import RayParts
+
 Load = Callable[[Recipe, str], Any]
 """Makes the learner of a recipe and a model's folder."""
 
 
-class Parts(Protocol):
-    """Makes the parts of a run where its recipe wants them; they end with the run."""
-
-    timeline: Any
-    """Who did what when, where that is recorded: see `scalerl.rl.workers.ray.timeline`."""
-
-    def went_back(self, error: LearnerLostError, step: int) -> None:
-        """The run has begun again from a step, for that the learner of the parts before was lost."""
-        ...
-
-    def learner(self) -> Any:
-        """The learner, at version 0: a `Learner`, or what has its methods."""
-        ...
-
-    def generator(self, learner: Any, version: int) -> Generator:
-        """The generator, with the weights of `learner` as `version`."""
-        ...
-
-    def verifier(self, tokenizer: Any) -> Verification:
-        """What judges completions."""
-        ...
-
-    def evaluate(self) -> Evaluate:
-        """What evaluates."""
-        ...
-
-
 class PartsHere:
-    """Parts in this process and in processes beside it, by the recipe's `placement`."""
+    """Parts in this process and in processes beside it, by the recipe's `placement`; they end with the run.
 
-    timeline = None
+    `scalerl.rl.placement.ray.parts.RayParts` has the same methods.
+    """
+
+    timeline: Any = None
+    """What every process did when: recorded on a cluster alone."""
 
     def __init__(
         self, recipe: Recipe, model_folder: str, closing: ExitStack, aside: bool, load: Load
@@ -62,42 +42,44 @@ class PartsHere:
         self._aside, self._load = aside, load
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
-        """See `Parts`."""
+        """Record that the run goes on from a step, because its learner was lost: on a cluster alone."""
 
     def learner(self) -> Any:
-        """See `Parts`."""
+        """Return the learner, at version 0: a `Learner`, or a class with its methods."""
         return self._load(self._recipe, self._model_folder)
 
     def generator(self, learner: Any, version: int) -> Generator:
-        """See `Parts`."""
+        """Return the generator, with the weights of `learner` as `version`."""
         generator = place_generator(self._recipe, self._model_folder, learner, version)
         self._closing.callback(generator.close)
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
-        """See `Parts`."""
+        """Return the verification of completions."""
         verifier = load_verifier(self._recipe, tokenizer)
         self._closing.callback(verifier.close)
         return verifier
 
     def evaluate(self) -> Evaluate:
-        """In a process of its own, where `aside` is true."""
-        evaluate = self._evaluator_aside() if self._aside else Evaluator(self._recipe, self._model_folder)
-        self._closing.callback(evaluate.close)
-        return evaluate
-
-    def _evaluator_aside(self) -> EvaluatorAside:
-        recipe, prompts = self._recipe, self._recipe.task.prompts("heldout")
-        start = partial(EvaluationProcess, recipe.without_prompts(), self._model_folder, prompts)
-        return EvaluatorAside(start, recipe.timeouts)
+        """Return the evaluator, in a process of its own where `aside` is true."""
+        recipe, model_folder = self._recipe, self._model_folder
+        if self._aside:
+            prompts = recipe.task.prompts("heldout")
+            start = partial(EvaluationProcess, recipe.without_prompts(), model_folder, prompts)
+            evaluator = EvaluatorAside(start, recipe.timeouts)
+        else:
+            evaluator = Evaluator(recipe, model_folder)
+        self._closing.callback(evaluator.close)
+        return evaluator
 
 
 def parts_of(
     recipe: Recipe, model_folder: str, closing: ExitStack, folder: Path, aside: bool, load: Load
-) -> Parts:
-    """The parts of `recipe`: on the cluster that is connected to, where it has one; logs go to `folder`.
+) -> PartsHere | RayParts:
+    """Return the parts of `recipe`: on the cluster that is connected to, where it has one, with logs in
+    `folder`.
 
-    Elsewhere `load` makes the learner, and evaluations have a process of their own if `aside` is true.
+    Without a cluster `load` makes the learner, and evaluations have their own process if `aside` is true.
     """
     if recipe.cluster is None:
         return PartsHere(recipe, model_folder, closing, aside, load)
@@ -109,7 +91,7 @@ def parts_of(
 def place_generator(
     recipe: Recipe, model_folder: str | Path, learner: Learner, version: int = 0
 ) -> Generator:
-    """The generator of a run, where the recipe places it, with the weights of `learner` as `version`.
+    """Return the generator of a run, where the recipe places it, with the weights of `learner` as `version`.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.

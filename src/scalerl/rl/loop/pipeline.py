@@ -45,8 +45,7 @@ from scalerl.rl.learner.batch import Batch, make_batch
 from scalerl.rl.learner.learner import Learner, StepStats
 from scalerl.rl.loop.admission import AdmissionControl
 from scalerl.rl.loop.pool import PromptPool
-from scalerl.rl.pending import Pending
-from scalerl.rl.types import Generator, Group, Judge, Reward, Rollout
+from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
 
 _MOMENT = 0.02
 """Seconds for which the end of a step, or of a verification, is waited for before messages are taken."""
@@ -54,7 +53,7 @@ _MOMENT = 0.02
 
 @dataclass(frozen=True)
 class Step:
-    """What one turn of the loop did."""
+    """One trainer step: what it consumed, and what it showed."""
 
     index: int
     groups: tuple[Group, ...]
@@ -68,7 +67,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class _PendingVerdicts:
+class _PendingRewards:
     """Groups that are being verified."""
 
     sampled: Sequence[tuple[Rollout, ...]]
@@ -79,13 +78,13 @@ class Pipeline:
     """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
 
     def __init__(
-        self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, judge: Judge
+        self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, verify: Verify
     ) -> None:
         self._recipe, self._pool, self._generator = recipe, pool, generator
-        self._learner, self._judge = learner, judge
+        self._learner, self._verify = learner, verify
         self._admission = AdmissionControl(recipe.schedule, recipe.batch.prompts)
         self._collected = 0
-        self._judging: _PendingVerdicts | None = None
+        self._verifying: _PendingRewards | None = None
         self._verified = deque[Group]()
         self._batch: Batch | None = None
         """Of the groups verified that are next, where it is made already."""
@@ -108,13 +107,13 @@ class Pipeline:
         generating = self._generator.in_flight - generated
         return {
             "generating": generating,
-            "generated": generated + self._n_judging,
+            "generated": generated + self._n_verifying,
             "verified": len(self._verified),
         }
 
     def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
         """Groups admitted, what became of those consumed (`fates`), and those in flight, counted apart."""
-        in_flight = self._generator.in_flight + self._n_judging + len(self._verified)
+        in_flight = self._generator.in_flight + self._n_verifying + len(self._verified)
         return {"admitted": self.admitted, **fates, "in_flight": in_flight}
 
     def steps(self) -> Iterator[Step]:
@@ -124,9 +123,9 @@ class Pipeline:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs. Groups that are being verified are waited for; the pool then knows them."""
-        if self._judging is not None:
-            self._judging.rewards.wait(math.inf)
-            self._keep_judged()
+        if self._verifying is not None:
+            self._verifying.rewards.wait(math.inf)
+            self._keep_verified()
         return {
             "admitted": self.admitted,
             "collected": self._collected,
@@ -145,8 +144,8 @@ class Pipeline:
             self._admission.admitted += 1
 
     @property
-    def _n_judging(self) -> int:
-        return len(self._judging.sampled) if self._judging else 0
+    def _n_verifying(self) -> int:
+        return len(self._verifying.sampled) if self._verifying else 0
 
     def _wanted(self) -> int:
         """Groups that the schedule waits for at once; 0 where none are left."""
@@ -159,9 +158,9 @@ class Pipeline:
     def _collect(self) -> bool:
         """Wait until the groups of a step are verified; False when there are none left."""
         while not self._verified:
-            self._learner.check_life()  # without it nobody gets the weights that the groups wait for
+            self._learner.check_life()  # without it no weights come, which the groups wait for
             self._go_on()
-            if self._verified or self._judging:
+            if self._verified or self._verifying:
                 continue
             if not self._wanted():
                 return False
@@ -173,17 +172,17 @@ class Pipeline:
     def _go_on(self) -> None:
         """Admit what may be admitted, and verify what is wanted next; waits for little."""
         self._admit()
-        if not self._verified and not self._judging and 0 < (n := self._wanted()) <= self._generator.ready:
+        if not self._verified and not self._verifying and 0 < (n := self._wanted()) <= self._generator.ready:
             sampled = self._generator.take(n)
             self._collected += n
-            self._judging = _PendingVerdicts(sampled, self._judge(sampled))
-        if self._judging and self._judging.rewards.wait(_MOMENT):
-            self._keep_judged()
+            self._verifying = _PendingRewards(sampled, self._verify(sampled))
+        if self._verifying and self._verifying.rewards.wait(_MOMENT):
+            self._keep_verified()
 
-    def _keep_judged(self) -> None:
-        assert self._judging is not None
-        judging, self._judging = self._judging, None
-        for rollouts, rewards in zip(judging.sampled, judging.rewards.result(), strict=True):
+    def _keep_verified(self) -> None:
+        assert self._verifying is not None
+        done, self._verifying = self._verifying, None
+        for rollouts, rewards in zip(done.sampled, done.rewards.result(), strict=True):
             self._verified.append(make_group(rollouts, rewards, self._recipe.length))
             self._pool.record(self._verified[-1])
 
@@ -204,7 +203,7 @@ class Pipeline:
         batch, self._batch = self._make_batch() if self._batch is None else self._batch, None
         groups = [self._verified.popleft() for _ in range(recipe.batch.prompts)]
         pending = learner.begin(batch)
-        while not pending.wait(0.0 if self._judging else _MOMENT):
+        while not pending.wait(0.0 if self._verifying else _MOMENT):
             self._go_on()
             if self._verified and self._batch is None:
                 self._batch = self._make_batch()

@@ -1,10 +1,10 @@
-"""What who looks on at a run is told, after every step and every evaluation."""
+"""Progress of a run, reported after every step and every evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scalerl.record.reader import EvalPoint
@@ -14,48 +14,44 @@ from scalerl.rl.loop.counters import RunCounters
 
 @dataclass(frozen=True)
 class Progress:
-    """What a watcher sees after every step and every evaluation."""
+    """The state of a run after a step, after an evaluation, or at a finding on its health."""
 
-    step: int
-    share: float
+    step: int = 0
+    share: float = 0.0
     """Of the budget."""
-    tokens_per_second: float
+    tokens_per_second: float = math.nan
     """Sampled tokens per second of generating and training."""
-    pass_rate: float
+    pass_rate: float = math.nan
     """Of the last evaluation."""
-    forecast: Mapping[str, Any] | None
+    forecast: Mapping[str, Any] | None = None
     """The last row of forecasts.jsonl."""
     evaluated: bool = False
     """Whether this is an evaluation (its step is then `step`) and not a step."""
     finding: str = ""
-    """What there is to say of the run's health, if this is about that alone."""
+    """The finding on the run's health, if this is one."""
 
 
 class View:
-    """Keeps what a watcher is to see, and tells it."""
+    """Keeps the latest progress, and reports every change of it to `report`."""
 
-    def __init__(self, watch: Callable[[Progress], None]) -> None:
-        self.forecast: Mapping[str, Any] | None = None
-        self._watch = watch
-        self._share = 0.0
-        self._tokens_per_second = math.nan
-        self._pass_rate = math.nan
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self._report, self._last = report, Progress()
 
     def step(self, step: int, share: float, counters: RunCounters) -> None:
-        """A trainer step is done."""
-        self._share = min(share, 1.0)
-        self._tokens_per_second = counters.generated / (counters.generate_seconds + counters.train_seconds)
-        self._tell(step, evaluated=False)
+        """Report a trainer step."""
+        speed = counters.generated / (counters.generate_seconds + counters.train_seconds)
+        self._last = replace(self._last, step=step, share=min(share, 1.0), tokens_per_second=speed)
+        self._report(self._last)
 
     def point(self, point: EvalPoint) -> None:
-        """An evaluation is on record."""
-        self._pass_rate = point.pass_rate
-        self._tell(point.step, evaluated=True)
+        """Report an evaluation that is on record."""
+        self._last = replace(self._last, pass_rate=point.pass_rate)
+        self._report(replace(self._last, step=point.step, evaluated=True))
+
+    def frozen(self, forecast: Mapping[str, Any]) -> None:
+        """Keep a forecast, for the next report."""
+        self._last = replace(self._last, forecast=forecast)
 
     def finding(self, finding: Finding) -> None:
-        """There is something to say of the run's health."""
-        self._tell(finding.step, evaluated=False, finding=str(finding))
-
-    def _tell(self, step: int, evaluated: bool, finding: str = "") -> None:
-        speed, rate = self._tokens_per_second, self._pass_rate
-        self._watch(Progress(step, self._share, speed, rate, self.forecast, evaluated, finding))
+        """Report a finding on the run's health."""
+        self._report(replace(self._last, step=finding.step, finding=str(finding)))

@@ -1,11 +1,11 @@
-"""Finding where a run that was cut can go on."""
+"""Where a run that was stopped can go on, and where it has ended."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,17 @@ from scalerl.jsonl import dumps, plain, read_last, read_object
 from scalerl.record.cut import ends_at
 from scalerl.record.folder import RECORDS, check_unused
 from scalerl.record.reader import UNTRAINED, final_folder, holds_run
-from scalerl.rl.checkpoint.store import ASIDE, STEP, newest_checkpoints, step_folders
+from scalerl.rl.checkpoint.manifest import Sums
+from scalerl.rl.checkpoint.store import (
+    ASIDE,
+    STEP,
+    Write,
+    drop_asides,
+    newest_checkpoints,
+    save_model,
+    step_folders,
+    write_whole,
+)
 from scalerl.rl.config.recipe import Recipe, recipe_of_run
 
 _LOG = logging.getLogger("scalerl")
@@ -23,7 +33,7 @@ _FINISHED = "finished.json"
 
 
 def resume_line(folder: Path) -> str:
-    """The command that goes on with the run of this process: by torchrun, where that has started it."""
+    """Return the command that resumes the run of this process: by torchrun, where that has started it."""
     start = "scalerl"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
@@ -33,27 +43,53 @@ def resume_line(folder: Path) -> str:
 
 
 def restart_line(folder: Path) -> str:
-    """What begins a run anew in its folder, for errors."""
+    """Return the hint how to start a run anew in its folder, for errors."""
     return f"scalerl train {folder} --restart begins anew, and keeps what is there apart"
 
 
-def write_finished(final: Path, step: int) -> None:
-    """Put into the folder of the final weights of which step they are."""
-    (final / _FINISHED).write_text(dumps({"step": step}) + "\n", encoding="utf-8")
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the run has reached its end.
+def save_final(folder: Path, step: int, saver: Callable[..., Write], tokenizer: Any) -> None:
+    """Save the final weights of a run, with their step.
 
     Raises:
-        InputError: there are final weights, and the record ends at another step.
+        WriteError: the disk does not take them.
     """
+
+    def write(aside: Path) -> Sums:
+        sums = save_model(save, tokenizer, aside)
+        (aside / _FINISHED).write_text(dumps({"step": step}) + "\n", encoding="utf-8")
+        return sums
+
+    try:
+        save = saver(folder, resumable=False)
+        write_whole(final_folder(folder), write)
+    except WriteError as error:
+        raise WriteError(
+            f"{error}; the record is whole: free space, and {resume_line(folder)} goes on to its end"
+        ) from error
+    drop_asides(folder / "checkpoints", step)
+
+
+def final_step(folder: Path) -> int | None:
+    """Return the step of the final weights of a run; None where an older version has saved them without."""
+    path = final_folder(folder) / _FINISHED
+    return read_object(path).get("step") if path.exists() else None
+
+
+def has_finished(folder: Path, recipe: Recipe) -> bool:
+    """Return whether a run that is to be resumed by `recipe` has reached its end.
+
+    Raises:
+        InputError: the run has another recipe; the final weights and the record do not agree; or the run has
+            had checkpoints, and none is left.
+    """
+    _check_recipe(folder, recipe)
     final = final_folder(folder)
     if not final.is_dir():
+        _check_started(folder)
         return False
-    if not (final / _FINISHED).exists():  # older ones do not say it
+    if not (final / _FINISHED).exists():  # older versions did not write it
         return True
-    step = read_object(final / _FINISHED).get("step")
+    step = final_step(folder)
     for name in ("steps.jsonl", "evals.jsonl"):
         last = read_last(folder / name).get("step", 0)
         if last != step:
@@ -63,12 +99,8 @@ def is_finished(folder: Path) -> bool:
     return True
 
 
-def check_begun(folder: Path) -> None:
-    """Refuse to go on with a run that had checkpoints and has none, and with what is no run.
-
-    Raises:
-        InputError: that; it says what to do.
-    """
+def _check_started(folder: Path) -> None:
+    """Raise an InputError for a run that had checkpoints and has none, and for a folder that is no run."""
     config = folder / "config.json"
     if not config.exists():
         if _has_records(folder):
@@ -79,11 +111,7 @@ def check_begun(folder: Path) -> None:
 
 
 def check_restart(folder: Path) -> None:
-    """Refuse to begin anew in a folder that is not empty and no run.
-
-    Raises:
-        InputError: it is such a folder.
-    """
+    """Raise an InputError for a folder that is not empty and no run."""
     if not (_has_records(folder) or holds_run(folder)):
         check_unused(folder)
 
@@ -109,7 +137,7 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
         return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
     if step_folders(checkpoints):
         raise InputError(f"{folder}: none of its checkpoints can be used; {restart_line(folder)}")
-    check_begun(folder)
+    _check_started(folder)
     if _has_records(folder):
         text = "%s had no checkpoint yet: the run begins anew, and lost.jsonl keeps what it had written"
         _LOG.warning(text, folder)
@@ -136,30 +164,28 @@ def set_newer_aside(folder: Path, step: int) -> None:
         raise WriteError(f"{error.filename or folder}: {error.strerror or error}") from error
 
 
-def check_same_prompts(state: dict[str, Any], task: Any) -> None:
-    """Refuse to go on with prompts that are others than those of `state`.
+def check_saved(folder: Path, saved: Mapping[str, Any], task: Any) -> None:
+    """Check that config.json and the prompts are those of the checkpoint `saved`.
 
     Raises:
-        InputError: held-out prompts have changed, or a prompt to train on is gone.
+        InputError: the recipe in config.json was edited, held-out prompts have changed, or a prompt to train
+            on is gone.
     """
-    if state["evaluations"]["prompt_set"] != task.heldout_hash:
+    _check_config(folder, saved)
+    if saved["evaluations"]["prompt_set"] != task.heldout_hash:
         raise InputError("the held-out prompts have changed since the run began")
     here = {prompt.id for prompt in task.prompts("train")}
-    if gone := sorted({*state["pool"]["queue"], *state["pool"]["epochs"]} - here):
+    if gone := sorted({*saved["pool"]["queue"], *saved["pool"]["epochs"]} - here):
         raise InputError(f"the prompts have changed since the run began: {gone[0]} is missing")
 
 
 def free_choices(recipe: Recipe) -> dict[str, Any]:
-    """What a resume may change of the recipe of a run, as config.json has it."""
+    """Return the settings of a recipe that a resume may change, as config.json has them."""
     return {key: value for key, value in plain(recipe.to_json()).items() if key in UNTRAINED}
 
 
-def check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Refuse a recipe that is not that of the run.
-
-    Raises:
-        InputError: another recipe, or none in config.json.
-    """
+def _check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Raise an InputError where the run in `folder` has another recipe, or its config.json has none."""
     path = folder / "config.json"
     if not path.exists():
         return
@@ -178,19 +204,16 @@ def check_recipe(folder: Path, recipe: Recipe) -> None:
     raise InputError(f"{folder}: the run has {key} = {was}, and this recipe {here}; {goes_on}; {how}")
 
 
-def check_config(folder: Path, saved: Mapping[str, Any]) -> None:
-    """Notice a config.json that was edited since the checkpoint `saved` was made, which has a copy.
-
-    Raises:
-        InputError: the recipe in it is another one.
-    """
+def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
+    """Compare config.json with its copy in the checkpoint `saved`: another recipe is an InputError, other
+    edits are warnings."""
     path = folder / "config.json"
     now, was = (dict(config) for config in (read_object(path), saved.get("config") or read_object(path)))
     edited = {key: values for key, *values in _differences(_kept(was), _kept(now), "")}
     if not edited:
         return
-    told = [f"{key} = {_shown(here)}, which was {_shown(before)}" for key, (before, here) in edited.items()]
-    text = f"{path}: edited since the checkpoint of step {saved['step']}: it has {'; '.join(told)}"
+    found = [f"{key} = {_shown(here)}, which was {_shown(before)}" for key, (before, here) in edited.items()]
+    text = f"{path}: edited since the checkpoint of step {saved['step']}: it has {'; '.join(found)}"
     if any(key.split(".")[0] in ("recipe", "schema") for key in edited):
         raise InputError(f"{text}: put back what was; another recipe is another run (-o)")
     _LOG.warning("%s; the run goes on, and these values are what its readers see", text)

@@ -144,7 +144,7 @@ class Workers:
 
 
 class Jobs:
-    """Jobs under way; see `scalerl.rl.pending.Pending`. The workers get on while somebody waits."""
+    """Jobs under way; see `scalerl.rl.types.Pending`. The workers get on while somebody waits."""
 
     def __init__(self, workers: Workers, lines: Sequence[bytes], n_workers: int) -> None:
         self._workers, self.lines = workers, lines

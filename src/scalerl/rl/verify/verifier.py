@@ -28,9 +28,8 @@ from typing import Any
 import numpy as np
 
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.pending import Done, Pending
 from scalerl.rl.tasks.task import Task
-from scalerl.rl.types import FAILED, Limits, Prompt, Reward, Rollout
+from scalerl.rl.types import FAILED, Done, Limits, Pending, Prompt, Reward, Rollout
 from scalerl.rl.verify.pool import Outcome, Workers
 
 ODD = {
@@ -99,7 +98,7 @@ class Verification(ABC):
 
 @dataclass
 class _Judging:
-    """Groups that are being judged; see `scalerl.rl.pending.Pending`."""
+    """Groups that are being judged; see `scalerl.rl.types.Pending`."""
 
     by: Verification
     groups: Sequence[Sequence[Rollout]]

@@ -20,8 +20,8 @@ from typing import Any
 from scalerl.errors import DivergedError, PausedError, ScalerlError, WriteError, brief_error
 from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.entry import train
 from scalerl.rl.loop.progress import Progress
+from scalerl.rl.train import train
 from scalerl.rl.workers.process import stopped_by_signals
 
 

@@ -33,8 +33,7 @@ from scalerl.rl.learner.fsdp.learner import ShardedLearner, load_sharded_learner
 from scalerl.rl.learner.learner import StepStats
 from scalerl.rl.model.causal_lm import dtype_of, empty_model
 from scalerl.rl.model.memory import return_freed_memory
-from scalerl.rl.pending import Pending
-from scalerl.rl.types import Weights
+from scalerl.rl.types import Pending, Weights
 
 
 class Ranks(Protocol):
@@ -193,7 +192,7 @@ class LearnerGroup:
 
 @dataclass
 class _Step:
-    """A step that the ranks make; see `scalerl.rl.pending.Pending`."""
+    """A step that the ranks make; see `scalerl.rl.types.Pending`."""
 
     learner: LearnerGroup
     stats: Pending[dict[str, Any]]

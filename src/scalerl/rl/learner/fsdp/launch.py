@@ -25,7 +25,7 @@ from scalerl.rl.checkpoint.store import with_arrays, without_arrays
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup, LearnerRank
-from scalerl.rl.pending import Done, Pending
+from scalerl.rl.types import Done, Pending
 from scalerl.rl.workers.process import STOPPING
 from scalerl.rl.workers.ranks import losses, meet
 

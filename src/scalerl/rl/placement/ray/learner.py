@@ -25,10 +25,10 @@ from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Cluster, Fsdp2
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.learner.fsdp.group import LearnerGroup
-from scalerl.rl.pending import Pending
 from scalerl.rl.placement.ray.trainer_actor import GROUPS, TrainerActor
 from scalerl.rl.sync.broadcast import BroadcastGroup
 from scalerl.rl.sync.object_store import StoredWeights
+from scalerl.rl.types import Pending
 from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor, remote
 from scalerl.rl.workers.ray.cluster_watch import check
 from scalerl.rl.workers.ray.session import Session
@@ -147,7 +147,7 @@ class RayRanks:
 
 @dataclass
 class _OfFirst:
-    """What the first of all ranks returns; see `scalerl.rl.pending.Pending`."""
+    """What the first of all ranks returns; see `scalerl.rl.types.Pending`."""
 
     calls: Calls
     losses: Callable[[], AbstractContextManager[None]]

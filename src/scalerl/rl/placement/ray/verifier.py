@@ -24,8 +24,7 @@ from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.model.causal_lm import load_tokenizer
-from scalerl.rl.pending import Pending
-from scalerl.rl.types import Prompt
+from scalerl.rl.types import Pending, Prompt
 from scalerl.rl.verify.pool import Outcome
 from scalerl.rl.verify.verifier import Asked, Verification
 from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor, gather, pause_after, remote
@@ -187,7 +186,7 @@ class RayVerifier(Verification):
 
 
 class _RemoteVerdicts:
-    """Shares that are being judged; see `scalerl.rl.pending.Pending`. Who is lost is replaced while somebody
+    """Shares that are being judged; see `scalerl.rl.types.Pending`. Who is lost is replaced while somebody
     waits."""
 
     def __init__(self, verifier: RayVerifier, shares: Sequence[Sequence[Asked]]) -> None:

@@ -120,7 +120,7 @@ def pause_after(times: int, longest: float = _LONGEST_PAUSE) -> float:
 
 
 class Calls:
-    """Calls under way, each by the actor that is asked; see `scalerl.rl.pending.Pending`.
+    """Calls under way, each by the actor that is asked; see `scalerl.rl.types.Pending`.
 
     Raises (by any method):
         LostError: an actor has died, or gave no heartbeat, or has not done `what` within `limit` seconds.

@@ -1,0 +1,59 @@
+"""The evaluation of a model on the held-out prompts of a recipe, apart from any run."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from scalerl.errors import InputError
+from scalerl.jsonl import read_last
+from scalerl.record.reader import final_folder
+from scalerl.rl.checkpoint.store import step_folders
+from scalerl.rl.config.recipe import Recipe
+from scalerl.rl.engine.build import check_prompts
+from scalerl.rl.loop.resume import final_step
+from scalerl.rl.model.causal_lm import copy_weights, model_of
+from scalerl.rl.model.demo_base import find_model
+from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
+
+
+def evaluate(recipe: Recipe, model: str | Path | None = None) -> EvaluationResult:
+    """Evaluate a model on the held-out prompts of `recipe`, in this process, as a run does.
+
+    The same weights give the same result at every call: temperature, length control, seed and completions per
+    prompt are those of the recipe.
+
+    Args:
+        recipe: its task has the prompts and the verifier; `evaluation.samples` says how often each prompt is
+            sampled.
+        model: a model's folder or name, or a run folder: its final weights, or else those of its newest
+            checkpoint. The model of the recipe where it is not given.
+
+    Returns:
+        The correct completions of each held-out prompt (`correct_P`), shares and lengths; `version` is the
+        step of a checkpoint, 0 of any other model. The pass rate is `correct_P.mean() / evaluation.samples`.
+
+    Raises:
+        InputError: there is no such model, it does not fit the recipe, or the run has no checkpoint.
+    """
+    folder, version = _weights_of(recipe, model)
+    recipe = check_prompts(recipe, folder)
+    with closing(Evaluator(recipe, folder)) as evaluator:
+        return evaluator.evaluate(copy_weights(model_of(recipe, folder)), version)
+
+
+def _weights_of(recipe: Recipe, model: str | Path | None) -> tuple[str, int]:
+    """Return the folder or name of a model, and the step of its weights."""
+    if model is None:
+        return find_model(recipe)[0], 0
+    run = Path(model)
+    if not (run / "config.json").is_file() or not (run / "steps.jsonl").is_file():
+        return str(model), 0
+    if (final := final_folder(run)).is_dir():
+        step = final_step(run)
+        return str(final), read_last(run / "evals.jsonl")["step"] if step is None else step
+    checkpoints = step_folders(run / "checkpoints")
+    if not checkpoints:
+        raise InputError(f"{model}: a run without a checkpoint; train it on, or name a model")
+    step, folder = checkpoints[0]  # the newest
+    return str(folder), step
