@@ -28,8 +28,7 @@ from random_model import END_TOKEN, chain_tokenizer, random_qwen3
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import TokenAverage
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
@@ -146,7 +145,7 @@ def group_of(completions: int, tokens: int, vocabulary: int) -> Group:
 
 def training(model: Any, machine: Machine, completions: int, tokens: int, micro: int) -> tuple[float, float]:
     """Trained tokens a second of whole steps, and the most that matrix products allow."""
-    learner = Learner(model, Cispo(), AdamW(), 1.0, True, micro)
+    learner = Learner(model, load_recipe("demo", [f"batch.micro={micro}"]))
     group = group_of(completions, tokens, model.config.vocab_size)
     batch = make_batch([group], BatchStd(), TokenAverage(), tokens)
     took = best_seconds(machine.device, lambda: learner.step(batch), times=3)

@@ -21,8 +21,7 @@ import torch
 
 from random_model import END_TOKEN, chain_tokenizer, random_qwen3
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.types import Prompt, Rollout
@@ -48,7 +47,8 @@ def sample(model: torch.nn.Module, fp32_logits: bool, completions: int, tokens: 
 @torch.no_grad()
 def trainers(model: torch.nn.Module, fp32_logits: bool, rollouts: list[Rollout]) -> np.ndarray:
     """The trainer's log-probability of every sampled token."""
-    learner = Learner(model, Cispo(), AdamW(), 1.0, fp32_logits, 64)
+    where = "both" if fp32_logits else "neither"
+    learner = Learner(model, load_recipe("demo", [f"fp32_logits={where}"]))
     found = []
     for r in rollouts:
         token_1T = torch.from_numpy(np.concatenate([r.prompt_T, r.token_T]))[None]

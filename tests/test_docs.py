@@ -11,6 +11,7 @@ import example_files
 import numpy as np
 import pytest
 from growing import Growing
+from small_demo import small_demo
 
 from scalerl.cli.main import main
 from scalerl.curve import FAMILIES, LOG_LOGISTIC, Curve
@@ -203,12 +204,7 @@ def test_every_key_of_a_dry_run(capsys):
 
 
 def test_every_key_of_train(small_base, tmp_path, capsys):
-    sets = [
-        *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
-        *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "decode_slots=96"),
-        *("optimiser.lr=3e-4", "budget.kind=steps", "budget.amount=36", "evaluation.count=12"),
-        *("evaluation.samples=2", f"model={small_base}", "evaluation.forecast_at=[0.6, 0.7]"),
-    ]
+    sets = small_demo(36, 12, f"model={small_base}", "evaluation.forecast_at=[0.6, 0.7]")
     words = ["train", "demo", "-o", str(tmp_path / "run"), *(w for s in sets for w in ("--set", s))]
     cut = printed(capsys, *words, "--until", "18", "--json")
     assert (cut["status"], cut["step"], cut["forecast"]) == ("cut", 18, None)

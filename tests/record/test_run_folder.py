@@ -12,7 +12,7 @@ from killed_at import DONE, KILLED, killed_at
 from scalerl.errors import InputError, WriteError
 from scalerl.record.folder import RunFolder
 from scalerl.record.writer import RunWriter
-from scalerl.rl.loop.resume import check_begun
+from scalerl.rl.loop.resume import check_started
 
 
 def lines(path):
@@ -202,7 +202,7 @@ def test_what_an_older_restart_left_halfway_is_overwritten_by_no_other(tmp_path)
 
 @pytest.mark.parametrize(
     "start",
-    [lambda path: RunWriter(path, {}), lambda path: RunFolder.claim(path, new=True), check_begun],
+    [lambda path: RunWriter(path, {}), lambda path: RunFolder.claim(path, new=True), check_started],
     ids=["written", "new", "resumed"],
 )
 def test_a_cut_under_way_is_applied_to_no_other_run(tmp_path, start):

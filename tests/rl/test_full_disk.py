@@ -7,15 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from small_demo import small_demo
 
 from scalerl.record.reader import RunRecord
 
-SMALL = [
-    *("task.k_max=2", "task.heldout_per_length=10", "context.prompt=6", "context.thinking=4"),
-    *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "decode_slots=64"),
-    *("budget.kind=steps", "budget.amount=6", "evaluation.count=2", "evaluation.samples=1"),
-    "checkpoint.steps=4",
-]
+SMALL = small_demo(6, 2, "task.heldout_per_length=10", "evaluation.samples=1", "checkpoint.steps=4")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from small_demo import small_demo
 
 from scalerl.cli.main import main
 from scalerl.curve import Points
@@ -31,16 +32,7 @@ def model(small_base):
 
 @pytest.fixture(scope="module")
 def recipe():
-    recipe = load_recipe(
-        "demo",
-        [
-            *("task.k_max=2", "task.heldout_per_length=40"),
-            *("context.prompt=6", "context.thinking=4", "length.low=3", "length.high=4"),
-            *("batch.prompts=4", "batch.samples=8", "decode_slots=96", "optimiser.lr=3e-4"),
-            *("budget.kind=steps", "budget.amount=30", "evaluation.count=2", "evaluation.samples=2"),
-        ],
-    )
-    return recipe
+    return load_recipe("demo", small_demo(30, 2))
 
 
 def run(recipe, model, folder, **options):

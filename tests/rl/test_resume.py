@@ -24,7 +24,7 @@ from scalerl.rl.algo.schedule import OffPolicy
 from scalerl.rl.checkpoint.store import load_state
 from scalerl.rl.config.recipe import load_recipe
 from scalerl.rl.config.settings import Checkpointing, Evaluation, Local, Lora, Steps
-from scalerl.rl.learner.build import load_learner
+from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.train import train
 
 STEPS = 14

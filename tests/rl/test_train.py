@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from record_checker import check
+from small_demo import small_demo
 
 from scalerl.curve import fit
 from scalerl.errors import InputError, WorkerError, WriteError
@@ -35,25 +36,7 @@ def model(small_base):
 
 @pytest.fixture(scope="module")
 def recipe():
-    return load_recipe(
-        "demo",
-        [
-            "task.k_max=2",
-            "task.heldout_per_length=40",
-            "context.prompt=6",
-            "context.thinking=4",
-            "length.low=3",
-            "length.high=4",
-            "batch.prompts=4",
-            "batch.samples=8",
-            "decode_slots=96",
-            "optimiser.lr=3e-4",
-            "budget.kind=steps",
-            "budget.amount=36",
-            "evaluation.count=12",
-            "evaluation.samples=2",
-        ],
-    )
+    return load_recipe("demo", small_demo(36, 12))
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,12 @@ import threading
 import numpy as np
 import record_checker
 from ray_nodes import until
+from small_demo import small_demo
 
 from scalerl.record.reader import RunRecord
 from scalerl.rl.loop.pool import PromptPool
 
-SMALL = [
-    *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
-    *("length.low=3", "length.high=4", "batch.prompts=4", "batch.samples=8", "decode_slots=96"),
-    *("optimiser.lr=3e-4", "budget.kind=steps", "budget.amount=20", "evaluation.count=4"),
-    *("evaluation.samples=2", "schedule.k=4", "checkpoint.steps=5"),
-]
+SMALL = small_demo(20, 4, "schedule.k=4", "checkpoint.steps=5")
 """The demonstration, small: 4 groups of 8 a step."""
 
 

@@ -48,9 +48,9 @@ def load_and_train(rank, recipe, batch, folder, settings=None):
     return learner.step(batch), log_probs(learner, batch), learner.version
 
 
-def save_hf(rank, recipe, batches, folder):
+def save_hf(rank, recipe, batches, folder, settings=None):
     """Train, and save in Hugging Face format."""
-    learner = load_sharded_learner(recipe, recipe.model)
+    learner = load_sharded_learner(recipe, recipe.model, settings)
     for batch in batches:
         learner.step(batch)
     learner.save_pretrained(folder)

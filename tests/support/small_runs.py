@@ -18,6 +18,11 @@ def small_model(folder):
     return build_base(spec, folder)
 
 
+def learner_recipe(**changes):
+    """A recipe for a learner that is given its model: the task is not used."""
+    return Recipe(model="", task=TASK, budget=Steps(1), **changes)
+
+
 def small_recipe(model, **changes):
     """Three groups of six a step, k = 2, a checkpoint every third step, an evaluation every second."""
     recipe = Recipe(

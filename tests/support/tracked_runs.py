@@ -6,24 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from small_demo import small_demo
 
 from scalerl.ingest.load import read_source
 
 AXES = ("gpu_hours", "flops", "tokens", "samples", "steps")
-SETS = [
-    *("task.k_max=2", "task.heldout_per_length=40", "context.prompt=6", "context.thinking=4"),
-    *(
-        "length.low=3",
-        "length.high=4",
-        "batch.prompts=4",
-        "batch.samples=8",
-        "decode_slots=96",
-        "optimiser.lr=3e-4",
-    ),
-    *("budget.kind=steps", "budget.amount=36", "evaluation.count=12", "evaluation.samples=2"),
-    *("checkpoint.steps=4", "health.length_drift.alarm=1.01", "health.length_drift.warning=1.005"),
-    "health.length_drift.window=2",
-]
+DRIFT = [f"health.length_drift.{one}" for one in ("alarm=1.01", "warning=1.005", "window=2")]
+"""Thresholds that any run passes, so that there are alarms to be logged."""
+SETS = small_demo(36, 12, "checkpoint.steps=4", *DRIFT)
 TO = ["wandb", "tensorboard", "mlflow"]
 
 

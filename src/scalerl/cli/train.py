@@ -126,7 +126,7 @@ def run_training(
     from scalerl.cli.console import TrainingProgress
     from scalerl.forecast.freeze import freeze
     from scalerl.record.reader import RunRecord
-    from scalerl.rl.learner.build import load_learner
+    from scalerl.rl.learner.learner import load_learner
     from scalerl.rl.loop.resume import resume_line
     from scalerl.rl.model.demo_base import find_model
     from scalerl.rl.train import train

@@ -35,7 +35,7 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.run_config import config_of
 from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
-from scalerl.rl.learner.build import load_learner
+from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.learner.probe import Probe
 from scalerl.rl.loop.agenda import Agenda
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
@@ -212,7 +212,8 @@ class _TrainingRun:
         self.job, self.place, self.recipe, self.stop = job, job.place, job.recipe, job.stop
         recipe, folder, task = job.recipe, self.folder, job.recipe.task
         self.parts = parts = parts_of(recipe, job.model, closing, folder, job.evaluate_aside, job.load)
-        self.tokenizer, self.learner = load_tokenizer(job.model), parts.learner()
+        self.tokenizer = load_tokenizer(job.model)
+        self.learner: Any = parts.learner()
         self.verifier = parts.verifier(self.tokenizer)
         self.pool = PromptPool(task.prompts("train"), recipe.curriculum, recipe.seed)
 

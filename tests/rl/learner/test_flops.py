@@ -1,15 +1,17 @@
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_runs import learner_recipe
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
-from scalerl.rl.algo.loss import Cispo, Kl
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.algo.loss import Kl
+from scalerl.rl.config.settings import BatchSize
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import FlopCount, load_model
@@ -80,14 +82,13 @@ def test_a_learner_counts_forward_and_backward(sampled, llama_folder):
     rewards = [[Reward(float(r.token_T.sum() % 2), True) for r in rollouts] for rollouts in sampled[1]]
     batch = make_batch(list(map(Group.of, sampled[1], rewards)), BatchStd(), PromptAverage(), 100)
     assert len(batch) > 4  # several micro-batches
-    stats = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4).step(batch)
+    recipe = learner_recipe(batch=BatchSize(micro=4))
+    stats = Learner(load_model(llama_folder), recipe).step(batch)
     expected = 0.0
     for group in set(batch.group_N.tolist()):
         prompt, length_G = batch.prompt_N[batch.group_N == group][0], batch.length_N[batch.group_N == group]
         expected += cost([prompt + 1])  # all of it is read, and once for its group
         expected += sum(cost([length]) - cost([prompt + 1]) for length in length_G)
     assert stats.flops == 3 * expected
-    learner = Learner(
-        load_model(llama_folder), Cispo(), AdamW(), 1.0, True, 4, Kl(0.1), load_model(llama_folder)
-    )
+    learner = Learner(load_model(llama_folder), replace(recipe, kl=Kl(0.1)), load_model(llama_folder))
     assert learner.step(batch).flops == 4 * expected  # and one pass of the base model

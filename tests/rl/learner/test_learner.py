@@ -3,13 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_runs import learner_recipe
 from torch import nn
 
 from scalerl.errors import DivergedError
 from scalerl.rl.algo.advantage import BatchStd
 from scalerl.rl.algo.averaging import PromptAverage
 from scalerl.rl.algo.loss import Cispo, Kl
-from scalerl.rl.config.settings import AdamW
+from scalerl.rl.config.settings import AdamW, BatchSize
 from scalerl.rl.learner.batch import make_batch
 from scalerl.rl.learner.learner import Learner, new_adamw
 from scalerl.rl.model.causal_lm import checkpoint_activations, load_model
@@ -19,7 +20,13 @@ UNCLIPPED = AdamW(lr=1e-3, max_grad_norm=1e9)
 
 
 def learner_of(folder, micro_batch=64, temperature=0.8, settings=UNCLIPPED, loss=None):
-    return Learner(load_model(folder), loss or Cispo(), settings, temperature, True, micro_batch)
+    recipe = learner_recipe(
+        loss=loss or Cispo(),
+        optimiser=settings,
+        temperature=temperature,
+        batch=BatchSize(micro=micro_batch),
+    )
+    return Learner(load_model(folder), recipe)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +187,8 @@ def test_the_divergence_from_the_base_model_is_recorded_and_held_down(llama_fold
     def run(coefficient):
         base = load_model(llama_folder).requires_grad_(False)
         kl = Kl(coefficient=coefficient)
-        learner = Learner(load_model(llama_folder), Cispo(), settings, 0.8, True, 64, kl, base)
+        recipe = learner_recipe(optimiser=settings, temperature=0.8, kl=kl)
+        learner = Learner(load_model(llama_folder), recipe, base)
         return [learner.step(batch).kl for _ in range(6)]
 
     free, held = run(0.0), run(10.0)
@@ -233,7 +241,7 @@ def test_no_micro_batch_is_larger_than_asked_for(llama_folder, batch):
     """Also where a group is a multiple of it."""
     many = replace(batch, group_N=np.repeat(np.arange(3), 16), advantage_N=np.zeros(48))
     for size in (1, 4, 5, 8, 16, 20):
-        learner = Learner(load_model(llama_folder), Cispo(), AdamW(), 1.0, True, size)
+        learner = learner_of(llama_folder, size)
         found = learner._micro_batches(many)
         assert max(map(len, found)) <= size
         assert np.concatenate(found).tolist() == list(range(48))

@@ -15,7 +15,7 @@ import pytest
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import OffPolicy, PipelineRL
 from scalerl.rl.config.settings import Local
-from scalerl.rl.learner.build import load_learner
+from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.loop.pipeline import Pipeline
 from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.model.causal_lm import load_tokenizer

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from small_runs import learner_recipe
 
-from scalerl.rl.algo.loss import Cispo
-from scalerl.rl.config.settings import AdamW
 from scalerl.rl.learner.learner import Learner
 from scalerl.rl.model.causal_lm import load_model
 
 
 def trainer_logp(folder, rollouts, temperature, fp32_logits=True):
     """The trainer's log-probability of every sampled token, completion after completion."""
-    learner = Learner(load_model(folder), Cispo(), AdamW(), temperature, fp32_logits, 64)
+    where = "both" if fp32_logits else "neither"
+    learner = Learner(load_model(folder), learner_recipe(temperature=temperature, fp32_logits=where))
     found = []
     for r in rollouts:
         token_1T = torch.from_numpy(np.concatenate([r.prompt_T, r.token_T]))[None]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
+from small_runs import learner_recipe
 
-from scalerl.rl.algo.loss import Cispo
 from scalerl.rl.checkpoint.store import save_model
 from scalerl.rl.config.settings import AdamW, Lora
 from scalerl.rl.learner.learner import Learner
@@ -16,7 +16,7 @@ WANTED_MT = torch.ones(1, 11, dtype=torch.bool)
 @pytest.fixture
 def learner(llama_folder):
     model = add_adapters(load_model(llama_folder), Lora(rank=4, alpha=8), 0)
-    return Learner(model, Cispo(), AdamW(lr=1e-2, warmup_steps=0), 1.0, True, 64)
+    return Learner(model, learner_recipe(optimiser=AdamW(lr=1e-2, warmup_steps=0)))
 
 
 def train(learner):

@@ -1,6 +1,6 @@
 """The learner: forward, loss, one optimiser step.
 
-    learner.py    on one device; fsdp/ sharded over ranks
+    learner.py    in one process; fsdp/ sharded over ranks
     batch.py      from verified groups to the arrays of a step; zero-variance groups are dropped here
     score.py      log-probabilities of sampled tokens; probe.py compares them with the generator's
 

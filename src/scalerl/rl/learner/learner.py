@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.errors import DivergedError, InputError
-from scalerl.rl.algo.loss import Kl, Loss
 from scalerl.rl.checkpoint.manifest import Sums
 from scalerl.rl.checkpoint.store import Write, copied_state
+from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import AdamW
+from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.batch import Batch
-from scalerl.rl.learner.held import copies, scores_of_held
-from scalerl.rl.learner.score import Scorer
-from scalerl.rl.model.causal_lm import FlopCount, copy_weights
-from scalerl.rl.model.lora import merged_parameters
+from scalerl.rl.learner.score import Scorer, copies, scores_of_held
+from scalerl.rl.model.causal_lm import FlopCount, checkpoint_activations, copy_weights, model_of
+from scalerl.rl.model.lora import add_adapters, merged_parameters
 from scalerl.rl.types import Done, Pending, Weights
 
 
@@ -61,65 +61,38 @@ class Learner:
     trainers = 1
     """Processes that it is on."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        optimiser: AdamW,
-        temperature: float,
-        fp32_logits: bool,
-        micro_batch: int,
-        kl: Kl | None = None,
-        base: nn.Module | None = None,
-        kernels: bool = True,
-    ) -> None:
-        """`base` is a model that stays as it is: what the divergence `kl` is measured from.
-
-        `kernels` allows the packed pass in C, where it computes this model.
-        """
-        self._kernels = kernels
+    def __init__(self, model: nn.Module, recipe: Recipe, base: nn.Module | None = None) -> None:
+        """`base` is a model that stays as it is: what the divergence `recipe.kl` is measured from."""
         self.model = model.train()
         self.version = 0
-        self._loss = loss
-        self._settings = optimiser
+        self.fp32_logits = recipe.fp32_logits in ("both", "trainer")
+        self.device = next(model.parameters()).device
+        self._recipe = recipe
         self._trained = [p for p in model.parameters() if p.requires_grad]
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._trained]
-        self._optimiser = new_adamw(optimiser, self._masters)
-        self._score = self._scorer(model, temperature, fp32_logits)
-        self.fp32_logits = fp32_logits
-        self._micro_batch = micro_batch
-        self._kl = kl or Kl()
+        self._optimiser = new_adamw(recipe.optimiser, self._masters)
+        self._score = self._scorer()
         self._base_score = self._score.by(base) if base is not None else None
         self._flop_count = FlopCount.of(model)
-        self._device = next(model.parameters()).device
 
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self._device
-
-    def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> Scorer:
-        """What gives tokens their log-probabilities."""
-        return Scorer(model, temperature, fp32_logits, self._kernels)
+    def _scorer(self) -> Scorer:
+        kernels = self._recipe.engine.kind != "transformers"
+        return Scorer(self.model, self._recipe.temperature, self.fp32_logits, kernels)
 
     def check_life(self) -> None:
-        """Whether all of the learner is there, as it is: it is in this process.
-
-        Raises:
-            LearnerLostError: where it is elsewhere, and some of it is gone.
-        """
+        """Raise a LearnerLostError where a process of the learner is gone: this learner has but one."""
 
     def weights(self) -> Weights:
-        """A copy of the current weights."""
+        """Return a copy of the current weights."""
         return copy_weights(self.model)
 
     def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
-        """The same one by one, as they are: by the names of the plain model, tied ones once."""
+        """Yield the current weights by the names of the plain model, without a copy, tied ones once."""
         for name, weight in merged_parameters(self.model):
             yield name, weight.detach()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs: the version, the masters of what is trained, and the optimiser's moments."""
+        """Return what `restore` needs: the version, the masters, and the optimiser's moments."""
         return {
             "version": self.version,
             "masters": [master.detach().clone() for master in self._masters],
@@ -147,10 +120,10 @@ class Learner:
         self._round_masters()
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
-        """What writes the model as it is now, in Hugging Face format, into a folder; in any thread, later.
+        """Return a function that writes the model as it is now, in Hugging Face format, into a folder.
 
-        With `resumable` also what `state` leaves out, if anything. What has to be written at once goes
-        `near` that folder.
+        It may be called in any thread, later. With `resumable` it also writes what `state` leaves out, if
+        anything. What has to be written at once goes `near` that folder.
         """
         weights = copied_state(self.model)
         model: Any = self.model
@@ -162,17 +135,17 @@ class Learner:
         return write
 
     def hold(self) -> list[Tensor]:
-        """A copy of the weights that are trained, for `held_scores`."""
+        """Return a copy of the weights that are trained, for `held_scores`."""
         return copies(self._trained)
 
     def held_scores(
         self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """See `scalerl.rl.learner.held.scores_of_held`; `held` is what `hold` returned."""
-        return scores_of_held(held, self._trained, self.distributions, token_NT, wanted_NT, heads)
+        """See `scalerl.rl.learner.score.scores_of_held`; `held` is what `hold` returned."""
+        return scores_of_held(held, self._trained, self._score, token_NT, wanted_NT, heads)
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
-        """The same as `step`, for a learner that may be elsewhere: here it is done at once."""
+        """Start a step; in this process it is done at once."""
         return Done(self.step(batch))
 
     def step(self, batch: Batch) -> StepStats:
@@ -181,7 +154,7 @@ class Learner:
             self.version += 1
             return StepStats()
         sums, ratio_max = self._accumulate_all(batch)
-        lr = self._settings.lr_at(self.version)
+        lr = self._recipe.optimiser.lr_at(self.version)
         for group in self._optimiser.param_groups:
             group["lr"] = lr
         norm = self._clip()
@@ -211,7 +184,7 @@ class Learner:
         )
 
     def _accumulate_all(self, batch: Batch) -> tuple[Tensor, float]:
-        """The gradient of the whole batch, and what `_accumulate` returns over all of it."""
+        """Compute the gradient of the whole batch; returns what `_accumulate` does, over all of it."""
         sums, ratio_max = torch.zeros(7, dtype=torch.float64), 0.0
         for rows in self._micro_batches(batch):
             part, largest = self._accumulate(batch, rows)
@@ -220,32 +193,37 @@ class Learner:
 
     def _clip(self) -> float:
         """Bound the norm of the whole gradient; returns what it was."""
-        return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+        return float(nn.utils.clip_grad_norm_(self._masters, self._recipe.optimiser.max_grad_norm))
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
-        """The rows of each forward pass; the weights per token make the order immaterial.
+        """Return the rows of each forward pass; the weights per token make the order immaterial.
 
         Groups stay whole where they fit, as their prompt is then read once. Padded sequences go by length.
         """
+        micro = self._recipe.batch.micro
         if not self._score.dense:
             order = np.argsort(batch.length_N, kind="stable")
-            return np.split(order, range(self._micro_batch, len(order), self._micro_batch))
+            return np.split(order, range(micro, len(order), micro))
         cuts, size = [], 0
         _, first_U, size_U = np.unique(batch.group_N, return_index=True, return_counts=True)
         for first, n in zip(first_U, size_U, strict=True):
-            if size and size + n > self._micro_batch:
+            if size and size + n > micro:
                 cuts, size = [*cuts, first], 0
-            cuts += range(first + self._micro_batch, first + n, self._micro_batch)
-            size = size + n if n <= self._micro_batch else (n - 1) % self._micro_batch + 1
+            cuts += range(first + micro, first + n, micro)
+            size = size + n if n <= micro else (n - 1) % micro + 1
         return np.split(np.arange(len(batch)), cuts)
 
     def _accumulate(self, batch: Batch, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Add the gradient of some completions; returns sums of loss, entropy, ratio, its square, |log
-        ratio|, clipped tokens and divergence, and the largest ratio."""
+        """Add the gradient of some completions to the masters'.
+
+        Returns:
+            Sums of loss, entropy, ratio, its square, |log ratio|, clipped tokens and divergence; and the
+            largest ratio.
+        """
         extent = int(batch.length_N[rows].max())
 
         def cut(array_NT: np.ndarray) -> Tensor:
-            return torch.from_numpy(array_NT[rows, 1:extent]).to(self._device)
+            return torch.from_numpy(array_NT[rows, 1:extent]).to(self.device)
 
         weight_MT = cut(batch.weight_NT)
         sampled_MT = weight_MT > 0
@@ -258,13 +236,13 @@ class Learner:
         logp_MT, entropy_MT = self._score(*completions)
         behaviour_MT = cut(batch.behaviour_logp_NT)
         advantage_M = torch.from_numpy(batch.advantage_N[rows]).to(logp_MT)
-        value_MT, clipped_MT = self._loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
+        value_MT, clipped_MT = self._recipe.loss(logp_MT, behaviour_MT, advantage_M, sampled_MT)
         kl_MT = torch.zeros_like(logp_MT)
         if self._base_score is not None:
             with torch.no_grad():
                 base_logp_MT, _ = self._base_score(*completions)
-            kl_MT = self._kl(logp_MT, base_logp_MT)
-        loss = ((value_MT + self._kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
+            kl_MT = self._recipe.kl(logp_MT, base_logp_MT)
+        loss = ((value_MT + self._recipe.kl.coefficient * kl_MT) * weight_MT.to(logp_MT)).sum()
         loss.backward()
         self._gather_gradients()
         log_ratio = (logp_MT.detach() - behaviour_MT)[sampled_MT].double()
@@ -284,7 +262,7 @@ class Learner:
 
     @torch.no_grad()
     def _round_masters(self) -> None:
-        """The masters' values into the weights that the model computes with."""
+        """Copy the masters' values into the weights that the model computes with."""
         for parameter, master in zip(self._trained, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
@@ -292,19 +270,13 @@ class Learner:
     def log_probs(
         self, token_MT: Tensor, wanted_MT: Tensor, model: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What `Scorer` gives for sequences that share nothing; of `model`, where that is another."""
+        """Return what `Scorer` gives for sequences that share no prompt; of `model`, where it is given."""
         score = self._score if model is None else self._score.by(model)
         return score(token_MT.cpu().numpy(), wanted_MT.cpu().numpy())
 
-    def distributions(
-        self, token_MT: Tensor, wanted_MT: Tensor, heads: Sequence[bool]
-    ) -> Iterator[list[Tensor]]:
-        """See `Scorer.distributions`."""
-        return self._score.distributions(token_MT.cpu().numpy(), wanted_MT.cpu().numpy(), heads)
-
 
 def _tokens_and_positions(batch: Batch) -> tuple[float, float]:
-    """Tokens that are read, and positions that they attend to; the prompt of a group counts once.
+    """Return the tokens that are read, and the positions that they attend to; a group's prompt counts once.
 
     The last token of a completion is predicted and never read.
     """
@@ -323,3 +295,18 @@ def new_adamw(settings: AdamW, parameters: Iterable[Tensor]) -> torch.optim.Adam
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def load_learner(recipe: Recipe, model_folder: str | Path) -> Learner:
+    """Return the learner of a recipe in this process, at version 0.
+
+    Raises:
+        InputError: the model cannot be loaded, or computes at random while it is trained.
+    """
+    plain = model_of(recipe, model_folder)
+    check_training(plain, recipe.model)
+    model: Any = add_adapters(plain, recipe.lora, recipe.seed)
+    if recipe.activation_checkpointing:
+        checkpoint_activations(model)
+    base = model_of(recipe, model_folder).requires_grad_(False) if recipe.kl.coefficient else None
+    return Learner(model, recipe, base)

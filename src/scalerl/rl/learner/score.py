@@ -6,12 +6,13 @@ model (mixtures of experts, GPT-2, adapters, bf16, activation checkpointing), an
 no C compiler, is run through its own modules, sequence by sequence.
 
 Shapes in names: M completions, T positions, S positions that are read, D hidden size, V vocabulary, W wanted
-tokens, R distinct places at which they are predicted.
+tokens, R distinct places at which they are predicted, H heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from scalerl.rl.kernels.packing import Packing
 from scalerl.rl.model.causal_lm import hidden_states, log_probs_TV
 
 TOKENS_AT_ONCE = 512
-"""Tokens whose distributions are held at once where all of them are looked at."""
+"""Tokens whose distributions are in memory at once."""
 
 
 class Scorer:
@@ -41,12 +42,12 @@ class Scorer:
         self._dense = dense if dense and can_pack(dense) else None
 
     def by(self, model: nn.Module) -> Scorer:
-        """The same of another model."""
+        """Return the same scorer of another model."""
         return Scorer(model, self._temperature, self._fp32_logits, self._kernels)
 
     @property
     def dense(self) -> DenseModel | None:
-        """What the packed way needs; None where the model goes through its own modules."""
+        """The model for the packed pass; None where the model goes through its own modules."""
         base: Any = self.model.base_model
         blocks = base.layers if self._dense else ()
         return None if any(block.gradient_checkpointing for block in blocks) else self._dense
@@ -115,3 +116,58 @@ class Scorer:
         hidden_MSD = hidden_states(self.model, input_ids=token_MS, use_cache=False)
         hidden_RD = hidden_MSD[torch.from_numpy(wanted_MT).to(self._device)]
         return hidden_RD, torch.arange(len(hidden_RD), device=self._device)
+
+
+def copies(trained: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of the weights as they are, in the memory of the CPU."""
+    return [p.detach().to("cpu", copy=True) for p in trained]
+
+
+@torch.no_grad()
+def scores_of_held(
+    held: Sequence[Tensor],
+    trained: Sequence[Tensor],
+    score: Scorer,
+    token_NT: Tensor,
+    wanted_NT: Tensor,
+    heads: Sequence[bool],
+) -> tuple[Tensor, Tensor]:
+    """Score tokens with the weights `held` in the place of `trained`.
+
+    Returns:
+        The log-probability of every wanted token after the first by each of H heads, (W, H); and its rank and
+        the variance of ranks by the first head, (W, 2).
+    """
+    chosen_W = token_NT[:, 1:][wanted_NT]
+    logps, ranks, start = [], [], 0
+    with _in_place(held, trained):
+        for logp_WV, *other in score.distributions(token_NT.cpu().numpy(), wanted_NT.cpu().numpy(), heads):
+            chosen_W1 = chosen_W[start : start + len(logp_WV), None].to(logp_WV.device)
+            start += len(logp_WV)
+            logps.append(torch.cat([l_WV.gather(-1, chosen_W1) for l_WV in (logp_WV, *other)], 1).cpu())
+            ranks.append(torch.stack(ranks_of(logp_WV, chosen_W1), 1).cpu())
+    return torch.cat(logps), torch.cat(ranks)
+
+
+def ranks_of(logp_WV: Tensor, chosen_W1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ranks of tokens in their distributions, and the variance of each rank of a sample."""
+    logp_W1, p_WV = logp_WV.gather(-1, chosen_W1), logp_WV.double().exp()
+    likelier_W = torch.where(logp_WV > logp_W1, p_WV, 0).sum(-1)
+    tied_W = torch.where(logp_WV == logp_W1, p_WV, 0).sum(-1)
+    return likelier_W + tied_W / 2, (1 - (p_WV**3).sum(-1)) / 12
+
+
+@contextmanager
+def _in_place(held: Sequence[Tensor], trained: Sequence[Tensor]) -> Iterator[None]:
+    """Put the held weights in the place of the trained ones, which are then restored."""
+    own = copies(trained)
+    try:
+        _install(held, trained)
+        yield
+    finally:
+        _install(own, trained)
+
+
+def _install(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    for value, parameter in zip(values, parameters, strict=True):
+        parameter.detach().copy_(value)

@@ -75,17 +75,14 @@ def final_step(folder: Path) -> int | None:
     return read_object(path).get("step") if path.exists() else None
 
 
-def has_finished(folder: Path, recipe: Recipe) -> bool:
-    """Return whether a run that is to be resumed by `recipe` has reached its end.
+def is_finished(folder: Path) -> bool:
+    """Return whether a run has reached its end.
 
     Raises:
-        InputError: the run has another recipe; the final weights and the record do not agree; or the run has
-            had checkpoints, and none is left.
+        InputError: there are final weights, and the record ends at another step.
     """
-    _check_recipe(folder, recipe)
     final = final_folder(folder)
     if not final.is_dir():
-        _check_started(folder)
         return False
     if not (final / _FINISHED).exists():  # older versions did not write it
         return True
@@ -99,7 +96,20 @@ def has_finished(folder: Path, recipe: Recipe) -> bool:
     return True
 
 
-def _check_started(folder: Path) -> None:
+def has_finished(folder: Path, recipe: Recipe) -> bool:
+    """Return whether a run that is to be resumed by `recipe` has reached its end.
+
+    Raises:
+        InputError: what `is_finished` raises; the run has another recipe; or its checkpoints are gone.
+    """
+    _check_recipe(folder, recipe)
+    finished = is_finished(folder)
+    if not finished:
+        check_started(folder)
+    return finished
+
+
+def check_started(folder: Path) -> None:
     """Raise an InputError for a run that had checkpoints and has none, and for a folder that is no run."""
     config = folder / "config.json"
     if not config.exists():
@@ -137,7 +147,7 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
         return state | {"step": step, "folder": dict(step_folders(checkpoints))[step]}
     if step_folders(checkpoints):
         raise InputError(f"{folder}: none of its checkpoints can be used; {restart_line(folder)}")
-    _check_started(folder)
+    check_started(folder)
     if _has_records(folder):
         text = "%s had no checkpoint yet: the run begins anew, and lost.jsonl keeps what it had written"
         _LOG.warning(text, folder)

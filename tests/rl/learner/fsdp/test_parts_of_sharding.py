@@ -10,11 +10,10 @@ from torch.nn.functional import linear
 
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Fsdp2
-from scalerl.rl.learner.build import load_learner
 from scalerl.rl.learner.fsdp.checkpoint import check_index
-from scalerl.rl.learner.fsdp.rows import passes, passes_of_rank, share_rows
-from scalerl.rl.learner.fsdp.score import can_pack
-from scalerl.rl.learner.fsdp.vocabulary import chunked_log_probs
+from scalerl.rl.learner.fsdp.learner import passes, passes_of_rank, share_rows
+from scalerl.rl.learner.fsdp.score import can_pack, chunked_log_probs
+from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.loop.resume import resume_line
 from scalerl.rl.model.causal_lm import load_model
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from scalerl.rl.algo.loss import Gspo, Kl
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.settings import Lora
-from scalerl.rl.learner.build import load_learner
+from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.model.causal_lm import copy_weights, load_model
 
 
@@ -67,13 +67,18 @@ def test_what_some_ranks_saved_goes_on_with_any_number(
         assert_equal([(stats, logp)], [saved[0]])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [("llama", Fsdp2()), ("gemma", Fsdp2()), ("qwen3_moe", Fsdp2()), ("llama", SHARED)],
+    ids=["llama", "gemma", "qwen3_moe", "products shared"],
+)
 def test_the_saved_model_is_the_trained_one(
-    ranks, fsdp_recipe, save_model, sampled_batches, tmp_path, architecture
+    ranks, fsdp_recipe, save_model, sampled_batches, tmp_path, architecture, settings
 ):
     """Gemma's embeddings are tied; the experts of a mixture lie in one tensor here and in many on disk."""
     recipe = replace(fsdp_recipe, model=save_model(architecture))
-    weights, _ = ranks(2, learner_work.save_hf, recipe, sampled_batches(recipe.model, 2), tmp_path / "hf")
+    batches, folder = sampled_batches(recipe.model, 2), tmp_path / "hf"
+    weights, _ = ranks(2, learner_work.save_hf, recipe, batches, folder, settings)
     saved = copy_weights(load_model(tmp_path / "hf"))
     assert saved.keys() == weights.keys()
     for name, weight in saved.items():

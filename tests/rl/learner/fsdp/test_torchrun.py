@@ -8,31 +8,19 @@ import sys
 
 import pytest
 from record_checker import check
+from small_demo import small_demo
 
 from scalerl.record.reader import RunRecord
 
 PATIENCE = 280
 
 
-SMALL = [
-    "task.k_max=2",
-    "task.heldout_per_length=10",
-    "context.prompt=6",
-    "context.thinking=4",
-    "length.low=3",
-    "length.high=4",
-    "batch.prompts=4",
-    "batch.samples=8",
-    "batch.micro=8",
-    "decode_slots=64",
-    "budget.kind=steps",
-    "budget.amount=6",
-    "evaluation.count=1",
-    "evaluation.samples=1",
-    "checkpoint.steps=2",
-    "kl.coefficient=0.01",
-    "optimiser.lr=1e-4",
-]
+SMALL = small_demo(
+    6,
+    1,
+    *("task.heldout_per_length=10", "evaluation.samples=1", "batch.micro=8", "checkpoint.steps=2"),
+    *("kl.coefficient=0.01", "optimiser.lr=1e-4"),
+)
 
 
 @pytest.fixture(scope="module")

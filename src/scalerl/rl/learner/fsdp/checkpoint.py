@@ -1,21 +1,27 @@
-"""What a sharded learner needs to go on, on disk: saved by any number of ranks, loaded by any other.
+"""A sharded learner on disk: what it needs to go on, and its model in Hugging Face format.
 
-PyTorch's distributed checkpoint: every rank writes what it holds, and reads what it needs of what others
-wrote. The copy is made at once, and written by a thread while training goes on. A folder without `.metadata`
-is not whole: that file comes last. Every rank sums the files that it has written; rank 0 collects the sums,
-for the manifest of the run's checkpoint.
+What it needs to go on is PyTorch's distributed checkpoint, saved by any number of ranks and loaded by any
+other: every rank writes what it holds, and reads what it needs of the others' files. The copy is made at
+once, and written by a thread while training goes on. A folder without `.metadata` is not whole: that file
+comes last. Every rank sums the files that it has written; rank 0 collects the sums, for the manifest of the
+run's checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import pickle
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,9 +29,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
 from scalerl.errors import InputError, WriteError, brief_error, first_line
 from scalerl.rl.checkpoint.manifest import Sum, Sums, sum_file
+from scalerl.rl.learner.fsdp.sharding import Whole, gathered, groups_of
 from scalerl.rl.workers.ranks import on_all_ranks
 
 State = dict[str, Tensor]
@@ -34,16 +42,16 @@ DISK = "learner"
 
 
 class Saving:
-    """A save under way."""
+    """A save under way on all ranks."""
 
     def __init__(self, writer: _SummingWriter, folder: Path, future: Future[Any]) -> None:
         self._writer, self._folder, self._future = writer, folder, future
 
     def wait(self) -> Sums:
-        """Until all ranks have written their part; returns, on rank 0, the sums of their files.
+        """Wait until all ranks have written their part; on rank 0, return the sums of their files.
 
         Raises:
-            WriteError: one of them could not.
+            WriteError: a rank could not write.
         """
         try:
             self._future.result()
@@ -67,10 +75,10 @@ class _SummingWriter(FileSystemWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.sums: Sums = {}
-        """Those of all ranks, on rank 0, which ends the save; none on the others."""
+        """On rank 0 those of all ranks, once the save has ended; none on the others."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-        """Write, and read again what was written: from memory, as it has just been there."""
+        """Write, and sum what was written: it is read from the page cache."""
         written = super().write_data(plan, planner).wait()
         names = {result.storage_data.relative_path for result in written}
         sums = {name: sum_file(Path(self.path) / name) for name in names}
@@ -91,9 +99,9 @@ class _SummingWriter(FileSystemWriter):
 
 
 def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
-    """Begin to save; what is in `state` may change once this returns. Collective.
+    """Start to save; what is in `state` may change once this returns. Collective.
 
-    `group` is used from a thread, and so must be no other's.
+    `group` is used from a thread, and so must be used by nothing else.
     """
     writer = _SummingWriter(folder)
     found = state_dict_saver.async_save(dict(state), storage_writer=writer, process_group=group)
@@ -101,10 +109,10 @@ def save(state: State, folder: Path, group: dist.ProcessGroup) -> Saving:
 
 
 def check_index(folder: Path) -> None:
-    """Refuse what PyTorch would not read as a checkpoint of tensors.
+    """Check that a folder is a whole checkpoint of tensors.
 
     Raises:
-        InputError: it is not whole, or its index names what is not a tensor's.
+        InputError: it is not whole, or its index names other types than those of tensors.
     """
     if not (folder / ".metadata").exists():
         raise InputError(f"{folder}: no whole checkpoint of a sharded learner")
@@ -129,8 +137,8 @@ def load(state: State, folder: Path, group: dist.ProcessGroup) -> None:
 
 
 class _OfTensors(pickle.Unpickler):
-    """Reads what PyTorch will: the index of a checkpoint is a pickle, which could have anything done. That of
-    tensors names nothing but these."""
+    """Reads the index of a checkpoint before PyTorch does: a pickle can execute anything, and that of tensors
+    names no types but these."""
 
     _NAMES: ClassVar = {
         "pathlib": {"PosixPath"},
@@ -144,7 +152,7 @@ class _OfTensors(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """What a pickle names, if it is known."""
+        """Return a type that a pickle names, if it is allowed."""
         if global_name not in self._NAMES.get(module_name, ()):
             raise pickle.UnpicklingError(
                 f"{module_name}.{global_name} has no place in a checkpoint of tensors"
@@ -153,6 +161,67 @@ class _OfTensors(pickle.Unpickler):
 
 
 def _cause(error: BaseException) -> str:
-    """What the first rank that failed says."""
+    """Return the error of the first rank that failed."""
     failures = list(error.failures.values()) if isinstance(error, CheckpointException) else []
     return brief_error(failures[0][0] if failures else error)
+
+
+def save_pretrained(whole: Whole, folder: Path) -> None:
+    """Write config and weights; collective, and rank 0 writes. A tokenizer is not in it.
+
+    Raises:
+        WriteError: on every rank, where rank 0 cannot write.
+    """
+    file = _File(whole.model, folder) if dist.get_rank() == 0 else None
+    n_files = len(groups_of(whole))
+    for number, tensors in enumerate(gathered(whole), start=1):
+        name = f"model-{number:05d}-of-{n_files:05d}.safetensors"
+        held = dict(tensors)  # on every rank: to gather a matrix that ranks share is collective
+        on_all_ranks(lambda name=name, held=held: file.write(name, held) if file else None)
+    on_all_ranks(lambda: file.close() if file else None)
+
+
+class _File:
+    """A model folder that is being written, on rank 0."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self._model, self._folder = model, folder
+        self._rest = [(name, b) for name, b in model.state_dict().items() if not isinstance(b, DTensor)]
+        self._places: dict[str, str] = {}
+        self._bytes = 0
+
+    def write(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of one group, with the names and shapes that such models have on disk."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        held, self._rest = {**tensors, **dict(self._rest)}, []  # buffers go into the first file
+        held = {name: tensor.detach().cpu() for name, tensor in held.items()}
+        held = {
+            name: tensor.contiguous() for name, tensor in revert_weight_conversion(self._model, held).items()
+        }
+        with _disk_errors(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_file(held, self._folder / name, metadata={"format": "pt"})
+        self._places |= dict.fromkeys(held, name)
+        self._bytes += sum(tensor.nbytes for tensor in held.values())
+
+    def close(self) -> None:
+        """Write config and index, without which nothing can be read."""
+        config = self._model.config
+        config.architectures = [type(self._model).__name__]
+        index = {"metadata": {"total_size": self._bytes}, "weight_map": self._places}
+        with _disk_errors(self._folder):
+            config.save_pretrained(self._folder)
+            if self._model.can_generate():
+                self._model.generation_config.save_pretrained(self._folder)
+            text = json.dumps(index, indent=2, sort_keys=True)
+            (self._folder / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into a WriteError."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise WriteError(f"{folder}: the model could not be saved ({error})") from error

@@ -3,10 +3,9 @@
     driver     LearnerGroup        has the methods of `Learner`; sends each by name with plain arguments
     rank 0..n  LearnerRank         the same methods on every rank, on its `ShardedLearner`
 
-What lies between is `Ranks`: with torchrun a broadcast from rank 0, which is the driver too
-(`scalerl.rl.learner.fsdp.launch`); with actors a remote call to each. Arguments and results are numbers,
-text, lists, mappings, arrays and tensors; what rank 0 returns is what the driver gets, the others return
-nothing large.
+`Ranks` connects them: with torchrun by a broadcast from rank 0, which is the driver too
+(`scalerl.rl.learner.fsdp.launch`); with Ray by a remote call to each actor. Arguments and results are
+numbers, text, lists, mappings, arrays and tensors; the driver receives the result of rank 0.
 """
 
 from __future__ import annotations
@@ -40,22 +39,21 @@ class Ranks(Protocol):
     """Calls methods of `LearnerRank` by name."""
 
     size: int
-    """How many there are."""
 
     def all(self, name: str, *args: Any) -> Any:
-        """On every rank, in the order of the calls; what rank 0 returns. Of one thread of the driver.
+        """Call a method on every rank, in the order of the calls, from one thread; return rank 0's result.
 
         Raises:
-            ScalerlError: what all ranks raised; WorkerError where one of them is gone.
+            ScalerlError: what all ranks raised; WorkerError where one of them is lost.
         """
         ...
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
-        """The same, which the driver need not wait for where it is no rank itself."""
+        """Start the same; a driver that is no rank itself need not wait for it."""
         ...
 
     def first(self, name: str, *args: Any) -> Any:
-        """On rank 0 alone, meanwhile; of any thread."""
+        """Call a method on rank 0 alone, from any thread, while the others go on."""
         ...
 
 
@@ -71,21 +69,16 @@ class LearnerRank:
         return str(self.learner.device)
 
     def step(self, batch: Mapping[str, Any]) -> dict[str, float]:
-        """One step of a batch, which is given by its fields."""
+        """Make one step of a batch, which is given by its fields."""
         return asdict(self.learner.step(Batch(**{**batch, "fates": tuple(batch["fates"])})))
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The weights on rank 0; the others help to gather them, and have none."""
+        """Return the weights on rank 0; the others only help to gather them."""
         kept = {}
         for name, weight in self.learner.weights_by_tensor():
             if dist.get_rank() == 0:
                 kept[name] = weight.to("cpu", torch.float32).numpy()
         return kept
-
-    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> list[Tensor]:
-        """See `Learner.log_probs`."""
-        with torch.no_grad():
-            return [tensor.cpu() for tensor in self.learner.log_probs(token_MT, wanted_MT)]
 
     def hold(self) -> None:
         """See `Learner.hold`."""
@@ -96,14 +89,14 @@ class LearnerRank:
         return list(self.learner.held_scores((), token_NT, wanted_NT, heads))
 
     def save(self, folder: str, resumable: bool) -> None:
-        """The model in Hugging Face format, and what training needs to go on: this one is only begun."""
+        """Save the model in Hugging Face format, and start to save what training needs to go on."""
         return_freed_memory()  # before there are more copies
         self.learner.save_pretrained(folder)
         if resumable:
             self._saving = self.learner.save(Path(folder) / DISK)
 
     def wait_saved(self) -> Sums:
-        """Until what `save` began is on the disk; on rank 0 that of all, and their sums."""
+        """Wait until what `save` started is on the disk; on rank 0 that of all, and return their sums."""
         return self._saving.wait()
 
     def restore(self, state: Mapping[str, Any], folder: str) -> int:
@@ -116,7 +109,7 @@ class LearnerGroup:
     """The learner of a run whose ranks are called through `ranks`; see `Learner` for its methods."""
 
     def __init__(self, ranks: Ranks, recipe: Recipe, model_folder: str | Path, settings: Fsdp2) -> None:
-        """Makes the ranks load the model.
+        """Let the ranks load the model.
 
         Raises:
             InputError: it cannot be loaded or sharded.
@@ -129,19 +122,19 @@ class LearnerGroup:
         self.version = 0
 
     def begin(self, batch: Batch) -> Pending[StepStats]:
-        """Begin a step; `version` is the next one as soon as its result is asked for."""
+        """Start a step; `version` is raised when its result is read."""
         values = {field.name: getattr(batch, field.name) for field in fields(batch)}
         return _Step(self, self._ranks.begin("step", values))
 
     def check_life(self) -> None:
-        """A rank that is gone ends those of torchrun."""
+        """With torchrun there is nothing to check: a lost rank ends all."""
 
     def weights(self) -> Weights:
         """See `Learner.weights`."""
         return self._ranks.all("weights")
 
     def state(self) -> dict[str, Any]:
-        """What `saver` does not write."""
+        """Return what `saver` does not write."""
         return {"version": self.version}
 
     def restore(self, state: Mapping[str, Any], folder: Path | None = None) -> None:
@@ -149,16 +142,16 @@ class LearnerGroup:
         self.version = self._ranks.all("restore", state, str(folder))
 
     def saver(self, near: Path, resumable: bool = True) -> Write:
-        """See `Learner.saver`. The model is written at once, block by block; the rest meanwhile.
+        """See `Learner.saver`. The model is written at once, block by block; the rest while training goes on.
 
-        All ranks have to have the folder: on several nodes it is on a file system that they share.
+        All ranks must see the folder: with several nodes it is on a file system that they share.
         """
         part = near / ".learner.part"
         shutil.rmtree(part, ignore_errors=True)
         try:
             self._ranks.all("save", str(part.absolute()), resumable)
         except WriteError:
-            shutil.rmtree(part, ignore_errors=True)  # the room is somebody else's
+            shutil.rmtree(part, ignore_errors=True)  # give the disk space back
             raise
 
         def move(folder: Path) -> Sums:
@@ -172,13 +165,8 @@ class LearnerGroup:
 
         return move
 
-    def log_probs(self, token_MT: Tensor, wanted_MT: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Learner.log_probs`; without gradient."""
-        logp_MT, entropy_MT = self._ranks.all("log_probs", token_MT, wanted_MT)
-        return logp_MT, entropy_MT
-
     def hold(self) -> list[Tensor]:
-        """The ranks hold it."""
+        """Let the ranks hold their shards."""
         self._ranks.all("hold")
         return []
 
@@ -192,7 +180,7 @@ class LearnerGroup:
 
 @dataclass
 class _Step:
-    """A step that the ranks make; see `scalerl.rl.types.Pending`."""
+    """A step under way on the ranks; see `scalerl.rl.types.Pending`."""
 
     learner: LearnerGroup
     stats: Pending[dict[str, Any]]

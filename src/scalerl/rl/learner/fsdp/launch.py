@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m scalerl train RECIPE
 
-Rank 0 is the run: it generates, verifies and writes. The others wait for what it says: the name of a method
-of `LearnerRank` and its arguments, as JSON with the arrays beside it (nothing that comes in is unpickled).
+Rank 0 is the run: it generates, verifies and writes. The others wait for its commands: the name of a method
+of `LearnerRank` and its arguments, as JSON with the arrays beside it (nothing that is received is unpickled).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from scalerl.rl.workers.process import STOPPING
 from scalerl.rl.workers.ranks import losses, meet
 
 _IDLE = timedelta(days=30)
-"""For which ranks wait for the next command: rank 0 may generate or evaluate for long. One that has died is
+"""How long ranks wait for the next command: rank 0 may generate or evaluate for long. A rank that exits is
 noticed at once, by its closed connection."""
 _STOP = "stop"
 
 
 def settings_of(recipe: Recipe) -> Fsdp2:
-    """Those of the recipe's `[cluster]`, or the usual ones.
+    """Return the settings of the learner in the recipe's `[cluster]`, or the defaults.
 
     Raises:
         InputError: the recipe has a learner of another kind.
@@ -49,12 +49,15 @@ def settings_of(recipe: Recipe) -> Fsdp2:
 
 
 def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]], None]) -> None:
-    """On rank 0 `lead`, with what makes the learner of all ranks; the others do what it says, until it ends.
+    """Call `lead` on rank 0, with a function that makes the learner of all ranks; the others follow it.
 
     Raises:
-        WorkerError: a rank has died, or has not answered for `settings.timeout` seconds.
+        WorkerError: a rank has exited, or has not answered for `settings.timeout` seconds.
     """
-    _init(settings)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with losses(settings.timeout):
+        meet(settings.timeout)
     commands, rank = dist.new_group(backend="gloo", timeout=_IDLE), LearnerRank()
     try:
         if dist.get_rank():
@@ -65,13 +68,6 @@ def lead_or_follow(settings: Fsdp2, lead: Callable[[Callable[..., LearnerGroup]]
                 lead(lambda recipe, folder: LearnerGroup(leader, recipe, folder, settings))
     finally:
         dist.destroy_process_group()
-
-
-def _init(settings: Fsdp2) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with losses(settings.timeout):
-        meet(settings.timeout)
 
 
 class _Leader:
@@ -88,7 +84,7 @@ class _Leader:
             return getattr(self._rank, name)(*args)
 
     def begin(self, name: str, *args: Any) -> Pending[Any]:
-        """See `Ranks`: this process is one of them, and has then done it."""
+        """See `Ranks`: this process is a rank, and so the work is done when this returns."""
         return Done(self.all(name, *args))
 
     def first(self, name: str, *args: Any) -> Any:
@@ -97,8 +93,11 @@ class _Leader:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Lets the others end at the end. After what is no error of ours they may be waiting for something
-        else: then the end of this process is theirs."""
+        """Stop the other ranks at the end.
+
+        After a lost rank, or an error that is not ours, they may be in a collective and receive no command:
+        they exit when the connection to this process is closed.
+        """
         try:
             yield
         except WorkerError:
@@ -110,8 +109,8 @@ class _Leader:
 
 
 def _follow(rank: LearnerRank, commands: Any, seconds: float) -> None:
-    """Do what rank 0 says. What it says all ranks to have done wrong is for rank 0 to tell."""
-    for number in STOPPING:  # for rank 0 to answer, which ends this by a command
+    """Execute the commands of rank 0. An error that all ranks raise is reported by rank 0 alone."""
+    for number in STOPPING:  # rank 0 handles them, and stops this rank by a command
         signal.signal(number, signal.SIG_IGN)
     with losses(seconds):
         while (command := _receive(commands)) != [_STOP]:
@@ -133,7 +132,7 @@ def _send(tree: Any, group: Any) -> None:
 
 
 def _receive(group: Any) -> Any:
-    """What rank 0 sent."""
+    """Receive what rank 0 sent."""
     size = torch.zeros((), dtype=torch.int64)
     dist.broadcast(size, 0, group=group)
     text = torch.empty(int(size), dtype=torch.uint8)
@@ -147,5 +146,5 @@ def _receive(group: Any) -> Any:
 
 
 def _bytes(array: Tensor) -> Tensor:
-    """The same memory, whatever is in it."""
+    """Return a view of the same memory as bytes."""
     return array.reshape(-1).view(torch.uint8)

@@ -16,6 +16,7 @@ gradients of the ranks are summed, not averaged, and so are the sums that the st
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -30,20 +31,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from scalerl.errors import InputError
-from scalerl.rl.algo.loss import Kl, Loss
 from scalerl.rl.config.cluster import Fsdp2
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.config.settings import AdamW
 from scalerl.rl.engine.check import check_training
 from scalerl.rl.learner.batch import Batch
-from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving, State, load, save
-from scalerl.rl.learner.fsdp.pretrained import save_pretrained
-from scalerl.rl.learner.fsdp.rows import passes_of_rank
+from scalerl.rl.learner.fsdp.checkpoint import DISK, Saving, State, load, save, save_pretrained
 from scalerl.rl.learner.fsdp.score import ShardedScorer, can_pack
-from scalerl.rl.learner.fsdp.sharding import Whole, blocks_of, group_of, shard, tensors_of
-from scalerl.rl.learner.fsdp.tensor_parallel import check_plan
-from scalerl.rl.learner.held import copies, scores_of_held
+from scalerl.rl.learner.fsdp.sharding import Whole, blocks_of, check_plan, group_of, shard, tensors_of
 from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.score import copies, scores_of_held
 from scalerl.rl.model.causal_lm import (
     checkpoint_activations,
     compute_device,
@@ -61,47 +57,38 @@ class ShardedLearner(Learner):
     """A `Learner` whose model is sharded over the processes of `mesh`; every method is collective."""
 
     def __init__(
-        self,
-        whole: Whole,
-        mesh: DeviceMesh,
-        loss: Loss,
-        optimiser: AdamW,
-        temperature: float,
-        fp32_logits: bool,
-        micro_batch: int,
-        settings: Fsdp2,
-        kl: Kl | None = None,
-        base: Whole | None = None,
+        self, whole: Whole, mesh: DeviceMesh, recipe: Recipe, settings: Fsdp2, base: Whole | None = None
     ) -> None:
         """The model and the base model are sharded over `mesh`; see `Learner` for the rest."""
         self._whole, self._mesh, self._sharding = whole, mesh, settings
-        super().__init__(whole.model, loss, optimiser, temperature, fp32_logits, micro_batch, kl, base)
+        super().__init__(whole.model, recipe, base)
         seconds = timedelta(seconds=settings.timeout)
         self._disk = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=seconds))
-        for master in self._masters:  # as AdamW itself begins, so that a state is whole before the first step
+        for master in self._masters:  # as AdamW itself starts, so that a state is whole before the first step
             zeros = {name: torch.zeros_like(master) for name in ("exp_avg", "exp_avg_sq")}
-            self._optimiser.state[master] = {"step": torch.zeros((), device=self._device), **zeros}
+            self._optimiser.state[master] = {"step": torch.zeros((), device=self.device), **zeros}
 
-    def _scorer(self, model: nn.Module, temperature: float, fp32_logits: bool) -> ShardedScorer:
-        device = next(model.parameters()).device
-        settings = self._sharding
-        return ShardedScorer(self._whole, device, temperature, fp32_logits, settings.chunk, settings.packed)
+    def _scorer(self) -> ShardedScorer:
+        settings, temperature = self._sharding, self._recipe.temperature
+        return ShardedScorer(
+            self._whole, self.device, temperature, self.fp32_logits, settings.chunk, settings.packed
+        )
 
     def weights_by_tensor(self) -> Iterator[tuple[str, Tensor]]:
-        """The current weights one by one, whole, by the names of the plain model, in the model's precision.
+        """Yield the current weights, whole, by the names of the plain model, in the model's precision.
 
-        No rank holds more than a block of them at a time. It has to be gone through to its end.
+        No rank holds more than a block of them at a time. All must be taken, on every rank.
         """
         return tensors_of(self._whole)
 
     def weights(self) -> Weights:
-        """A copy of the current weights, all of them on every rank."""
+        """Return a copy of the current weights, all of them on every rank."""
         return {name: weight.float().cpu().numpy() for name, weight in self.weights_by_tensor()}
 
     def save(self, folder: str | Path) -> Saving:
-        """Begin to save what training needs to go on; training may go on at once.
+        """Start to save what training needs to go on; training may go on at once.
 
-        It is on the disk after `.wait()`, on rank 0 that of all ranks; without `.metadata` it is not whole.
+        After `.wait()` it is on the disk, on rank 0 that of all ranks; without `.metadata` it is not whole.
         """
         return save(self._disk_state(), Path(folder), self._disk)
 
@@ -141,27 +128,27 @@ class ShardedLearner(Learner):
                 _scatter(moment, self._optimiser.state[master][name])
 
     def state(self) -> dict[str, Any]:
-        """What is not in what `save` writes."""
+        """Return what `save` does not write."""
         return {"version": self.version}
 
     def hold(self) -> list[Tensor]:
-        """Each rank keeps its own shards; see `Learner.hold`."""
+        """Keep a copy of the shards of this rank; see `Learner.hold`."""
         self._held = copies(self._shards())
         return []
 
     def held_scores(
         self, held: Sequence[Tensor], token_NT: Tensor, wanted_NT: Tensor, heads: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """By what this rank holds; see `Learner.held_scores`."""
-        return scores_of_held(self._held, self._shards(), self.distributions, token_NT, wanted_NT, heads)
+        """Score by the shards that the ranks hold; see `Learner.held_scores`."""
+        return scores_of_held(self._held, self._shards(), self._score, token_NT, wanted_NT, heads)
 
     @torch.no_grad()
     def _shards(self) -> list[Tensor]:
-        """What this rank has of the masters."""
+        """Return this rank's part of the masters."""
         return [cast("DTensor", master).to_local() for master in self._masters]
 
     def _disk_state(self) -> State:
-        """Masters and moments of what is trained, as they are, by name."""
+        """Return masters and moments by name, without a copy."""
         names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         state = {"version": torch.tensor(self.version)}
         for name, master in zip(names, self._masters, strict=True):
@@ -171,8 +158,8 @@ class ShardedLearner(Learner):
         return state
 
     def _micro_batches(self, batch: Batch) -> list[np.ndarray]:
-        """The passes of this rank; empty ones where another has more."""
-        most = self._micro_batch, self._sharding.micro_tokens
+        """Return the passes of this rank; empty ones where another rank has more."""
+        most = self._recipe.batch.micro, self._sharding.micro_tokens
         data = self._mesh["data"]
         return passes_of_rank(batch.length_N, data.get_local_rank(), data.size(), *most)
 
@@ -184,7 +171,7 @@ class ShardedLearner(Learner):
             group_of(self._whole).set_requires_gradient_sync(last or self._sharding.sync == "pass")
             part, largest = self._accumulate(*((batch, rows) if len(rows) else _nothing(batch)))
             sums, ratio_max = sums + part, max(ratio_max, largest)
-        sums, largest = sums.to(self._device), torch.tensor(ratio_max, device=self._device)
+        sums, largest = sums.to(self.device), torch.tensor(ratio_max, device=self.device)
         group = self._mesh["data"].get_group()
         dist.all_reduce(sums, group=group)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
@@ -198,12 +185,12 @@ class ShardedLearner(Learner):
         norms = [nn.utils.get_total_norm([m.grad for m in masters]) for masters in by_mesh.values()]
         norm = torch.stack([cast("DTensor", norm).full_tensor() for norm in norms]).norm()
         for masters in by_mesh.values():
-            nn.utils.clip_grads_with_norm_(masters, self._settings.max_grad_norm, norm)
+            nn.utils.clip_grads_with_norm_(masters, self._recipe.optimiser.max_grad_norm, norm)
         return float(norm)
 
 
 def _scatter(value: Tensor, shards: Tensor) -> None:
-    """Each rank takes its part of `value`, which all have."""
+    """Copy this rank's part of `value`, which all ranks have, into `shards`."""
     value = value.to(shards.device)
     if isinstance(shards, DTensor):
         value = distribute_tensor(value, shards.device_mesh, shards.placements, src_data_rank=None)
@@ -211,7 +198,7 @@ def _scatter(value: Tensor, shards: Tensor) -> None:
 
 
 def _nothing(batch: Batch) -> tuple[Batch, np.ndarray]:
-    """Two tokens that weigh nothing: a pass of a rank that has no completion left for it."""
+    """Return a completion of two tokens of weight 0, for a rank that has none left in this pass."""
     row = np.zeros(1, dtype=np.int64)
     none = replace(
         batch,
@@ -230,7 +217,7 @@ def _nothing(batch: Batch) -> tuple[Batch, np.ndarray]:
 def load_sharded_learner(
     recipe: Recipe, model_folder: str | Path, settings: Fsdp2 | None = None
 ) -> ShardedLearner:
-    """The learner of a recipe over all processes of the default group, at version 0; collective.
+    """Return the learner of a recipe over all processes of the default group, at version 0; collective.
 
     Rank 0 reads the model and sends it; the others need only its config at `model_folder`.
 
@@ -252,18 +239,8 @@ def load_sharded_learner(
 
     whole, packed = sharded(True)
     settings = replace(settings, packed=packed)
-    return ShardedLearner(
-        whole,
-        mesh,
-        recipe.loss,
-        recipe.optimiser,
-        recipe.temperature,
-        recipe.fp32_logits in ("both", "trainer"),
-        recipe.batch.micro,
-        settings,
-        recipe.kl,
-        sharded(False)[0] if recipe.kl.coefficient else None,
-    )
+    base = sharded(False)[0] if recipe.kl.coefficient else None
+    return ShardedLearner(whole, mesh, recipe, settings, base)
 
 
 def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
@@ -278,7 +255,7 @@ def _mesh(device: torch.device, n_tensor: int) -> DeviceMesh:
 def _model(
     recipe: Recipe, model_folder: str | Path, precision: torch.dtype, settings: Fsdp2, trained: bool
 ) -> Any:
-    """The model as it is on rank 0, and its shape on the others."""
+    """Return the model on rank 0, and its shape on the others."""
     if dist.get_rank() == 0:
         model = load_model(model_folder, precision)
         if trained:
@@ -290,10 +267,55 @@ def _model(
         check_plan(model, settings.tensor_parallel)
         if recipe.lora.rank:
             raise InputError("learner.tensor_parallel: adapters cannot be shared so: leave it 1")
-    blocks_of(model)  # complains where there are none
+    blocks_of(model)  # raises where there are none
     if not trained:
         return model.requires_grad_(False)
     model = add_adapters(model, recipe.lora, recipe.seed)
     if recipe.activation_checkpointing:
         checkpoint_activations(model)
     return model
+
+
+# -- which rank trains which completions: all compute the same answer, so that nothing is sent ---------------
+
+
+def share_rows(length_N: np.ndarray, n_ranks: int) -> list[np.ndarray]:
+    """Return the rows of each rank, ascending: the longest left goes to the rank with the fewest tokens."""
+    shares: list[list[int]] = [[] for _ in range(n_ranks)]
+    loads = [(0, rank) for rank in range(n_ranks)]
+    for row in np.argsort(-length_N, kind="stable"):
+        tokens, rank = loads[0]
+        shares[rank].append(int(row))
+        heapq.heapreplace(loads, (tokens + int(length_N[row]), rank))
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+def passes(length_N: np.ndarray, rows: np.ndarray, most_rows: int, most_tokens: int) -> list[np.ndarray]:
+    """Cut `rows` into forward passes, the shortest first, so that little is padded.
+
+    A pass has at most `most_tokens` tokens with padding, and at least one completion; where `most_tokens` is
+    0, it has at most `most_rows` completions.
+    """
+    rows = rows[np.argsort(length_N[rows], kind="stable")]
+    if not most_tokens:
+        return np.split(rows, range(most_rows, len(rows), most_rows)) if len(rows) else []
+    found: list[list[int]] = []
+    for row in rows:
+        if found and (len(found[-1]) + 1) * int(length_N[row]) <= most_tokens:
+            found[-1].append(int(row))
+        else:
+            found.append([int(row)])
+    return [np.array(one, dtype=np.int64) for one in found]
+
+
+def passes_of_rank(
+    length_N: np.ndarray, rank: int, n_ranks: int, most_rows: int, most_tokens: int
+) -> list[np.ndarray]:
+    """Return the passes of one rank, filled up with empty ones to the most that any rank has.
+
+    The collectives of a pass need all ranks, also those that have no completion left.
+    """
+    shares = share_rows(length_N, n_ranks)
+    each = [passes(length_N, rows, most_rows, most_tokens) for rows in shares]
+    nothing = np.zeros(0, dtype=np.int64)
+    return [*each[rank], *[nothing] * (max(map(len, each)) - len(each[rank]))]

@@ -1,11 +1,16 @@
-"""A model into shards: every block on its own, and what is around the blocks as one more group.
+"""Sharding of a model: every block on its own, and embeddings and head as one more group.
 
-Rank 0 reads the model; the others begin with its shape. Tensors are sent one by one, and a block is sharded
-as soon as it is there, so that no other process ever holds more of the model than a block.
+Rank 0 reads the model; the others start with its shape. Tensors are sent one by one, and a block is sharded
+as soon as it is complete, so that no other process ever holds more of the model than a block.
+
+With tensor parallelism the matrices of each block are cut by the plan that transformers has for the model, by
+output and then by input, so that heads and inner units are shared; everything between blocks is the same on
+all processes of a row of the mesh. Embeddings and head stay whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -15,18 +20,27 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from scalerl.errors import InputError
-from scalerl.rl.learner.fsdp.tensor_parallel import share_block
 from scalerl.rl.model.lora import merged_parameters
 
 T = TypeVar("T")
+_HEADS = 2  # the dimension of heads in what the norms of queries and keys are given
+_STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+_NORM = "replicated_with_grad_allreduce"
 
 
 class Whole(nn.Module):
     """The root of a sharded model: what it is called with runs while embeddings and head are gathered.
 
-    The blocks gather themselves. Whoever computes with the head has to do it in here.
+    The blocks gather themselves. All computation with the head must be done in such a call.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,15 +48,15 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, compute: Callable[[nn.Module], T]) -> T:
-        """What `compute` makes of the model; tensors in it take part in the backward pass."""
+        """Return what `compute` returns for the model; its tensors take part in the backward pass."""
         return compute(self.model)
 
 
 def blocks_of(model: Any) -> list[nn.Module]:
-    """The blocks of a model, in order: what transformers never splits over devices.
+    """Return the blocks of a model, in order: the modules that transformers never splits over devices.
 
     Raises:
-        InputError: it does not say what its blocks are.
+        InputError: the model does not name its blocks.
     """
     names = set(model._no_split_modules or ())
     blocks = [module for module in model.modules() if type(module).__name__ in names]
@@ -78,20 +92,20 @@ def shard(model: nn.Module, mesh: DeviceMesh, device: torch.device, precision: t
 
 
 def groups_of(whole: nn.Module) -> list[nn.Module]:
-    """The modules whose parameters are gathered together, the root first."""
+    """Return the modules whose parameters are gathered together, the root first."""
     return [module for module in whole.modules() if isinstance(module, FSDPModule)]
 
 
 def group_of(module: nn.Module) -> FSDPModule:
-    """The same module, which is sharded, as PyTorch has its methods."""
+    """Return the same sharded module, with the type that has its methods."""
     assert isinstance(module, FSDPModule)
     return module
 
 
 def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
-    """A copy of every parameter of the plain model in turn, whole, tied ones once; collective.
+    """Yield a copy of every parameter of the plain model, whole, tied ones once; collective.
 
-    In the precision that the model computes in. No more than a group's are gathered at a time.
+    They are in the precision that the model computes in. One group at a time is gathered.
     """
     for tensors in gathered(whole):
         for name, weight in tensors:
@@ -99,7 +113,7 @@ def tensors_of(whole: Whole) -> Iterator[tuple[str, Tensor]]:
 
 
 def gathered(whole: Whole) -> Iterator[Iterator[tuple[str, Tensor]]]:
-    """The parameters of one group after another, for as long as it is gathered; collective."""
+    """Yield the parameters of one group after another, each while it is gathered; collective."""
     blocks = [module for module in groups_of(whole) if module is not whole]
     names = {id(module): f"{name}." for name, module in whole.model.named_modules()}
     prefixes = tuple(names[id(block)] for block in blocks)
@@ -130,13 +144,54 @@ def _fill(modules: list[nn.Module], device: torch.device) -> None:
 
 
 def _full(weight: Tensor) -> Tensor:
-    """Also of a matrix that is shared by processes."""
+    """Return the whole of a weight, also of a matrix that ranks share; then it is collective."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def _from_first(value: Tensor, device: torch.device) -> Tensor:
-    """What rank 0 has, on every rank."""
+    """Return the value of rank 0 on every rank."""
     whole = value.to(device) if dist.get_rank() == 0 else torch.empty_like(value, device=device)
     whole = whole.contiguous()
     dist.broadcast(whole, 0)
     return whole
+
+
+def check_plan(model: Any, n: int) -> None:
+    """Check that `n` processes can share the blocks of `model`.
+
+    Raises:
+        InputError: `n` does not divide its heads, or transformers has no plan for it, or one that is not
+            known here (as for mixtures of experts).
+    """
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % n or config.intermediate_size % n:
+        raise InputError(
+            f"learner.tensor_parallel: {heads} heads of keys and values and {config.intermediate_size} inner "
+            f"units cannot be shared by {n} processes"
+        )
+    styles = set(_plan(model).values())
+    if not styles or not styles <= {*_STYLES, _NORM}:
+        raise InputError(
+            f"learner.tensor_parallel: models of type {config.model_type} cannot be shared so: leave it 1"
+        )
+
+
+def share_block(model: Any, block: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the matrices of one block over the processes of `mesh`, in place."""
+    prefix = next(name for name, module in model.base_model.named_modules() if module is block)
+    styles: dict[str, ParallelStyle] = {}
+    for name, _ in block.named_modules():
+        key = re.sub(r"\d+", "*", f"{prefix}.{name}")
+        if (style := _plan(model).get(key)) == _NORM:
+            # Each process has some of the heads: its part of the gradient is added to the others'.
+            styles[name] = SequenceParallel(sequence_dim=_HEADS, use_local_output=True)
+        elif style is not None:
+            styles[name] = _STYLES[style]()
+    parallelize_module(block, mesh, styles)
+
+
+def _plan(model: Any) -> dict[str, str]:
+    """Return the style of every module of a block, by names below the base model with `*` for numbers."""
+    plan: dict[str, str] = getattr(model.config, "base_model_tp_plan", None) or {}
+    return {name: style for name, style in plan.items() if ".*." in name}

@@ -10,8 +10,7 @@ from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import check_sampler
-from scalerl.rl.learner.build import load_learner
-from scalerl.rl.learner.learner import Learner
+from scalerl.rl.learner.learner import Learner, load_learner
 from scalerl.rl.placement.evaluate import Evaluate
 from scalerl.rl.placement.ray.evaluation import evaluator_on
 from scalerl.rl.placement.ray.generator import RayGenerator
