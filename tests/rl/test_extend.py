@@ -19,7 +19,7 @@ from scalerl.errors import InputError
 from scalerl.kinds import load
 from scalerl.record.reader import RunRecord
 from scalerl.rl import Function, Limits, Prompt, evaluate, load_recipe, train
-from scalerl.rl.config.toml import add_override
+from scalerl.rl.config.form import add_override
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.types import Reward

@@ -132,8 +132,7 @@ def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rat
     Raises:
         InputError: no such file, bad TOML, an unknown key, or a value out of range.
     """
-    from scalerl.rl.config.form import Form
-    from scalerl.rl.config.toml import add_override, parse_toml
+    from scalerl.rl.config.form import Form, add_override, parse_toml
 
     if isinstance(source, Rates):
         values, named = asdict(source), source.source

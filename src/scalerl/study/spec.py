@@ -23,8 +23,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator
 
 from scalerl.errors import InputError
-from scalerl.rl.config.form import Form
-from scalerl.rl.config.toml import parse_toml
+from scalerl.rl.config.form import Form, parse_toml
 from scalerl.study.arms import AnyArms, Changes, Listed
 
 MOST_SEEDS, MOST_SEED = 1000, 999_999

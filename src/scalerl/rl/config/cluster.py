@@ -1,4 +1,4 @@
-"""What a recipe may say of a cluster: the table `[cluster]`."""
+"""The table `[cluster]` of a recipe: which processes run as Ray actors, and with what."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scalerl.rl.config.settings import at_least, positive
 
 @dataclass(frozen=True)
 class OneProcess:
-    """The learner of one process, in that of the driver."""
+    """The learner in the process of the driver."""
 
     kind: Literal["one"] = "one"
 
 
 @dataclass(frozen=True)
 class Torch:
-    """The built-in generator, one for each actor."""
+    """The built-in generator, one in each actor."""
 
     kind: Literal["torch"] = "torch"
 
@@ -99,20 +99,20 @@ class Vllm:
         positive(answer_seconds=self.answer_seconds)
         if not 0 < self.gpu_memory <= 1:
             raise ValueError("gpu_memory must be a share between 0 and 1")
-        if bad := [url for url in self.urls if not _is_one(url)]:
+        if bad := [url for url in self.urls if not _is_server(url)]:
             raise ValueError(f"urls must begin with http://, https:// or unix:///, found {bad[0]!r}")
         if len({url.rstrip("/").removesuffix("/v1") for url in self.urls}) < len(self.urls):
             raise ValueError("urls must be of different servers")
 
 
-def _is_one(url: str) -> bool:
+def _is_server(url: str) -> bool:
     parts = urlsplit(url)
     return bool(parts.hostname) if parts.scheme in ("http", "https") else url.startswith("unix:///")
 
 
 @dataclass(frozen=True)
 class Transport:
-    """How weights get from the learner to the generators."""
+    """The transport of weights from the learner to the generators."""
 
     kind: Literal["object_store", "gloo", "nccl"] = "object_store"
     """Ray's object store (shared memory within a node), or a broadcast in a process group of its own."""
@@ -125,7 +125,7 @@ class Transport:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a process is given of its node."""
+    """The resource request of an actor."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -135,13 +135,13 @@ class Resources:
             raise ValueError("cpus and gpus must not be negative, and one of them positive")
 
     def bundle(self) -> dict[str, float]:
-        """The same in the words of Ray."""
+        """Return the request by the names of Ray."""
         return {name: n for name, n in (("CPU", self.cpus), ("GPU", self.gpus)) if n}
 
 
 @dataclass(frozen=True)
 class ClusterTimeouts:
-    """Seconds after which what is waited for is given up: a process is then killed, and replaced."""
+    """Seconds to wait for a process, before it is killed and replaced."""
 
     start: float = 300.0
     """For room on the cluster, and for a process that loads its model."""
@@ -150,7 +150,7 @@ class ClusterTimeouts:
     decode: float = 600.0
     """For a generator that has something to sample to get on with it."""
     weights: float = 300.0
-    """For weights on their way."""
+    """For a weight update."""
     step: float = 3600.0
     """For a step of the learner, or a verifier's share of the completions. Evaluations have `timeouts`."""
 
@@ -169,7 +169,7 @@ class Cluster:
     address: str = "auto"
     """`auto` joins the cluster that runs here, `local` starts one on this machine; or HOST:PORT."""
     engine: Annotated[Torch | Vllm, Discriminator("kind")] = field(default_factory=Torch)
-    """What samples: `generators` actors, or servers of vLLM, which are not Ray's to place."""
+    """What samples: `generators` actors, or servers of vLLM, which Ray does not place."""
     learner: Annotated[OneProcess | Fsdp2, Discriminator("kind")] = field(default_factory=OneProcess)
     transport: Transport = field(default_factory=Transport)
     generator: Resources = field(default_factory=Resources)

@@ -1,19 +1,26 @@
-"""Values written by hand (TOML) checked against a dataclass, with complaints in the words of who wrote them.
+"""Values written by hand: TOML files, overrides on the command line, and their check against a dataclass.
 
-Where variants may stand at one place, each a dataclass, their field `kind` tells them apart. Where the
-place is marked as a `Choice`, `kind` may also name a class of the user's own (`scalerl.kinds`).
+A table with several variants, each a dataclass, names one in its field `kind`; where the field is marked as a
+`Choice`, `kind` may also name a class of the user's own (`scalerl.kinds`). Messages name dotted keys, as the
+user wrote them.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from scalerl import limits
 from scalerl.errors import InputError, brief, brief_error
+from scalerl.files import open_input
 from scalerl.kinds import OWN, Choice, choices_of, hints_of, name_of
 
 T = TypeVar("T")
@@ -21,19 +28,22 @@ _WORDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "expected a list, as in [1, 2]"),
     **dict.fromkeys(("dict_type", "dataclass_type", "model_attributes_type"), "expected a table"),
 }
-"""Of pydantic's complaints that speak of Python, by their types."""
+"""Messages in place of those of pydantic that name Python types, by the type of the error."""
+_PART = r"""[\w"'-]+[ \t]*\.[ \t]*"""
+_DEEP_KEY = re.compile(rf"""(?<![\w"'-])(?:{_PART}){{{limits.DEPTH.most}}}""")
+"""A key of too many parts, for which `tomllib` takes a time that grows with their square."""
 
 
 class Form(Generic[T]):
     """Builds a dataclass from plain values."""
 
     def __init__(self, cls: type[T], prefix: str = "") -> None:
-        """`prefix` stands before the keys in complaints: those of a table in another form."""
+        """`prefix` stands before the keys in messages, for a table in another form."""
         self._cls, self._prefix = cls, prefix
         self._adapter = TypeAdapter(cls)
 
     def build(self, values: Mapping[str, Any], source: str) -> T:
-        """Check `values` and build the object; `source` names them in complaints.
+        """Check `values` and build the object; `source` names them in messages.
 
         Raises:
             InputError: an unknown key (the nearest valid one is named), a missing one, or a value out of
@@ -46,10 +56,10 @@ class Form(Generic[T]):
             raise InputError(f"{source}: {self._explain(error)}") from error
 
     def _checked(self, cls: Any, values: Mapping[str, Any], source: str, prefix: str) -> dict[str, Any]:
-        """The values, with an object for each table of a kind of the user's own.
+        """Return the values, with an object for each table of a kind of the user's own.
 
         Raises:
-            InputError: the first key that no variant at its place knows, or what such a kind refuses.
+            InputError: the first key that no variant at its place has, or an error of such a kind.
         """
         hints, choices, checked = hints_of(cls), choices_of(cls), dict(values)
         for key, value in values.items():
@@ -76,7 +86,7 @@ class Form(Generic[T]):
         return checked
 
     def _explain(self, error: ValidationError) -> str:
-        """The first complaint in one line, in the words of who wrote the values."""
+        """Return the first error in one line, with the key as it was written."""
         first = error.errors()[0]
         known = _keys(self._cls)
         where: list[str] = []
@@ -99,7 +109,7 @@ class Form(Generic[T]):
 
 
 def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> Any:
-    """The object of a table whose kind is a class of the user's own; None where it is not."""
+    """Return the object of a table whose kind is a class of the user's own; None where it is not."""
     try:
         cls = choice.own(table.get("kind"))
     except InputError as error:
@@ -115,7 +125,7 @@ def _own(choice: Choice, table: Mapping[str, Any], source: str, prefix: str) -> 
 
 
 def _is_open(cls: Any, where: Sequence[str]) -> bool:
-    """Whether the key at the end of `where` takes kinds of the user's own."""
+    """Return whether the key at the end of `where` takes kinds of the user's own."""
     inner = [cls]
     for key in where[:-1]:
         inner = [variant for one in inner for variant in _variants(hints_of(one).get(key))]
@@ -123,32 +133,99 @@ def _is_open(cls: Any, where: Sequence[str]) -> bool:
 
 
 def _entries(value: Any) -> Sequence[Any]:
-    """Of a list, or the one value that it is."""
+    """Return the entries of a list; of any other value, the value."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _may_be_bool(hint: Any) -> bool:
-    """Whether true and false may stand at a place; pydantic takes them for 1 and 0 where numbers do."""
+    """Return whether a type takes true and false; pydantic takes them for 1 and 0 where numbers may stand."""
     return hint in (bool, Any) or any(_may_be_bool(part) for part in get_args(hint))
 
 
 def _fitting(variants: list[Any], table: Mapping[str, Any]) -> list[Any]:
-    """The variants that a table is to be checked by: that of its kind (a wrong kind is said later)."""
+    """Return the variants to check a table by: that of its kind (a wrong kind is reported later)."""
     if len(variants) < 2:
         return variants
     return [v for v in variants if table.get("kind") in get_args(hints_of(v).get("kind"))]
 
 
 def _variants(hint: Any) -> list[Any]:
-    """The dataclasses that may stand at a place, or in a list there."""
+    """Return the dataclasses that a type takes, or the entries of a list of it."""
     return [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
 
 
 def _keys(cls: Any, prefix: str = "") -> set[str]:
-    """Every dotted key of a dataclass, those of all variants included."""
+    """Return every dotted key of a dataclass, those of all variants included."""
     keys = set()
     for name, hint in hints_of(cls).items():
         keys.add(prefix + name)
         for variant in _variants(hint):
             keys |= _keys(variant, f"{prefix}{name}.")
     return keys
+
+
+# -- TOML ---------------------------------------------------------------------------------------------------
+
+
+def parse_toml(path: Path | Traversable, source: str | Path) -> dict[str, Any]:
+    """Return the tables of a TOML file, which messages call `source`.
+
+    Raises:
+        InputError: it cannot be read, is no TOML, or holds more than the limits allow.
+    """
+    try:
+        with open_input(path) if isinstance(path, Path) else path.open("rb") as file:
+            data = file.read(limits.TOML.most + 1)
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror})") from error
+    limits.TOML.check(len(data), source)
+    try:
+        return _loads(data.decode("utf-8").replace("\r\n", "\n"), str(source))
+    except ValueError as error:  # of texts in another encoding and of endless numbers, too
+        raise InputError(f"{source}: not TOML ({error})") from error
+
+
+def _loads(text: str, source: str) -> dict[str, Any]:
+    """Return the tables of a text.
+
+    Raises:
+        InputError: they are nested deeper than `DEPTH` allows.
+        ValueError: it is no TOML.
+    """
+    deep = InputError(f"{source}: more than {limits.DEPTH.most} levels of nesting, which is the limit")
+    if _DEEP_KEY.search(text):
+        raise deep
+    try:
+        values = tomllib.loads(text)
+    except RecursionError:
+        raise deep from None
+    level: list[Any] = [values]
+    for _ in range(limits.DEPTH.most + 1):
+        tables = [value.values() for value in level if isinstance(value, dict)]
+        lists = [value for value in level if isinstance(value, list)]
+        level = [inner for entries in (*tables, *lists) for inner in entries]
+    if level:
+        raise deep
+    return values
+
+
+def add_override(changes: dict[str, Any], override: str, option: str = "--set") -> None:
+    """Add `override`, a text like `loss.max_ratio=4` that was given to `option`, to a tree of changes.
+
+    Raises:
+        InputError: it is no key and value, or goes into what is a value.
+    """
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise InputError(f"{option} {override}: expected key=value")
+    try:
+        value = _loads(f"v = {text}", f"{option} {key}")["v"]
+    except ValueError:
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    limits.DEPTH.check(len(parents), f"{option} {key[:60]}...")
+    for parent in parents:
+        changes = changes.setdefault(parent, {})
+        if not isinstance(changes, dict):
+            raise InputError(f"{option} {override}: {parent!r} is a value, not a table")
+    changes[last] = value

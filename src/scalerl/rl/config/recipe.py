@@ -1,8 +1,8 @@
 """The recipe: every choice of a run in one frozen object.
 
-A recipe is written by hand as sparse TOML, where what is not said takes its default, and is saved resolved in
-config.json. Choices with variants are objects whose `kind` names them in TOML; a kind that is not said is the
-default's; one of the user's own is named by where its class is (`scalerl.kinds`):
+A recipe is written by hand as sparse TOML, where a missing key takes its default, and is saved resolved in
+config.json. Choices with variants are objects whose `kind` names them in TOML; without a `kind` a table is of
+the default's; one of the user's own is named by the place of its class (`scalerl.kinds`):
 
     [loss]
     kind = "cispo"              # or "my_package.losses:Topr"
@@ -31,7 +31,7 @@ from scalerl.rl.algo.length import AnyLength, ForcedInterruption, LengthControl
 from scalerl.rl.algo.loss import AnyLoss, Cispo, Kl, Loss
 from scalerl.rl.algo.schedule import AnySchedule, PipelineRL
 from scalerl.rl.config.cluster import Cluster
-from scalerl.rl.config.form import Form
+from scalerl.rl.config.form import Form, add_override, parse_toml
 from scalerl.rl.config.health import Health
 from scalerl.rl.config.settings import (
     AdamW,
@@ -49,7 +49,6 @@ from scalerl.rl.config.settings import (
     Tracking,
     at_least,
 )
-from scalerl.rl.config.toml import add_override, parse_toml
 from scalerl.rl.tasks.chain import Chain
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.task import Task
@@ -139,28 +138,28 @@ class Recipe:
 
     @property
     def on_cluster(self) -> Cluster:
-        """`cluster`, for what runs only where a recipe has one."""
+        """`cluster`, for code that runs only where a recipe has one."""
         if self.cluster is None:
             raise ValueError("the recipe has no [cluster]")
         return self.cluster
 
     def without_prompts(self) -> Recipe:
-        """The same, without the prompts that the task keeps once it has been asked for them.
+        """Return the same recipe, without the prompts that its task has loaded.
 
-        That is how it goes to other processes: it is small, whatever the data, and a class of the program
-        itself has become one that they can import.
+        So it is sent to other processes: it is small, whatever the data, and a class of `__main__` has become
+        one that they can import.
         """
         return from_dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved recipe, as config.json keeps it; `from_dict` takes it back."""
+        """Return the resolved recipe, as config.json has it; `from_dict` reads it."""
         values = values_of(self)
         if self.cluster is None:
             del values["cluster"]
         return values
 
     def to_json(self) -> dict[str, Any]:
-        """The same where JSON is to be made of it, which has no infinity; `from_dict` takes this back too."""
+        """Return the same with infinity as a word, as JSON has none; `from_dict` reads this too."""
         return _with_words(self.to_dict())
 
 
@@ -191,7 +190,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The sparse values of a recipe, with the overrides applied."""
+    """Return the sparse values of a recipe, with the overrides applied."""
     path: Path | Traversable = Path(source)
     if path.is_dir() and (path / "config.json").is_file():
         return _overridden(recipe_of_run(path / "config.json"), overrides)
@@ -211,7 +210,7 @@ def read_toml(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, An
 
 
 def recipe_of_run(path: Path) -> dict[str, Any]:
-    """The resolved values of the recipe in the config.json `path`.
+    """Return the resolved values of the recipe in the config.json `path`.
 
     Raises:
         InputError: it cannot be read, or holds no recipe.
@@ -223,10 +222,10 @@ def recipe_of_run(path: Path) -> dict[str, Any]:
 
 
 def changed(values: Mapping[str, Any], changes: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a recipe with `changes`, table by table.
+    """Return the values of a recipe with `changes`, table by table.
 
-    A table of another kind takes the place of what was there: the parameters of the kind before are not its
-    own, even where they have one name.
+    A table of another kind replaces the table: parameters of the previous kind are not kept, even where they
+    have the same name.
     """
     out = dict(values)
     for key, change in changes.items():
@@ -254,7 +253,7 @@ def _overridden(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, A
 
 
 def _default_kind(name: str) -> str | None:
-    """The kind of a choice where a recipe does not say it."""
+    """Return the kind of a choice where a recipe has none."""
     for item in fields(Recipe):
         if item.name == name and item.default_factory is not MISSING:
             return getattr(item.default_factory(), "kind", None)
@@ -262,7 +261,7 @@ def _default_kind(name: str) -> str | None:
 
 
 def _with_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice that does not say its kind is of the default kind: `loss.max_ratio = 4` is CISPO's."""
+    """Give choices without a kind the default one: `loss.max_ratio = 4` is CISPO's."""
     out = dict(values)
     for item in fields(Recipe):
         value, kind = out.get(item.name), _default_kind(item.name)

@@ -1,4 +1,4 @@
-"""What config.json of a run says: the recipe, and with what it was run."""
+"""The config.json of a run: the recipe, the versions, the devices."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from scalerl.rl.config.recipe import Recipe
 
 
 def config_of(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a run of `recipe` by `learner`; `extra` goes on top."""
+    """Return the config of a run of `recipe` by `learner`; `extra` goes on top."""
     import transformers
 
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux: the cores that this process may use
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     parameters = sum(p.numel() for p in learner.model.parameters())
     return {
         "name": recipe.name,
@@ -38,12 +40,7 @@ def config_of(recipe: Recipe, learner: Any, extra: Mapping[str, Any]) -> dict[st
             "generate and train": str(learner.device),
             "trainers": learner.trainers,
             "machine": platform.machine(),
-            "cores": _cores(),
+            "cores": cores,
         },
         **extra,
     }
-
-
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
