@@ -37,9 +37,8 @@ from scalerl.rl.engine.build import check_prompts
 from scalerl.rl.health.watch import Finding, Watch
 from scalerl.rl.learner.learner import load_learner
 from scalerl.rl.learner.probe import Probe
-from scalerl.rl.loop.agenda import Agenda
 from scalerl.rl.loop.counters import RunClock, RunCounters, groups_row, step_row
-from scalerl.rl.loop.evaluations import EvaluationError, Evaluations
+from scalerl.rl.loop.evaluations import Agenda, EvaluationError, Evaluations
 from scalerl.rl.loop.parts import Load, parts_of
 from scalerl.rl.loop.pipeline import Pipeline, Step
 from scalerl.rl.loop.pool import PromptPool

@@ -1,4 +1,4 @@
-from scalerl.rl.loop.agenda import Agenda
+from scalerl.rl.loop.evaluations import Agenda
 
 
 def test_evaluations_are_due_at_even_shares_and_each_once():

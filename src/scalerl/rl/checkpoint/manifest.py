@@ -23,7 +23,7 @@ NAME = "manifest.json"
 _FORMAT = 1
 _CHUNK = 2**22
 _THREADS = 8
-"""Files that are summed at once: `zlib` and `read` release the interpreter."""
+"""Files that are summed at once: `zlib` and `read` release the interpreter lock."""
 
 Sum = list[int]
 """Bytes and CRC-32 of a file."""
@@ -45,7 +45,7 @@ def write_manifest(folder: Path, known: Mapping[str, Sum]) -> None:
     """Write the manifest of all files that are in `folder`, and read those whose sum is not `known`.
 
     Raises:
-        OSError: a file whose sum is known is not there: its writer has another disk at this path, say.
+        OSError: a file with a known sum is missing: its writer may have another disk at this path.
     """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = {path.relative_to(folder).as_posix(): path for path in paths}

@@ -62,7 +62,7 @@ class Checkpoints:
         self._last = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Whether one is to be made after this step."""
+        """Return whether a checkpoint is due after this step."""
         minutes = (time.monotonic() - self._last) / 60
         by_step = self._settings.steps and step % self._settings.steps == 0
         return bool(by_step or (self._settings.minutes and minutes >= self._settings.minutes))
@@ -85,14 +85,14 @@ class Checkpoints:
             self._under_way = self._thread.submit(self._write, self.folder, step, state, save)
 
     def wait(self) -> None:
-        """Until the checkpoint under way is on the disk. One that fails is told, and training goes on."""
+        """Wait until the checkpoint under way is on the disk; one that fails is a warning."""
         try:
             self.finish()
         except WriteError as error:
             _LOG.warning("%s; training goes on without this checkpoint", error)
 
     def finish(self) -> None:
-        """Until the checkpoint under way is on the disk.
+        """Wait until the checkpoint under way is on the disk.
 
         Raises:
             WriteError: it could not be saved.
@@ -102,7 +102,7 @@ class Checkpoints:
             future.result()
 
     def close(self) -> None:
-        """Wait, and end the thread."""
+        """Wait, and stop the thread."""
         try:
             self.wait()
         finally:
@@ -122,12 +122,11 @@ class Checkpoints:
 
 
 _NOT_WHOLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError)
-"""What reading a file raises that is not what was written."""
+"""Errors of reading a damaged file."""
 
 
 def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Step and state of those whose files are all as they were written, the newest first; a warning for the
-    others."""
+    """Yield step and state of all whole checkpoints, the newest first; a damaged one is a warning."""
     for step, path in step_folders(folder):
         try:
             check_manifest(path)
@@ -139,13 +138,13 @@ def newest_checkpoints(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def step_folders(folder: Path, start: str = STEP) -> list[tuple[int, Path]]:
-    """The checkpoints of a run by their step, the newest first; their names begin with `start`."""
+    """Return the checkpoints whose names begin with `start`, with their step, the newest first."""
     named = ((path.name.removeprefix(start), path) for path in folder.glob(f"{start}*"))
     return sorted(((int(n), path) for n, path in named if n.isdecimal() and path.is_dir()), reverse=True)
 
 
 def drop_asides(folder: Path, step: int) -> None:
-    """Remove what a resume had set aside, up to a step that the run has come by since."""
+    """Remove the checkpoints that a resume had set aside, up to a step that the run has made since."""
     for aside, path in step_folders(folder, ASIDE):
         if aside <= step:
             shutil.rmtree(path, ignore_errors=True)
@@ -155,8 +154,7 @@ def drop_asides(folder: Path, step: int) -> None:
 
 
 def write_whole(folder: Path, write: Write) -> None:
-    """Let `write` fill a folder aside, add its manifest, sync it, and give it its name, which no other may
-    have.
+    """Let `write` fill a folder aside, add its manifest, sync it, and rename it; the name must be free.
 
     Raises:
         WriteError: the disk does not take it.
@@ -177,14 +175,14 @@ def write_whole(folder: Path, write: Write) -> None:
 
 
 def save_model(save: Write, tokenizer: Any, folder: Path) -> Sums:
-    """What `save` writes, which is a model in Hugging Face format, with its tokenizer."""
+    """Write a model in Hugging Face format by `save`, and its tokenizer."""
     sums = save(folder)
     tokenizer.save_pretrained(folder)
     return sums
 
 
 def copied_state(model: Any) -> dict[str, Tensor]:
-    """The state of the plain model, adapters merged, as copies; tied weights stay tied."""
+    """Return copies of the weights of the plain model, adapters merged; tied weights stay tied."""
     state = plain_state(model) or model.state_dict()
     distinct = {weight.data_ptr(): weight for weight in state.values()}
     copies = {at: weight.detach().clone() for at, weight in distinct.items()}
@@ -202,10 +200,10 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What `save_state` was given.
+    """Read what `save_state` has written.
 
     Raises:
-        ValueError: it is of another format.
+        ValueError: it has another format.
     """
     whole = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     if whole["format"] != FORMAT:
@@ -214,7 +212,7 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
-    """A tree that JSON takes, its arrays in `arrays` by the names that stand in their places."""
+    """Return a tree that JSON takes; its arrays go into `arrays`, by the names in their places."""
     if type(tree) in (str, int, float, bool):  # most of a tree
         return tree
     if isinstance(tree, Mapping):
@@ -230,7 +228,7 @@ def without_arrays(tree: Any, arrays: dict[str, Tensor]) -> Any:
 
 
 def with_arrays(tree: Any, arrays: Mapping[str, Tensor]) -> Any:
-    """What `without_arrays` was given."""
+    """Return the tree that `without_arrays` was given."""
     if isinstance(tree, list):
         return [with_arrays(value, arrays) for value in tree]
     if not isinstance(tree, dict):

@@ -16,8 +16,8 @@ from scalerl.rl.algo.averaging import Averaging
 from scalerl.rl.types import Group, Rollout
 
 Fate = Literal["trained", "zero_variance", "truncated", "failed"]
-"""What becomes of a group: it enters the loss, or leaves it because its rewards are all the same; because
-truncation left fewer than two of its completions; or because failed verifications did."""
+"""The fate of a group: it enters the loss; or it leaves it because its rewards are all the same, because
+truncation left fewer than two of its completions, or because failed verifications did."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Batch:
     group_N: np.ndarray
     """Number of the group; its completions share their prompt."""
     fates: tuple[Fate, ...]
-    """What became of each group."""
+    """The fate of each group."""
     zero_variance: int
     """Groups without signal."""
 
@@ -118,7 +118,7 @@ def _pad(
     own_NT = all_NT & ~prompt_NT
 
     def padded(name: str, dtype: type) -> np.ndarray:
-        """What each rollout has per token of its completion, at its place."""
+        """Return an attribute of the rollouts that has a value per completion token, padded."""
         out_NT = np.zeros(shape, dtype=dtype)
         if rollouts:
             out_NT[own_NT] = np.concatenate([getattr(r, name) for r in rollouts])

@@ -1,11 +1,11 @@
 """The probe: does the trainer give the generator's tokens the probabilities they were sampled with?
 
 Trained tokens cannot tell: most are a few versions old, and a difference may be staleness. So the probe keeps
-a copy of the weights of one version, waits for completions that this version began, and scores them with that
-copy by the trainer's own forward pass:
+a copy of the weights of one version, waits for completions that this version started, and scores them with
+that copy by the trainer's own forward pass:
 
     hold     the weights of version v as they are published
-    score    in the batches of the next steps, a few completions whose KV cache was begun by v: their tokens
+    score    in the batches of the next steps, a few completions whose KV cache was started by v: their tokens
              up to the first that another version sampled, so that neither weights nor KV cache differ
     release  once no token of v can come any more (v is older than the schedule allows); hold the next
 
@@ -51,7 +51,7 @@ class Probe:
         self._hold()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Score some of what the latest step consumed; the fields for its line, none where nothing fits.
+        """Score some of what the latest step consumed; return the fields for its line, if there are any.
 
         `logp_gap` and `logp_gap_max` in nats, `rank` and `rank_variance`, and with a low precision
         `head_gap` and `head_gap_rms` in nats, all over `probe_tokens` tokens. `sampling` and `head` of
@@ -68,13 +68,13 @@ class Probe:
         return found
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs to go on as if nothing had happened: a version, and tensors."""
+        """Return what `restore` needs: a version, and tensors."""
         return {"version": self.version, "held": list(self._held)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.version, self._held = state["version"], state["held"]
-        if not self._held:  # nothing was probed until now, or the learner holds it elsewhere
+        if not self._held:  # nothing was probed until now, or the ranks hold the weights
             self._hold()
 
     def _hold(self) -> None:
@@ -107,7 +107,7 @@ class Probe:
         return found
 
     def _tokens(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Padded tokens, which of them (after the first) the held version sampled, and their recorded
+        """Return padded tokens, which of them (after the first) the held version sampled, and their recorded
         log-probabilities."""
         own = [r.version_T == self.version for r in rollouts]  # versions never fall within a completion
         ends = [len(r.prompt_T) + int(of.sum()) for r, of in zip(rollouts, own, strict=True)]

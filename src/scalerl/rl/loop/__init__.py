@@ -3,7 +3,8 @@
     pipeline.py   the loop, with its diagram; admission.py enforces k
     pool.py       which prompt is drawn next
     parts.py      generator, learner, verifier and evaluation, wherever the recipe places them
-    counters.py, evaluations.py, agenda.py, progress.py, resume.py
+    counters.py   what was spent, and the lines of steps.jsonl; progress.py what is reported to the caller
+    evaluations.py when evaluations are due, and their record; resume.py where a run goes on
 
 It may import every room of `scalerl.rl` but `tracking`. `scalerl.rl.train` imports it.
 """

@@ -1,4 +1,4 @@
-"""What a run has spent, what a step showed, and what became of every prompt: the lines of steps.jsonl."""
+"""The cost of a run, the figures of a step, and the fate of every prompt: the lines of steps.jsonl."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class RunCounters:
     apart: bool = False
     """Whether generators have devices of their own; else they take turns with the trainers on theirs."""
     generator_seconds: float = 0.0
-    """In which processes that decode were held for it, idle or not, all together: from their start on."""
+    """Time held by processes that decode, idle or not, summed over them; start-up apart."""
     generator_startup: float = 0.0
-    """Of processes that decode and have devices of their own, all together."""
+    """Start-up of processes that decode on devices of their own, summed over them."""
     startup_seconds: float = 0.0
-    """Of the processes that train and evaluate."""
+    """Start-up of the processes that train and evaluate."""
     wall_seconds: float = 0.0
-    """Of training; start-up, the probe, and evaluations that hold it up, left out."""
+    """Time of training, without start-up, the probe, and evaluations that hold it up."""
     trainer_seconds: float = 0.0
-    """The same of every process that trains, all together: a resume may have more of them, or fewer."""
+    """The same, summed over the processes that train: a resume may have more of them, or fewer."""
     generate_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     waited_seconds: float = 0.0
-    """Of the trainer, for groups that were not generated yet."""
+    """Time in which the trainer waited for groups to be generated."""
     generate_flops: float = 0.0
     train_flops: float = 0.0
     generated: int = 0
@@ -69,19 +69,19 @@ class RunCounters:
     prompts: int = 0
     restarted: int = 0
     fates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(Fate), 0))
-    """Groups by what became of them."""
+    """Consumed groups by their fate."""
 
     @property
     def flops(self) -> float:
-        """Of generating and training."""
+        """Floating-point operations of generating and training."""
         return self.generate_flops + self.train_flops
 
     @property
     def idle_seconds(self) -> float:
         """Device-seconds in which neither role did anything.
 
-        Each process adds what it was held for and what it did in that time together, both as of one instant,
-        so that no step takes anything from the difference.
+        The time that a process is held, and its work in that time, are read at one instant, so that the
+        difference never falls.
         """
         held = self.trainer_seconds + (self.generator_seconds if self.apart else 0.0)
         return held - self.generate_seconds - self.train_seconds
@@ -106,7 +106,7 @@ class RunCounters:
             self.fates[fate] += 1
 
     def json(self) -> dict[str, dict[str, float]]:
-        """The counters that steps.jsonl and evals.jsonl have in common."""
+        """Return the counters that steps.jsonl and evals.jsonl have in common."""
         seconds = DeviceSeconds(
             self.generate_seconds,
             self.train_seconds,
@@ -121,17 +121,17 @@ class RunCounters:
         }
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """Return what `restore` needs."""
         return asdict(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`; on as many devices as there are now."""
+        """Go on from `state`, on the devices that there are now."""
         now = {"generators": self.generators, "trainers": self.trainers, "apart": self.apart}
         self.__dict__.update(dict(state) | now)
 
 
 def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str, Any]:
-    """One line of steps.jsonl; docs/run-folder.md has its table of fields."""
+    """Return a line of steps.jsonl; docs/run-folder.md has its table of fields."""
     generators_idle = counters.generator_seconds - counters.generate_seconds
     rollouts = [rollout for group in step.groups for rollout in group.rollouts]
     n, before = len(rollouts), step.index - 1  # the trainer's version as it took the batch
@@ -174,7 +174,7 @@ def step_row(step: Step, counters: RunCounters, pipeline: Pipeline) -> dict[str,
 
 
 def groups_row(step: Step) -> dict[str, Any]:
-    """One line of groups.jsonl: the groups of a step in order of admission, and what became of each."""
+    """Return a line of groups.jsonl: the groups of a step in order of admission, with the fate of each."""
     groups = step.groups
     return {
         "step": step.index,

@@ -1,4 +1,4 @@
-"""The evaluations of a run: started in order, made beside the training, and recorded in order."""
+"""The evaluations of a run: when they are due; started, made beside the training, and recorded in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,46 @@ MAX_PENDING = 3
 """Evaluations under way before training waits for the oldest."""
 _MOMENT = 0.1
 """Seconds between two checks whether the run is to stop."""
+
+
+@dataclass
+class Agenda:
+    """What is due at which share of the budget: evaluations, and frozen forecasts."""
+
+    count: int
+    milestones: Sequence[float] = ()
+    """Shares of the budget at which a forecast is frozen."""
+    due: int = 1
+    """The next of `count` evaluations."""
+    frozen: int = 0
+    """Milestones that have passed."""
+
+    def evaluates(self, share: float) -> bool:
+        """Return whether an evaluation is due; several that one step passes are made once."""
+        before, share = self.due, min(share, 1.0)  # a step may cost any multiple of the budget
+        self.due = max(self.due, math.floor(share * self.count))
+        while self.due / self.count <= share:
+            self.due += 1
+        return self.due > before
+
+    def to_freeze(self, share: float) -> bool:
+        """Return whether a milestone has been reached whose forecast was not frozen."""
+        return self._passed(share) > self.frozen
+
+    def froze(self, share: float) -> None:
+        """Note that the forecast was frozen, or cannot be made."""
+        self.frozen = self._passed(share)
+
+    def _passed(self, share: float) -> int:
+        return sum(milestone <= share for milestone in self.milestones)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `restore` needs."""
+        return {"due": self.due, "frozen": self.frozen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.due, self.frozen = state["due"], state["frozen"]
 
 
 class EvaluationError(WorkerError):

@@ -12,18 +12,17 @@
     step     consumes a batch; then publishes the weights, which unblocks admission (with `OffPolicy`, after
              the k-th of a phase)
 
-While a learner that is elsewhere steps, this process goes on: it takes messages, admits, verifies the groups
-that are wanted next, and makes their batch; never more than those of one more wait, so that what is held is
-bounded. A learner in this process is done as soon as it has begun, and nothing is done meanwhile.
+While a learner in other processes steps, this process goes on: it receives messages, admits groups, verifies
+those that are needed next, and makes their batch; never more than those of one more wait, so that memory is
+bounded. A learner in this process is done when `begin` returns.
 
-No trained token is older than the schedule allows: the in-flight limit of `scalerl.rl.loop.admission` sees to
-that. Completions in flight while the trainer steps go on with the new weights and the KV cache of the old
-ones.
+The in-flight limit of `scalerl.rl.loop.admission` bounds the staleness of trained tokens. Completions in
+flight while the trainer steps go on with the new weights and the KV cache of the old ones.
 
-With the generator in this process the placement is `inline`: `work` is one decode step, until just the next
+With the placement `inline` the generator is in this process: `work` is one decode step, until just the next
 batch is complete; then the trainer steps. That fixed rule makes a run a function of its seed, bit for bit.
-With generators in processes of their own (`scalerl.rl.placement.local`) they decode all the while, `work`
-waits for a message of theirs, and weights are installed in the middle of whatever is in flight.
+Generators in processes of their own (`scalerl.rl.placement.local`) decode all the time, `work` waits for a
+message from them, and weights are updated while completions are in flight.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from scalerl.rl.loop.pool import PromptPool
 from scalerl.rl.types import Generator, Group, Pending, Reward, Rollout, Verify
 
 _MOMENT = 0.02
-"""Seconds for which the end of a step, or of a verification, is waited for before messages are taken."""
+"""Seconds to wait for the end of a step, or of a verification, before messages are received."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,10 @@ class Step:
     batch: Batch
     stats: StepStats
     trained_at: float
-    """When it began to train, in Unix seconds."""
+    """When training started, in Unix seconds."""
     train_seconds: float
     waited_seconds: float
-    """Of the trainer, for groups that were not generated yet."""
+    """Time in which the trainer waited for groups to be generated."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class _PendingRewards:
 
 
 class Pipeline:
-    """The loop over its parts. Between two steps `state` has what a resume needs, beside theirs."""
+    """The loop over its parts. Between two steps, `state` is what a resume needs beside their states."""
 
     def __init__(
         self, recipe: Recipe, pool: PromptPool, generator: Generator, learner: Learner, verify: Verify
@@ -87,7 +86,7 @@ class Pipeline:
         self._verifying: _PendingRewards | None = None
         self._verified = deque[Group]()
         self._batch: Batch | None = None
-        """Of the groups verified that are next, where it is made already."""
+        """The batch of the next verified groups, if it is made already."""
         self._waited = 0.0
         """Seconds since the last step in which the trainer waited for groups to be generated."""
 
@@ -102,7 +101,7 @@ class Pipeline:
         return self._pool.left
 
     def queue(self) -> dict[str, int]:
-        """Groups by where they are: being generated, generated and next in order, verified."""
+        """Return the groups in flight by state: being generated, generated and next in order, verified."""
         generated = self._generator.ready
         generating = self._generator.in_flight - generated
         return {
@@ -112,17 +111,17 @@ class Pipeline:
         }
 
     def ledger(self, fates: Mapping[str, int]) -> dict[str, int]:
-        """Groups admitted, what became of those consumed (`fates`), and those in flight, counted apart."""
+        """Return the groups admitted, the fates of those consumed, and those in flight, counted apart."""
         in_flight = self._generator.in_flight + self._n_verifying + len(self._verified)
         return {"admitted": self.admitted, **fates, "in_flight": in_flight}
 
     def steps(self) -> Iterator[Step]:
-        """Train for as long as the caller takes steps; ends by itself when the pool has run dry."""
+        """Yield trainer steps, until the pool has run dry."""
         while self._collect():
             yield self._step()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs. Groups that are being verified are waited for; the pool then knows them."""
+        """Return what `restore` needs, once verifications are done and recorded in the pool."""
         if self._verifying is not None:
             self._verifying.rewards.wait(math.inf)
             self._keep_verified()
@@ -148,11 +147,11 @@ class Pipeline:
         return len(self._verifying.sampled) if self._verifying else 0
 
     def _wanted(self) -> int:
-        """Groups that the schedule waits for at once; 0 where none are left."""
+        """Return how many groups the schedule waits for at once; 0 where none are left."""
         n_prompts = self._recipe.batch.prompts
         wanted = self._recipe.schedule.at_once(n_prompts)
         if self.admitted < self._collected + wanted and not self._pool.left:
-            return (self.admitted - self._collected) // n_prompts * n_prompts  # the last that there is
+            return (self.admitted - self._collected) // n_prompts * n_prompts  # the last ones
         return wanted
 
     def _collect(self) -> bool:
@@ -170,7 +169,7 @@ class Pipeline:
         return True
 
     def _go_on(self) -> None:
-        """Admit what may be admitted, and verify what is wanted next; waits for little."""
+        """Admit what may be admitted, and verify the groups that are needed next; hardly waits."""
         self._admit()
         if not self._verified and not self._verifying and 0 < (n := self._wanted()) <= self._generator.ready:
             sampled = self._generator.take(n)
@@ -217,7 +216,7 @@ class Pipeline:
 
 
 def make_group(rollouts: Sequence[Rollout], rewards: Sequence[Reward], length: LengthControl) -> Group:
-    """The group of some completions; the length control may take from their rewards."""
+    """Return the group of some completions, with the penalties of the length control."""
     group = Group.of(rollouts, rewards)
     penalties = [length.penalty(r.length, v.correct) for r, v in zip(rollouts, rewards, strict=True)]
     return replace(group, reward_G=group.reward_G + np.array(penalties))

@@ -1,4 +1,4 @@
-"""The prompt pool: which prompt is drawn next, and which never again.
+"""The prompt pool: which prompt is drawn next, and which are retired.
 
 Prompts are drawn without replacement, pass after pass, each pass shuffled by the seed and its number.
 """
@@ -18,7 +18,7 @@ from scalerl.rl.types import Group, Prompt
 
 @dataclass
 class PromptPool:
-    """Draws prompts in passes, and learns from verified groups."""
+    """Draws prompts in passes, and retires them by the results of verified groups."""
 
     prompts: Sequence[Prompt]
     curriculum: Curriculum
@@ -35,7 +35,7 @@ class PromptPool:
         return len(self.prompts) - len(self._retired)
 
     def draw(self) -> tuple[Prompt, int] | None:
-        """The next prompt and how often it was drawn before; None when every prompt has been retired."""
+        """Return the next prompt and its epoch; None when every prompt has been retired."""
         while True:
             while self._queue:
                 prompt = self._queue.pop()
@@ -49,14 +49,14 @@ class PromptPool:
             self.passes += 1
 
     def record(self, group: Group) -> None:
-        """Take note of a verified group."""
+        """Record the result of a verified group."""
         history = self._history.setdefault(group.prompt.id, History())
         history.add(int(group.correct_G.sum()), len(group.correct_G))
         if self.curriculum.retires(history):
             self._retired.add(group.prompt.id)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """Return what `restore` needs."""
         return {
             "passes": self.passes,
             "queue": [prompt.id for prompt in self._queue],

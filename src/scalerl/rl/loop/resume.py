@@ -131,8 +131,10 @@ def _has_records(folder: Path) -> bool:
 
 
 def find_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The state in the newest checkpoint that is whole, and whose record is whole, with its `folder`; None
-    where there are none.
+    """Return the state in the newest checkpoint that is whole, and whose record is whole, with its `folder`.
+
+    Returns:
+        None where the run has no checkpoint.
 
     Raises:
         InputError: none of its checkpoints can be used.
@@ -157,7 +159,7 @@ def find_checkpoint(folder: Path) -> dict[str, Any] | None:
 def set_newer_aside(folder: Path, step: int) -> None:
     """Rename the checkpoints of later steps, so that a resume does not go on from them.
 
-    The run comes by these steps again, and removes them once it has newer ones.
+    The run makes these steps again, and removes them once it has newer ones.
 
     Raises:
         WriteError: the disk does not take it.
@@ -166,7 +168,7 @@ def set_newer_aside(folder: Path, step: int) -> None:
         for other, path in step_folders(folder / "checkpoints"):
             if other > step:
                 aside = path.with_name(f"{ASIDE}{path.name.removeprefix(STEP)}")
-                if aside.exists():  # of an earlier resume; the run has come by that step since
+                if aside.exists():  # of an earlier resume; the run has made that step since
                     shutil.rmtree(aside)
                 path.rename(aside)
                 sync(aside.parent)
@@ -230,7 +232,7 @@ def _check_config(folder: Path, saved: Mapping[str, Any]) -> None:
 
 
 def _kept(config: dict[str, Any]) -> dict[str, Any]:
-    """A config without what a resume may change."""
+    """Return a config without what a resume may change."""
     kept = {key: value for key, value in config.items() if key != "checkpointed"}
     for name, drop in (("recipe", UNTRAINED), ("devices", ("trainers",))):
         if isinstance(table := kept.get(name), dict):
@@ -247,7 +249,7 @@ def _shown(value: Any) -> str:
 
 
 def _differences(before: Any, now: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
-    """The keys that are not the same, with both values; tables are gone into."""
+    """Yield the keys whose values differ, with both values; tables key by key."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**now, **before}:
             yield from _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
