@@ -9,7 +9,7 @@ import pytest
 from scalerl.errors import InputError
 from scalerl.plan.bounds import TokenCounts, bounds, train_seconds
 from scalerl.plan.job import PlannedJob
-from scalerl.plan.lengths import Lengths, Truncation
+from scalerl.plan.job import Lengths, Truncation
 from scalerl.plan.rates import (
     Decode,
     DriverRates,
@@ -200,7 +200,7 @@ def test_admitted_is_consumed_and_in_flight(schedule):
 
     loop._go = balanced
     loop.run(20, lambda done: None)
-    assert len(looked) > 200
+    assert len(looked) > 150
     assert sum(loop.totals.staleness.values()) == pytest.approx(loop.totals.tokens)
 
 

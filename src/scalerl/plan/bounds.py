@@ -1,4 +1,4 @@
-"""Seconds that a step takes at the least, in closed form: by each part as if there were nothing else.
+"""Lower bounds of the seconds of a step, in closed form: each part as if there were nothing else.
 
 Shapes in names: B groups, G completions of a group, S batches.
 """
@@ -13,7 +13,7 @@ from scalerl.plan.job import PlannedJob
 from scalerl.plan.rates import Rates
 
 _DRAWN = 20_000
-"""Completions that are drawn for the mean of what a batch has."""
+"""Completions that the means are taken over."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class TokenCounts:
     longest: float
     """Of the longest completion of a batch."""
     context: float
-    """Positions that a row attends to, its prompt included, averaged over the decode steps."""
+    """Positions that a completion attends to, its prompt included, averaged over the decode steps."""
 
     @classmethod
     def of(cls, job: PlannedJob, rates: Rates) -> TokenCounts:
-        """By draws with a seed of their own."""
+        """Estimate them from draws with a fixed seed."""
         rng, n_batches = np.random.default_rng(0), -(-_DRAWN // job.completions)
         length_BG = rates.lengths.draw(rng, n_batches * job.prompts, job.samples, job.cut)
         longest_S = length_BG.reshape(n_batches, -1).max(axis=1)
@@ -39,7 +39,7 @@ class TokenCounts:
 
 
 def decode_row(rates: Rates, tokens: TokenCounts) -> float:
-    """Seconds by which a decode step is longer for each row in use."""
+    """Seconds by which a decode step is longer for each decode slot in use."""
     return rates.decode.row + rates.decode.position * tokens.context
 
 
@@ -49,21 +49,21 @@ def train_seconds(rates: Rates, trainers: int, tokens: float, longest: float) ->
 
 
 def verify_seconds(job: PlannedJob, rates: Rates) -> float:
-    """Of the completions of a step."""
+    """Seconds in which the completions of a step are verified."""
     return job.completions * rates.verify.completion / rates.verify.workers
 
 
 def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dict[str, float]:
-    """Seconds of a step, if there were nothing else but
+    """Seconds of a step if one thing alone bounded it:
 
-    generation     all rows of all generators, always in use
-    training       what the trainers do
+    generation     with all decode slots of all generators always in use
+    training       the trainers
     driver         what the driver does by itself
-    verification
-    broadcast      of the weights, one after the other
+    verification   of the completions
+    broadcast      of the weights, one version after the other
     in order       the longest completion of a batch: a batch is admitted when the weights of k + 1 steps
                    before are installed, so that the time of the longest, of the weights and of a step's
-                   other parts fits into k + 1 steps. It decodes beside as many rows as such a step needs
+                   other parts fits into k + 1 steps. It decodes beside as many others as such a step needs
     """
     counts = TokenCounts.of(job, rates)
     row, decode, weights = decode_row(rates, counts), rates.decode, rates.weights
@@ -84,7 +84,7 @@ def bounds(job: PlannedJob, rates: Rates, generators: int, trainers: int) -> dic
     }
 
     def in_order(step: float) -> float:
-        tokens = job.completions * counts.completion / generators / step  # a second, of a generator
+        tokens = job.completions * counts.completion / generators / step  # a second, of one generator
         rows = min(decode.base * tokens / max(1 - row * tokens, 1e-9), job.decode_slots)
         return (counts.longest * (decode.base + row * max(rows, 1.0)) + after) / job.batches_in_flight
 

@@ -1,6 +1,6 @@
-"""One generator of a simulation: continuous batching on its rows, as `scalerl.rl.engine.generator` does it.
+"""One simulated generator: continuous batching, as `scalerl.rl.engine.generator` does it.
 
-    waiting (in order of admission) -> rows -> done
+    waiting (in order of admission) -> decode slots -> done
 
 All slots go on alike, by one token a decode step, so that `steps` counts decode steps as a real number, and
 what happens next is known: the slot that empties first. In between the number of slots in use is constant,
@@ -28,17 +28,17 @@ class SimulatedGroup:
 
 
 class SimulatedGenerator:
-    """Rows that decode; times are those of the simulation, in seconds."""
+    """Decode slots of one generator; times are those of the simulation, in seconds."""
 
-    def __init__(self, rows: int, base: float, row: float, prompt: float) -> None:
-        """A decode step takes `base` + `row` for each row in use; reading a prompt takes `prompt` seconds."""
-        self._rows, self._base, self._row, self._prompt = rows, base, row, prompt
-        self.busy = self.row_seconds = 0.0
+    def __init__(self, slots: int, base: float, row: float, prompt: float) -> None:
+        """A decode step takes `base` + `row` per slot in use; reading a prompt takes `prompt` seconds."""
+        self._slots, self._base, self._row, self._prompt = slots, base, row, prompt
+        self.busy = self.slot_seconds = 0.0
         """Seconds in which it decoded, read prompts or installed weights; and those times slots in use."""
         self.stamp = 0
-        """Of the event that is to come: an event with another one is out of date."""
+        """Number of the next event: one with another number is out of date."""
         self.ends = math.inf
-        """When a completion ends next; infinite where none is under way."""
+        """When the next completion ends; infinite where none is under way."""
         self._now = self._held_until = self._steps = 0.0
         self._waiting = deque[tuple[int, SimulatedGroup, bool]]()  # tokens, group, the first of its group
         self._running: list[tuple[float, int, float, SimulatedGroup]] = []  # end, number, start, group
@@ -51,17 +51,17 @@ class SimulatedGenerator:
             self._waiting.append((length, group, i == 0))
 
     def install(self, now: float, version: int, seconds: float) -> float:
-        """Sample with `version` from now on, once it has been installed; returns when that is done."""
+        """Sample with `version` once it has been installed; return when that is done."""
         self._pass(now)
         self._hold(seconds)
         self._versions.append((self._steps, version))
         return self._held_until
 
     def go_on(self, now: float) -> list[SimulatedGroup]:
-        """Bring it up to `now`, and refill its rows; returns the groups that are complete since."""
+        """Decode until `now` and refill the slots; return the groups that were completed since."""
         self._pass(now)
         done, running = [], self._running
-        if now >= self.ends:  # whatever the rounding of the steps
+        if now >= self.ends:  # whatever the rounding of the steps: else the event would come for ever
             self._steps = max(self._steps, running[0][0])
         while running and running[0][0] <= self._steps:
             end, _, start, group = heapq.heappop(running)
@@ -69,7 +69,7 @@ class SimulatedGenerator:
             group.left -= 1
             if not group.left:
                 done.append(group)
-        while self._waiting and len(running) < self._rows:
+        while self._waiting and len(running) < self._slots:
             length, group, first = self._waiting.popleft()
             self._started += 1
             heapq.heappush(running, (self._steps + length, self._started, self._steps, group))
@@ -82,7 +82,7 @@ class SimulatedGenerator:
 
     @property
     def _seconds(self) -> float:
-        """Of a decode step."""
+        """Seconds of a decode step."""
         return self._base + self._row * len(self._running)
 
     def _hold(self, seconds: float) -> None:
@@ -94,7 +94,7 @@ class SimulatedGenerator:
         if n:
             self._steps += max(now - max(self._now, self._held_until), 0.0) / self._seconds
             self.busy += passed
-            self.row_seconds += passed * n
+            self.slot_seconds += passed * n
         else:
             self.busy += max(min(now, self._held_until) - self._now, 0.0)
         self._now = now

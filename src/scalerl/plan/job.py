@@ -1,4 +1,7 @@
-"""What a recipe asks of the loop: the part of it that the simulation needs."""
+"""The part of a recipe that the simulation needs, and the lengths of its completions.
+
+Shapes in names: B groups, G completions of a group.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,63 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from scalerl.errors import InputError
-from scalerl.plan.lengths import Truncation
 from scalerl.rl.algo.schedule import AnySchedule
 
 if TYPE_CHECKING:
     from scalerl.rl.config.recipe import Recipe
 
 _LETTERS_OF_A_TOKEN = 4
+_P95 = 1.6448536269514722
+"""The 95th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Where a recipe ends completions: none is longer than `longest`.
+
+    With an `interrupt`, thinking is ended at a length drawn uniformly between its two ends, and `phrase` and
+    answer follow.
+    """
+
+    longest: int
+    interrupt: tuple[int, int] | None = None
+    phrase: int = 0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens that are decoded for a completion: log-normal by `mean` and `p95`, before the recipe's cut."""
+
+    mean: float
+    p95: float
+    within: float = 1.0
+    """Share of the variance that is between completions of one prompt; the rest is between prompts."""
+    answer: int = 0
+    """Tokens of an answer after an interruption."""
+    prompt: int = 0
+    """Tokens of a prompt."""
+
+    def __post_init__(self) -> None:
+        if min(self.answer, self.prompt) < 0 or not 0 <= self.within <= 1:
+            raise ValueError("answer and prompt must not be negative, and within must be a share")
+        if not 0 < self.mean <= self.p95 <= self.mean * math.exp(_P95**2 / 2):
+            raise ValueError("mean must be above 0, and p95 between it and 3.87 times it")
+
+    def draw(self, rng: np.random.Generator, n_groups: int, samples: int, cut: Truncation) -> np.ndarray:
+        """Draw the lengths of the completions of some groups, 1 or more: (B, G)."""
+        z_BG = math.sqrt(1 - self.within) * rng.standard_normal((n_groups, 1))
+        z_BG = z_BG + math.sqrt(self.within) * rng.standard_normal((n_groups, samples))
+        # From ln(p95 / mean) = 1.645 sigma - sigma^2 / 2.
+        sigma = _P95 - math.sqrt(max(_P95**2 - 2 * math.log(self.p95 / self.mean), 0.0))
+        length_BG = np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * z_BG)
+        if cut.interrupt is not None:
+            low, high = cut.interrupt
+            at_BG = rng.integers(low, high + 1, length_BG.shape)
+            length_BG = np.where(length_BG > at_BG, at_BG + cut.phrase + self.answer, length_BG)
+        return np.clip(np.rint(length_BG), 1, cut.longest).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -28,7 +80,7 @@ class PlannedJob:
     evaluate_every: float = math.inf
     """Steps from one evaluation to the next."""
     overlapped: bool = False
-    """Groups are collected while the trainers step: with a learner that is sharded over a cluster."""
+    """Whether groups are collected while the trainers step, as with a learner sharded over a cluster."""
 
     def __post_init__(self) -> None:
         if min(self.prompts, self.samples, self.decode_slots) < 1 or not self.evaluate_every > 0:
@@ -38,7 +90,7 @@ class PlannedJob:
 
     @property
     def completions(self) -> int:
-        """Of a step."""
+        """Completions of a step."""
         return self.prompts * self.samples
 
     @property
@@ -53,23 +105,19 @@ class PlannedJob:
 
     @classmethod
     def of(cls, recipe: Recipe) -> PlannedJob:
-        """That of a recipe. With a budget that is not in steps, evaluations are left out."""
+        """Make the job of a recipe. With a budget that is not in steps, evaluations are left out."""
+        cut = Truncation(recipe.context.sampled)
+        if (control := recipe.length.interruption()) is not None:
+            # The tokens of the phrase are guessed from its letters: there is no tokenizer here.
+            phrase = -(-len(control.phrase) // _LETTERS_OF_A_TOKEN)
+            cut = Truncation(recipe.context.sampled + phrase, (control.low, control.high), phrase)
         by_steps = recipe.budget.kind == "steps"
         return cls(
             recipe.batch.prompts,
             recipe.batch.samples,
             recipe.decode_slots,
             recipe.schedule,
-            _cut(recipe),
+            cut,
             max(recipe.budget.amount / recipe.evaluation.count, 1.0) if by_steps else math.inf,
             recipe.cluster is not None and recipe.cluster.learner.kind != "one",
         )
-
-
-def _cut(recipe: Recipe) -> Truncation:
-    """The tokens of the phrase are guessed from its letters: this part of the package has no tokenizer."""
-    length = recipe.length.interruption()
-    if length is None:
-        return Truncation(recipe.context.sampled)
-    phrase = -(-len(length.phrase) // _LETTERS_OF_A_TOKEN)
-    return Truncation(recipe.context.sampled + phrase, (length.low, length.high), phrase)

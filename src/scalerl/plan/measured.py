@@ -1,8 +1,8 @@
-"""Rates as a run has shown them: the throughput of each role, from its steps.jsonl.
+"""Rates measured in a run: the throughput of each role, from its steps.jsonl.
 
 A run records what each role has done in the seconds in which it worked: tokens generated, tokens trained,
-completions consumed. What a role would do with other rows or another batch it does not record; docs/plan.md
-says what is assumed of that.
+completions consumed. It does not record what a role would do with other decode slots or another batch;
+docs/plan.md says what is assumed of that.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.plan.job import PlannedJob
-from scalerl.plan.lengths import Lengths
+from scalerl.plan.job import Lengths, PlannedJob
 from scalerl.plan.rates import Decode, DriverRates, Rates, Trainer
 from scalerl.plan.simulate import simulate
 from scalerl.record.reader import RunRecord
 
 LEAST_STEPS = 5
-"""Of which rates are made."""
+"""Fewer steps give no rates."""
 _WARM_UP = 0.25
-"""Share of the steps that are left out: the first ones fill the pipeline, and caches."""
+"""Share of the steps that are left out: the first ones fill the pipeline and caches."""
 _FIXED = 0.5
 """Part of a decode step with all slots in use that it takes whatever their number: assumed."""
 _TAIL = 2.0
@@ -30,7 +29,7 @@ _ROUNDS = 2
 
 
 def rates_of(record: RunRecord) -> Rates:
-    """The rates of a run of `scalerl train`, over the steps after its first quarter.
+    """Measure the rates of a run of `scalerl train`, over the steps after its first quarter.
 
     Raises:
         InputError: it has too few steps, or records no seconds of its roles or no recipe.
@@ -50,8 +49,10 @@ def rates_of(record: RunRecord) -> Rates:
     waited = _grown(first, last, "idle_seconds", "train")
     between = max(last["wall_seconds"] - first["wall_seconds"] - (train + waited) / trainers, 0.0)
     mean = decoded / completions
+    of_token = generate / max(generated, 1.0)
     rates = Rates(
-        decode=_decode(generate / max(generated, 1.0), job.decode_slots),
+        # Such that a generator whose slots are all in use takes so long for a token.
+        decode=Decode(max(_FIXED * of_token * job.decode_slots, 1e-12), (1 - _FIXED) * of_token),
         trainer=Trainer(train / max(used * decoded, 1.0), used=used),
         lengths=Lengths(mean, max(min(_TAIL * mean, float(job.cut.longest)), mean)),
         driver=DriverRates(step=between / len(counted))
@@ -60,7 +61,7 @@ def rates_of(record: RunRecord) -> Rates:
         evaluate=last["device_seconds"]["evaluate"] / max(len(record.evals), 1),
         source=f"measured in {record.name}, steps {first['step'] + 1} to {last['step']}",
     )
-    return _as_busy(rates, job, recipe.processes, trainers, generate / max(generated, 1.0))
+    return _as_busy(rates, job, recipe.processes, trainers, of_token)
 
 
 def evaluated_every(record: RunRecord) -> float | None:
@@ -69,14 +70,9 @@ def evaluated_every(record: RunRecord) -> float | None:
     return (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 and steps[-1] > steps[0] else None
 
 
-def _decode(seconds_of_token: float, rows: int) -> Decode:
-    """Such that a generator whose rows are all in use takes so long for a token."""
-    return Decode(max(_FIXED * seconds_of_token * rows, 1e-12), (1 - _FIXED) * seconds_of_token)
-
-
 def _as_busy(rates: Rates, job: PlannedJob, generators: int, trainers: int, seconds_of_token: float) -> Rates:
-    """Faster decode steps, where not all rows were in use: so that in a simulation of the run itself the
-    generators work as many seconds for a token as they did."""
+    """Shorten the decode steps until a simulation of the run itself needs as many seconds for a token as the
+    run did: its slots were not all in use."""
     for _ in range(_ROUNDS):
         found = simulate(job, rates, generators, trainers)
         simulated = (1 - found.generators_idle) * generators / found.tokens_per_second

@@ -1,7 +1,6 @@
-"""How fast the parts of a run are: what the simulation is told, in seconds.
+"""How fast the parts of a run are, in seconds: the input of the simulation.
 
-A file of rates is TOML, one table for each part; what is not said takes its default, and nothing is 0 that
-has none:
+A file of rates is TOML, one table for each part; what is left out takes its default, and is 0 where that is:
 
     source = "measured on 8 H100, July"
     [decode]
@@ -11,44 +10,29 @@ has none:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from scalerl.errors import InputError
-from scalerl.plan.lengths import Lengths
+from scalerl.plan.job import Lengths
 
 
 @dataclass(frozen=True)
-class _Seconds:
-    """A table of rates, none of which is negative."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if not getattr(self, item.name) >= 0:
-                raise ValueError(f"{item.name} must not be negative")
-
-
-@dataclass(frozen=True)
-class Decode(_Seconds):
-    """A decode step of a generator takes `base` + `row` per row in use + `position` per position attended."""
+class Decode:
+    """A decode step takes `base` + `row` per slot in use + `position` per position attended."""
 
     base: float
     row: float = 0.0
     position: float = 0.0
     prompt: float = 0.0
-    """Of reading a token of a prompt, once for a group, while which the generator's rows wait."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.base + self.row > 0:
-            raise ValueError("base and row are both 0: a decode step takes time")
+    """Prefill of a token of a prompt, once for a group; the generator's decode slots wait for it."""
 
 
 @dataclass(frozen=True)
-class Trainer(_Seconds):
+class Trainer:
     """A step takes `fixed` + `token` for each trained token of the trainer that has the most of them."""
 
     token: float
@@ -56,27 +40,17 @@ class Trainer(_Seconds):
     used: float = 1.0
     """Share of the groups that enter the loss."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.used <= 1:
-            raise ValueError("used must be above 0, and 1 at most")
-
 
 @dataclass(frozen=True)
-class Verify(_Seconds):
+class Verify:
     """Verification of a completion by one of some processes."""
 
     completion: float = 0.0
     workers: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.workers < 1:
-            raise ValueError("workers must be at least 1")
-
 
 @dataclass(frozen=True)
-class DriverRates(_Seconds):
+class DriverRates:
     """What the one process that drives the loop does by itself."""
 
     completion: float = 0.0
@@ -88,20 +62,20 @@ class DriverRates(_Seconds):
 
 
 @dataclass(frozen=True)
-class WeightRates(_Seconds):
+class WeightRates:
     """How new weights get into the generators."""
 
     publish: float = 0.0
     """Seconds in which trainers and driver are held."""
     send: float = 0.0
-    """Seconds from then on until all generators have them, while which these decode."""
+    """Seconds from then on until all generators have them; they decode meanwhile."""
     install: float = 0.0
     """Seconds in which a generator is held."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of all parts."""
+    """The rates of all parts."""
 
     decode: Decode
     trainer: Trainer
@@ -116,11 +90,21 @@ class Rates:
     """Where the figures are from, in words."""
 
     def __post_init__(self) -> None:
+        for table in ("decode", "trainer", "verify", "driver", "weights"):
+            for name, value in vars(getattr(self, table)).items():
+                if not value >= 0:
+                    raise ValueError(f"{table}.{name} must not be negative")
+        if not self.decode.base + self.decode.row > 0:
+            raise ValueError("decode.base and decode.row are both 0: a decode step takes time")
+        if not 0 < self.trainer.used <= 1:
+            raise ValueError("trainer.used must be above 0, and 1 at most")
+        if self.verify.workers < 1:
+            raise ValueError("verify.workers must be at least 1")
         if self.devices_per_generator < 1 or not self.evaluate >= 0:
             raise ValueError("devices_per_generator must be at least 1, and evaluate not negative")
 
     def to_json(self) -> dict[str, Any]:
-        """As a tree of plain values."""
+        """Return the rates as a tree of plain values."""
         return asdict(self)
 
 
@@ -133,6 +117,7 @@ def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rat
         InputError: no such file, bad TOML, an unknown key, or a value out of range.
     """
     from scalerl.rl.config.form import Form, add_override, parse_toml
+    from scalerl.rl.config.recipe import changed
 
     if isinstance(source, Rates):
         values, named = asdict(source), source.source
@@ -143,31 +128,21 @@ def load_rates(source: str | Path | Rates, overrides: Sequence[str] = ()) -> Rat
         add_override(changes, override, "--rate")
     if changes and isinstance(values.get("source"), str):
         values["source"] = f"{values['source']}; changed: {', '.join(overrides)}"
-    return Form(Rates).build(_merged(values, changes), "--rate" if changes else named)
-
-
-def names() -> list[str]:
-    """Of the rates of the package."""
-    return sorted(f.name.removesuffix(".toml") for f in _FOLDER.iterdir() if f.name.endswith(".toml"))
+    return Form(Rates).build(changed(values, changes), "--rate" if changes else named)
 
 
 _FOLDER = resources.files("scalerl") / "plan" / "presets"
 
 
+def names() -> list[str]:
+    """Return the names of the rates of the package."""
+    return sorted(f.name.removesuffix(".toml") for f in _FOLDER.iterdir() if f.name.endswith(".toml"))
+
+
 def _find(source: str | Path) -> Any:
-    path = Path(source)
-    if path.is_file():
+    if (path := Path(source)).is_file():
         return path
     if str(source) not in names():
         known = ", ".join(names())
         raise InputError(f"{source}: no such file, and no rates of that name (there are: {known})")
     return _FOLDER / f"{source}.toml"
-
-
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    out = dict(values)
-    for key, change in changes.items():
-        before = out.get(key)
-        both = isinstance(change, Mapping) and isinstance(before, Mapping)
-        out[key] = _merged(before, change) if both else change  # type: ignore[arg-type]
-    return out

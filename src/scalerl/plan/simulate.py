@@ -1,11 +1,11 @@
-"""The simulation of a job on a number of generators and trainers: the training loop as one event loop.
+"""The simulation of a job on some generators and trainers: the training loop as one event loop.
 
 It is the loop of `scalerl.rl.loop.pipeline`, with parts that only take time:
 
     admit     as many groups as the schedule allows at the version that all generators have installed, each
               to the generator with the fewest groups in flight
-    collect   as many groups, in order of admission, as the schedule wants at once; they are verified, and
-              the driver takes them
+    collect   as many groups, in order of admission, as the schedule requires at once; they are verified,
+              and the driver takes them
     step      of one batch; then the weights are published, where the schedule says so
 
 Where the driver is overlapped it admits and collects while the trainers step, one collection ahead; else it
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,20 +39,20 @@ _DRAWN_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a cluster does, over the steps after the first ones, which fill the pipeline."""
+    """What a cluster does in a step, once the first steps have filled the pipeline."""
 
     generators: int
     trainers: int
     devices: int
     steps: int
-    """That the figures are from."""
+    """Steps that the figures are means over."""
     seconds_per_step: float
     tokens_per_second: float
-    """Decoded."""
+    """Decoded tokens of all generators."""
     generators_idle: float
     """Share of their time."""
     slots_in_use: float
-    """Share of the rows, over all of the time."""
+    """Share of the decode slots, over all of the time."""
     trainers_train: float
     """Share of the trainers' time. In the rest of it they wait: for groups, or for the driver."""
     wait_for_groups: float
@@ -68,20 +68,20 @@ class SimulationResult:
     generated: float
     """Complete and next in order."""
     at_least: dict[str, float]
-    """Seconds that a step would take at the least if one thing alone bounded it; see `bounds`."""
+    """Seconds of a step if one thing alone bounded it; see `bounds`."""
 
     @property
     def steps_per_hour(self) -> float:
-        """Trainer steps."""
+        """Trainer steps in an hour."""
         return 3600 / self.seconds_per_step
 
     @property
     def bound_by(self) -> str:
-        """What bounds the step the most."""
+        """The tightest of the bounds."""
         return max(self.at_least, key=lambda what: self.at_least[what])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return all figures as plain values."""
         return asdict(self) | {"steps_per_hour": self.steps_per_hour, "bound_by": self.bound_by}
 
 
@@ -95,15 +95,15 @@ def simulate(
     seed: int = 0,
     watch: Callable[[float], None] = lambda share: None,
 ) -> SimulationResult:
-    """Run `job` on so many generators and trainers.
+    """Simulate `job` on some generators and trainers.
 
     Args:
-        job: what is asked of the loop.
+        job: batches, schedule and lengths.
         rates: how fast the parts are.
-        generators: of `job.decode_slots` rows, and `rates.devices_per_generator` devices, each.
+        generators: each of `job.decode_slots` slots and `rates.devices_per_generator` devices.
         trainers: devices that train.
-        steps: that the figures are from; the default is 5 for each batch in flight, 20 at the least. They are
-            made whole multiples of the batches in flight, as steps may come in bursts of so many.
+        steps: steps to take the figures from; 5 for each batch in flight by default, 20 at the least. They
+            are rounded up to a multiple of the batches in flight, as steps may come in bursts of so many.
         seed: of the lengths, and of which groups are trained.
         watch: called after every step with the share of the steps that is done.
 
@@ -122,7 +122,7 @@ def simulate(
     loop.totals = Totals()
     loop.run(n, lambda done: watch((first + done) / (first + n)))
     seconds, totals = loop.now - began, loop.totals
-    busy, row_seconds = (loop.spent() - before).tolist()
+    busy, slot_seconds = (loop.spent() - before).tolist()
     staleness_A = np.array([totals.staleness[lag] for lag in range(max(totals.staleness, default=-1) + 1)])
     staleness_A = staleness_A / max(staleness_A.sum(), 1.0)
     shares = {what: spent / seconds for what, spent in totals.seconds.items()}
@@ -134,7 +134,7 @@ def simulate(
         seconds_per_step=seconds / n,
         tokens_per_second=totals.tokens / seconds,
         generators_idle=max(1 - busy / (seconds * generators), 0.0),
-        slots_in_use=min(row_seconds / (seconds * generators * job.decode_slots), 1.0),
+        slots_in_use=min(slot_seconds / (seconds * generators * job.decode_slots), 1.0),
         trainers_train=shares.get("training", 0.0),
         wait_for_groups=shares.get("groups", 0.0),
         wait_for_verification=shares.get("verification", 0.0),
@@ -180,7 +180,6 @@ class Simulation:
         self._order = deque[SimulatedGroup]()  # admitted and not taken
         self.admitted = self._ready = 0
         self._installed = 0
-        self._installing = Counter[int]()  # generators that have a version, until all have
         self._link_free = 0.0
         self._evaluations = deque[float]()  # when those under way end
         self._version = self._steps = 0
@@ -190,7 +189,7 @@ class Simulation:
         self._state, self._since = "groups", 0.0
 
     def run(self, steps: int, watch: Callable[[int], None]) -> None:
-        """Make so many steps more; `watch` is called with how many there are."""
+        """Make `steps` more steps; `watch` is called after each with how many were made."""
         first = self._steps
         self._go()
         while self._steps < first + steps:
@@ -202,27 +201,24 @@ class Simulation:
                 watch(self._steps - first)
 
     def spent(self) -> np.ndarray:
-        """Of all generators together: busy seconds, and those times slots in use."""
+        """Return the busy seconds of all generators together, and those times slots in use."""
         for i in range(len(self.generators)):
             self._go_on(i)
-        return np.sum([(one.busy, one.row_seconds) for one in self.generators], axis=0)
-
-    def _after(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
-        self._at(self.now + seconds, act, *args)
+        return np.sum([(one.busy, one.slot_seconds) for one in self.generators], axis=0)
 
     def _at(self, time: float, act: Callable[..., Any], *args: Any) -> None:
         self._planned += 1
         heapq.heappush(self._events, (time, self._planned, act, args))
 
-    def _is(self, state: str) -> None:
-        """The trainers do this, or wait for it, from now on."""
+    def _enter(self, state: str) -> None:
+        """Count the time until now, and set what the trainers do or wait for from now on."""
         self.totals.seconds[self._state] += self.now - self._since
         self._state, self._since = state, self.now
 
     # -- generators ------------------------------------------------------------------------------------
 
     def _go_on(self, i: int) -> bool:
-        """Bring a generator up to now, and plan its next event; returns whether a group is complete."""
+        """Bring a generator up to now, and plan its next event; return whether a group is complete."""
         generator = self.generators[i]
         done = generator.go_on(self.now)
         self._in_flight[i] -= len(done)
@@ -232,37 +228,34 @@ class Simulation:
         return bool(done)
 
     def _ended(self, i: int, stamp: int) -> bool:
-        """False where nothing comes of it for the driver."""
+        """Handle the end of a completion; return False where the driver need not look."""
         return stamp == self.generators[i].stamp and self._go_on(i)
 
     def _arrive(self, version: int) -> None:
+        done = []
         for i, generator in enumerate(self.generators):
-            done = generator.install(self.now, version, self._rates.weights.install)
+            done.append(generator.install(self.now, version, self._rates.weights.install))
             self._go_on(i)
-            self._at(done, self._note, version)
+        self._at(max(done), self._count_installed, version)
 
-    def _note(self, version: int) -> None:
-        """One more generator has installed a version."""
-        self._installing[version] += 1
-        if self._installing[version] == len(self.generators):
-            del self._installing[version]
-            self._installed = version
+    def _count_installed(self, version: int) -> None:
+        self._installed = version
 
     # -- the driver ------------------------------------------------------------------------------------
 
     def _go(self) -> None:
-        """Do whatever there is to do now."""
+        """Start whatever the driver can do now."""
         if not self._stepping and (self._batches or self._ahead):
             if not self._batches:
                 self._batches, self._ahead = deque(self._ahead), []
-            self._step(self._batches.popleft())
+            self._start(self._step(self._batches.popleft()))
         if self._stepping and not (self._overlapped and self._state == "training"):
             return
         self._admit()
         self._count_ready()
         wanted = self._job.schedule.at_once(self._job.prompts)
         if not self._collecting and not self._ahead and self._ready >= wanted:
-            self._collect(wanted)
+            self._start(self._collect(wanted))
 
     def _count_ready(self) -> None:
         while self._ready < len(self._order) and not self._order[self._ready].left:
@@ -270,6 +263,7 @@ class Simulation:
 
     def _admit(self) -> None:
         prompts = self._job.prompts
+        # A version counts once all generators have it: only then is no later token older than k.
         n = self._installed * prompts + self._job.schedule.in_flight_limit(prompts) - self.admitted
         touched = set[int]()
         for _ in range(n):
@@ -289,71 +283,66 @@ class Simulation:
             self._lengths.extend(drawn_BG.tolist())
         return self._lengths.popleft()
 
-    def _collect(self, n: int) -> None:
-        """Have the next groups verified, and take them."""
+    def _start(self, process: Iterator[float]) -> None:
+        """Run a process of the driver up to the seconds that it yields, and on once they have passed."""
+        seconds = next(process, None)
+        if seconds is not None:
+            self._at(self.now + seconds, self._start, process)
+
+    def _collect(self, n: int) -> Iterator[float]:
+        """Have the next `n` groups verified, and take them."""
         groups = [self._order.popleft() for _ in range(n)]
         self._ready -= n
         self._collecting = True
         if not self._stepping:
-            self._is("verification")
-        self._after(self._job.steps_of_a_phase * verify_seconds(self._job, self._rates), self._take, groups)
-
-    def _take(self, groups: list[SimulatedGroup]) -> None:
+            self._enter("verification")
+        yield self._job.steps_of_a_phase * verify_seconds(self._job, self._rates)
         if not self._stepping:
-            self._is("driver")
-        seconds = self._rates.driver.completion * len(groups) * self._job.samples
-        self._after(seconds, self._taken, groups)
-
-    def _taken(self, groups: list[SimulatedGroup]) -> None:
-        n = self._job.prompts
+            self._enter("driver")
+        yield self._rates.driver.completion * n * self._job.samples
         self._collecting = False
-        self._ahead = [groups[i : i + n] for i in range(0, len(groups), n)]
+        prompts = self._job.prompts
+        self._ahead = [groups[i : i + prompts] for i in range(0, n, prompts)]
 
-    # -- a step ----------------------------------------------------------------------------------------
-
-    def _step(self, groups: list[SimulatedGroup]) -> None:
-        self._is("training")
+    def _step(self, groups: list[SimulatedGroup]) -> Iterator[float]:
+        """Train one batch, publish the weights where the schedule says so, and evaluate if that is due."""
+        self._enter("training")
         self._stepping = True
         used = [group for group in groups if self._rng.random() < self._rates.trainer.used]
         lengths = [length for group in used for length in group.lengths]
-        seconds = train_seconds(self._rates, self._trainers, sum(lengths), max(lengths, default=0))
-        self._after(seconds, self._trained, groups, used)
-
-    def _trained(self, groups: list[SimulatedGroup], used: list[SimulatedGroup]) -> None:
-        self._is("driver")
+        yield train_seconds(self._rates, self._trainers, sum(lengths), max(lengths, default=0))
+        self._enter("driver")
         for group in used:
             for version, tokens in group.tokens.items():
                 self.totals.staleness[self._version - version] += tokens
         self.totals.tokens += sum(sum(group.lengths) for group in groups)
         self._version += 1
         publishes = self._job.schedule.publishes(self._version)
-        self._after(self._rates.weights.publish if publishes else 0.0, self._published, publishes)
-
-    def _published(self, publishes: bool) -> None:
+        yield self._rates.weights.publish if publishes else 0.0
         if publishes:
             self._link_free = max(self.now, self._link_free) + self._rates.weights.send
             self._at(self._link_free, self._arrive, self._version)
-        self._after(self._rates.driver.step, self._evaluate)
-
-    def _evaluate(self) -> None:
-        """Ask for an evaluation if one is due; where too many are under way, wait for the oldest before."""
-        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
-        due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
-        waits = 0.0
-        if due and seconds:
-            while under_way and under_way[0] <= self.now:
-                under_way.popleft()
-            if len(under_way) >= MAX_PENDING:
-                self._is("evaluation")
-                waits = under_way[0] - self.now
-            under_way.append(max(self.now + waits, under_way[-1] if under_way else 0.0) + seconds)
-        self._after(waits, self._end)
-
-    def _end(self) -> None:
+        yield self._rates.driver.step
+        yield self._wait_for_evaluations()
         ahead = self._collecting or self._ahead or self._batches
-        self._is("verification" if self._collecting else "driver" if ahead else "groups")
+        self._enter("verification" if self._collecting else "driver" if ahead else "groups")
         self._stepping = False
         self._steps += 1
         self._count_ready()
         self.totals.generated += self._ready
         self.totals.generating += len(self._order) - self._ready
+
+    def _wait_for_evaluations(self) -> float:
+        """Request an evaluation if one is due; return the seconds until fewer than `MAX_PENDING` are left."""
+        every, seconds, under_way = self._job.evaluate_every, self._rates.evaluate, self._evaluations
+        due = math.floor(self._version / every) > math.floor((self._version - 1) / every)
+        if not (due and seconds):
+            return 0.0
+        while under_way and under_way[0] <= self.now:
+            under_way.popleft()
+        waits = 0.0
+        if len(under_way) >= MAX_PENDING:
+            self._enter("evaluation")
+            waits = under_way[0] - self.now
+        under_way.append(max(self.now + waits, under_way[-1] if under_way else 0.0) + seconds)
+        return waits
