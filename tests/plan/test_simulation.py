@@ -8,8 +8,7 @@ import pytest
 
 from scalerl.errors import InputError
 from scalerl.plan.bounds import TokenCounts, bounds, train_seconds
-from scalerl.plan.job import PlannedJob
-from scalerl.plan.job import Lengths, Truncation
+from scalerl.plan.job import Lengths, PlannedJob, Truncation
 from scalerl.plan.rates import (
     Decode,
     DriverRates,

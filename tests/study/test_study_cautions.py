@@ -6,7 +6,7 @@ import pytest
 
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.answers import answers
-from scalerl.study.verdict.best import last_gains
+from scalerl.study.verdict.arm_fits import last_gains
 from scalerl.study.verdict.verdict import judge_study
 
 ONE = {"ratio_mean": 1.0, "ratio_max": 1.000004, "ratio_clipped": 0.0, "ess": 1.0, "staleness_max": 0}

@@ -83,8 +83,8 @@ def test_trials_of_the_learning_rate_are_alike_for_all_arms_and_use_other_seeds(
     plan = make_plan(replace(STUDY, learning_rate=LearningRate(values=(1e-5, 1e-4), budget=3e11, seeds=2)))
     trials = list(plan.trials())
     assert len(trials) == 2 * 2 * 2
-    assert {run.seed for run, _, _ in trials} == {1_000_000, 1_000_001}
-    assert {arm.recipe.optimiser.lr for _, arm, _ in trials} == {1e-5, 1e-4}
+    assert {run.seed for run, _ in trials} == {1_000_000, 1_000_001}
+    assert {arm.recipe.optimiser.lr for _, arm in trials} == {1e-5, 1e-4}
     assert "tuned for each arm by one rule" in rate_in_words(plan)
     assert rate_in_words(make_plan(STUDY)) == "fixed, 3e-05 for all arms"
 

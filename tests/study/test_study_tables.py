@@ -21,7 +21,7 @@ from scalerl.study.page.tables import (
     verdict_table,
 )
 from scalerl.study.verdict.answers import answers
-from scalerl.study.verdict.kinds import kind_of
+from scalerl.study.verdict.verdict import kind_of
 from scalerl.view import formats
 from scalerl.view.table import Table
 

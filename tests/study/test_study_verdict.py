@@ -13,11 +13,9 @@ from scalerl.forecast.comparison import Claim
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import EvalPoint
 from scalerl.study.record import StudyRecord
-from scalerl.study.verdict.arm_fits import summarise
-from scalerl.study.verdict.best import below_best
+from scalerl.study.verdict.arm_fits import below_best, summarise
 from scalerl.study.verdict.forecast_scores import JudgedForecast, score_forecasts
-from scalerl.study.verdict.kinds import WORDS, kind_of
-from scalerl.study.verdict.verdict import judge_study
+from scalerl.study.verdict.verdict import WORDS, judge_study, kind_of
 from scalerl.view.facts.frozen import FrozenForecast, Outcome
 
 

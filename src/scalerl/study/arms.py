@@ -14,6 +14,7 @@ others are compared with.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ SHARED = (
     *("model", "task", "budget", "context", "end_of_thinking", "precision", "decode_slots", "placement"),
     *("evaluation", "checkpoint", "seed", "temperature", "optimiser"),
 )
-"""What systems are compared on: the base has its say."""
+"""What systems are compared on: they take it from the base."""
 MOST_ARMS = 256
-"""A study with more tells nothing apart."""
+"""With more, the correction for as many questions leaves no verdict."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class Listed:
     kind: Literal["arms"] = "arms"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes."""
+        """Return the base, and the arms as they are listed."""
         return [("base", {}), *self.arms.items()]
 
 
 @dataclass(frozen=True)
 class LeaveOneOutArms:
-    """The base, and the base less one part at a time, which another recipe then provides."""
+    """The base, and for each part in which another recipe differs the base with that recipe's part."""
 
     without: str | Changes
     """That recipe: a file, a name, or a table with the parts."""
@@ -64,12 +65,24 @@ class LeaveOneOutArms:
     kind: Literal["leave_one_out"] = "leave_one_out"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes.
+        """Return the base, and an arm for every part that differs.
 
         Raises:
-            InputError: a part is none, or the two recipes do not differ.
+            InputError: one of `parts` is not a part of both recipes, or the two recipes do not differ.
         """
-        return [("base", {}), *_differing_parts(base, self.without, self.parts).items()]
+        own = base.to_dict()
+        found = self.without
+        if isinstance(found, str):
+            found = from_dict(changed(read_toml(found), _shared(own)), found).to_dict()
+        parts = self.parts or tuple(part for part in PARTS if part in found)
+        if unknown := [part for part in parts if part not in found or part not in own]:
+            raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
+        different = {
+            part: found[part] for part in parts if changed(own, {part: found[part]})[part] != own[part]
+        }
+        if not different:
+            raise InputError("arms.without: that recipe does not differ from the base")
+        return [("base", {}), *((_label(part, value), {part: value}) for part, value in different.items())]
 
 
 @dataclass(frozen=True)
@@ -81,22 +94,19 @@ class Axis:
     kind: Literal["axis"] = "axis"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes.
+        """Return an arm for each value.
 
         Raises:
-            InputError: a value that is not one for each field.
+            InputError: a value is not one for each field.
         """
         if isinstance(self.fields, str):
-            return [(f"{self.fields}={value}", _nested({self.fields: value})) for value in self.values]
-        arms = []
+            return [_fields_arm({self.fields: value}) for value in self.values]
         for value in self.values:
             if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(self.fields):
                 raise InputError(
                     f"arms.values: {value!r} is not one value for each of {len(self.fields)} fields"
                 )
-            pairs = dict(zip(self.fields, value, strict=True))
-            arms.append((" ".join(f"{name}={v}" for name, v in pairs.items()), _nested(pairs)))
-        return arms
+        return [_fields_arm(dict(zip(self.fields, value, strict=True))) for value in self.values]
 
 
 @dataclass(frozen=True)
@@ -110,13 +120,13 @@ class SweepArms:
 
 @dataclass(frozen=True)
 class SensitivityArms:
-    """How much depends on a loss's bound."""
+    """The bounds of one loss or several, each over its values."""
 
     sweeps: tuple[SweepArms, ...]
     kind: Literal["sensitivity"] = "sensitivity"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes."""
+        """Return an arm for each value of each bound."""
         swept = [(sweep.loss.get("kind", kind_of(base.loss)), sweep.bound) for sweep in self.sweeps]
         arms = []
         for sweep, (kind, bound) in zip(self.sweeps, swept, strict=True):
@@ -137,7 +147,7 @@ class Systems:
     kind: Literal["systems"] = "systems"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes: everything that is not shared."""
+        """Return an arm for each recipe: all of it that is not in `SHARED`."""
         arms = []
         for source in self.recipes:
             values = read_toml(source)
@@ -155,37 +165,33 @@ class Grid:
     kind: Literal["grid"] = "grid"
 
     def changes(self, base: Recipe) -> list[Named]:
-        """The arms by name, and what each changes."""
-        arms = []
-        for combination in itertools.product(*self.values.values()):
-            pairs = dict(zip(self.values, combination, strict=True))
-            arms.append((" ".join(f"{name}={value}" for name, value in pairs.items()), _nested(pairs)))
-        return arms
+        """Return an arm for each combination."""
+        rows = itertools.product(*self.values.values())
+        return [_fields_arm(dict(zip(self.values, row, strict=True))) for row in rows]
 
 
 AnyArms = Listed | LeaveOneOutArms | Axis | SensitivityArms | Systems | Grid
-"""The kinds of studies."""
+"""Every rule that makes arms."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A recipe of a study, its seed apart, and what it changes of the base."""
+    """A recipe of a study but for its seed, and what it changes of the base."""
 
     name: str
     recipe: Recipe
     changes: Changes
 
     def to_json(self) -> dict[str, Any]:
-        """As study.json has it."""
+        """Return the entry of study.json."""
         return {"name": self.name, "changes": self.changes, "recipe": self.recipe.to_json()}
 
 
 def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
-    """The arms of a study, every recipe checked.
+    """Make the arms of a study, every recipe checked.
 
     Raises:
-        InputError: a recipe that is refused (the arm is named), an arm but the first that changes nothing,
-            two arms alike, or fewer than two.
+        InputError: a recipe is refused (the arm is named), two arms are alike, or there are fewer than two.
     """
     wanted = arms.changes(base)
     if len(wanted) > MOST_ARMS:
@@ -210,30 +216,20 @@ def expand(base: Recipe, arms: AnyArms) -> list[Arm]:
 
 
 def combine(base: Recipe, chosen: Sequence[Arm]) -> Arm:
-    """The changes of several arms in one, "a + b", of which nothing is known together.
+    """Make one arm, "a + b", of the changes of several.
 
     Raises:
-        InputError: two of them change the same, or what they are together is refused.
+        InputError: two of them change the same key, or the recipe of all changes is refused.
     """
-    changes = _merged({arm.name: arm.changes for arm in chosen})
+    for one, other in itertools.combinations(chosen, 2):
+        if key := _conflict(one.changes, other.changes):
+            raise InputError(f"{one.name!r} and {other.name!r} both change {key}: one of them at a time")
+    changes: Changes = functools.reduce(changed, (arm.changes for arm in chosen), {})
     return _arm(base, " + ".join(arm.name for arm in chosen), changes)
 
 
-def _merged(changes: Mapping[str, Changes]) -> Changes:
-    """The changes of several arms, by the names of these, in one table."""
-    out: Changes = {}
-    for name, own in changes.items():
-        for other, others in changes.items():
-            if other == name:
-                break
-            if key := _conflict(others, own):
-                raise InputError(f"{other!r} and {name!r} both change {key}: one of them at a time")
-        out = _joined(out, own)
-    return out
-
-
 def _conflict(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What both change; empty where nothing. To change the kind of a table is to change all of it."""
+    """Return a key that both change; empty if none. A change of a table's kind changes all of the table."""
     for key in (key for key in one if key in other):
         inner, also = one[key], other[key]
         if not isinstance(inner, Mapping) or not isinstance(also, Mapping) or "kind" in {*inner, *also}:
@@ -241,32 +237,6 @@ def _conflict(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
         if below := _conflict(inner, also):
             return f"{key}.{below}"
     return ""
-
-
-def _joined(one: Changes, other: Changes) -> Changes:
-    """Two tables in one, of what has no conflict."""
-    both = {key: _joined(one[key], other[key]) for key in one if key in other}
-    return {**one, **other, **both}
-
-
-def _differing_parts(base: Recipe, without: str | Changes, parts: Sequence[str]) -> dict[str, Changes]:
-    """The parts of another recipe that differ from those of the base, each as one change, by its label.
-
-    Raises:
-        InputError: a part is none, or the two recipes do not differ.
-    """
-    own = base.to_dict()
-    if isinstance(without, str):
-        found = from_dict(changed(read_toml(without), _shared(own)), without).to_dict()
-    else:
-        found = without
-    asked = parts or tuple(part for part in PARTS if part in found)
-    if unknown := [part for part in asked if part not in found or part not in own]:
-        raise InputError(f"arms.parts: {unknown[0]!r} is no part of the two recipes")
-    different = [part for part in asked if changed(own, {part: found[part]})[part] != own[part]]
-    if not different:
-        raise InputError("arms.without: that recipe does not differ from the base")
-    return {_label(part, found[part]): {part: found[part]} for part in different}
 
 
 def _arm(base: Recipe, name: str, changes: Changes) -> Arm:
@@ -278,8 +248,8 @@ def _shared(base: Mapping[str, Any]) -> Changes:
     return {key: base[key] for key in SHARED}
 
 
-def _nested(pairs: Mapping[str, Any]) -> Changes:
-    """Dotted keys as tables."""
+def _fields_arm(pairs: Mapping[str, Any]) -> Named:
+    """The arm "key=value key=value", with its dotted keys as nested tables."""
     out: Changes = {}
     for name, value in pairs.items():
         *parents, last = name.split(".")
@@ -289,7 +259,7 @@ def _nested(pairs: Mapping[str, Any]) -> Changes:
             if not isinstance(inner, dict):
                 raise InputError(f"arms: {name} is within {parent!r}, which has a value of its own")
         inner[last] = value
-    return out
+    return " ".join(f"{name}={value}" for name, value in pairs.items()), out
 
 
 def _label(part: str, value: Any) -> str:

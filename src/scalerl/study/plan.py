@@ -1,6 +1,6 @@
-"""The plan of a study: every run that it is to make, checked before anything is spent.
+"""The plan of a study: all of its runs, checked before any compute is spent.
 
-What makes the comparison fair stands here: all arms begin from the same base model, seed for seed, are asked
+The checks keep the comparison fair: seed for seed, all arms start from the same base model, are evaluated on
 the same held-out prompts, draw their prompts in one order, and have one budget on one axis.
 """
 
@@ -25,12 +25,10 @@ from scalerl.study.record import PLAN, SCHEMA, PlannedRun, read_plan
 from scalerl.study.spec import MOST_SEED, LearningRate, Study
 
 LEAST_EVALUATIONS = 6
-"""Up to the first budget, that of step 0 apart: fewer tell nothing of a curve."""
-_TRIAL_SEED = MOST_SEED + 1
-"""The first seed of trials, which no study reaches."""
+"""Evaluations up to the first budget, without that of step 0: fewer do not identify a curve."""
 _NEVER_CHANGED = ("seed", "budget", "evaluation")
 _SAME_RESULT = (*UNTRAINED, "activation_checkpointing")
-"""What changes the cost of a run at most."""
+"""Keys that change no more than the cost of a run."""
 
 
 @dataclass(frozen=True)
@@ -41,48 +39,46 @@ class Plan:
     budgets: tuple[float, ...]
     """Those of the study, or that of the base where it has none."""
     base: Recipe
-    """What the changes of the arms are changes of."""
+    """The recipe that the arms change."""
     arms: tuple[Arm, ...]
     """The others are compared with the first."""
     warnings: tuple[str, ...]
 
     @property
     def axis(self) -> str:
-        """Of compute, that the budgets are on."""
+        """The compute axis of the budgets."""
         return self.base.budget.kind
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of every arm."""
+        """The seeds of every arm."""
         return self.study.seed_list
 
     @property
     def runs(self) -> list[PlannedRun]:
-        """Seed by seed, so that what is there after a while is whole blocks."""
+        """All runs, seed by seed, so that those done at any time are whole blocks."""
         return [self.run(arm, seed) for seed in self.seeds for arm in self.arms]
 
     def run(self, arm: Arm, seed: int) -> PlannedRun:
-        """The run of an arm with a seed."""
+        """Return the run of an arm with a seed."""
         models = self.study.models
         model = models[self.seeds.index(seed) % len(models)] if models else arm.recipe.model
         return PlannedRun(arm.name, seed, model, f"runs/{folder_name(arm.name)}/seed{seed}")
 
-    def trials(self) -> Iterator[tuple[PlannedRun, Arm, float]]:
-        """The runs that tune the learning rate: the run, its arm with the rate, and the rate."""
+    def trials(self) -> Iterator[tuple[PlannedRun, Arm]]:
+        """Yield the runs that tune the learning rate, each with its arm at the rate that is tried."""
         tuning, models = self.study.learning_rate, self.study.models
         if tuning is None:
             return
-        first = _TRIAL_SEED  # a seed that chose the rate would flatter its arm
-        for arm in self.arms:
-            for value in tuning.values:
-                tried = with_rate(arm, value)
-                for seed in range(first, first + tuning.seeds):
-                    model = models[seed % len(models)] if models else arm.recipe.model
-                    where = f"tuning/{folder_name(arm.name)}/lr={value:g}/seed{seed}"
-                    yield PlannedRun(f"{arm.name} lr={value:g}", seed, model, where), tried, value
+        # A seed of the study that chose the rate would flatter its arm.
+        seeds = range(MOST_SEED + 1, MOST_SEED + 1 + tuning.seeds)
+        for arm, value, seed in itertools.product(self.arms, tuning.values, seeds):
+            model = models[seed % len(models)] if models else arm.recipe.model
+            where = f"tuning/{folder_name(arm.name)}/lr={value:g}/seed{seed}"
+            yield PlannedRun(f"{arm.name} lr={value:g}", seed, model, where), with_rate(arm, value)
 
     def recipe(self, run: PlannedRun, arm: Arm) -> Recipe:
-        """The recipe of one run."""
+        """Return the recipe of one run."""
         tracking = arm.recipe.tracking
         named = replace(tracking, name=f"{run.arm}-seed{run.seed}", group=tracking.group or self.study.name)
         return replace(
@@ -90,7 +86,7 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What study.json holds."""
+        """Return the content of study.json."""
         study = self.study
         return {
             "schema": SCHEMA,
@@ -116,13 +112,13 @@ class Plan:
 
 
 def make_plan(study: Study) -> Plan:
-    """Expand a study.
+    """Make the plan of a study, and check that its runs can be compared.
 
     Raises:
         InputError: a recipe is refused, or the study could not compare what it runs.
     """
     base = _base(study)
-    trackers_of(base.tracking)  # which complains of one that is not installed
+    trackers_of(base.tracking)  # raises where one is not installed
     arms = expand(base, study.rule)
     budgets = study.budgets or (base.budget.amount,)
     _check_budgets(base, budgets, study.learning_rate)
@@ -142,11 +138,11 @@ def make_plan(study: Study) -> Plan:
 
 
 def write_plan(plan: Plan, folder: Path) -> None:
-    """Write study.json; where there is one, it may only grow, by arms and seeds.
+    """Write study.json; one that is there may only grow, by arms and seeds.
 
     Raises:
         InputError: the study in the folder is another one.
-        WriteError: the disk does not take it.
+        WriteError: the file cannot be written.
     """
     now = plain(plan.to_json())
     if (folder / PLAN).exists():
@@ -159,7 +155,7 @@ def write_plan(plan: Plan, folder: Path) -> None:
 
 
 def with_rate(arm: Arm, lr: float) -> Arm:
-    """The arm with another learning rate."""
+    """Return the arm with another learning rate."""
     optimiser = replace(arm.recipe.optimiser, lr=lr)
     return replace(arm, recipe=replace(arm.recipe, optimiser=optimiser))
 
@@ -171,7 +167,7 @@ def _base(study: Study) -> Recipe:
     base = from_dict(values, study.base)
     if study.budgets:
         base = replace(base, budget=replace(base.budget, amount=study.budgets[-1]))
-    if base.model == CHAIN_BASE:  # which depends on the budget of thinking: an arm may change that
+    if base.model == CHAIN_BASE:  # it depends on the budget of thinking, which an arm may change
         base = replace(base, model=f"{CHAIN_BASE}:thinking={base.context.thinking}")
     return base
 
@@ -243,7 +239,7 @@ def _warnings(arms: Sequence[Arm], seeds: Sequence[int]) -> Iterator[str]:
 
 
 def rate_in_words(plan: Plan) -> str:
-    """How the learning rate of every arm is chosen."""
+    """Return a sentence on how the learning rate of every arm is chosen."""
     tuning = plan.study.learning_rate
     if tuning:
         values = ", ".join(f"{value:g}" for value in tuning.values)

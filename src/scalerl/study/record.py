@@ -1,4 +1,4 @@
-"""A study on the disk: what was planned, what became of it. It is read without what trains.
+"""The folder of a study: what was planned, and what became of it. Reading it needs no torch.
 
     NAME/
       study.json          the plan: arms, seeds, budgets, runs; it may grow by arms and seeds
@@ -17,7 +17,7 @@ folder}].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,7 @@ SCHEMA = 1
 PLAN, ATTEMPTS, DECISIONS, FORECASTS = "study.json", "attempts.jsonl", "decisions.jsonl", "forecasts.jsonl"
 
 REMOVED = "its folder was removed"
-"""Cause on record of a run that is begun anew, whatever came of it before."""
+"""The cause on record of a run that starts again from nothing."""
 
 Outcome = Literal["finished", "failed", "stopped", "under way", "not started"]
 """What became of a run: `failed` after as many attempts as the study allows, `stopped` by its decision."""
@@ -45,13 +45,13 @@ class PlannedRun:
     arm: str
     seed: int
     model: str
-    """The base model that the seed begins from."""
+    """The base model that the seed starts from."""
     folder: str
-    """Of the run, in the folder of the study."""
+    """The run's folder, relative to that of the study."""
 
     @property
     def key(self) -> str:
-        """How the lines of the study's files name it."""
+        """The run's name in the lines of the study's files."""
         return f"{self.arm} seed {self.seed}"
 
 
@@ -65,7 +65,7 @@ class Attempt:
     cause: str
     seconds: float
     until: float
-    """Part of the budget that it was to go to."""
+    """Compute that it was to go to."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class StudyRun:
 
     @property
     def cause(self) -> str:
-        """Why it failed, of its last attempt; empty where it did not."""
+        """Why its last attempt failed; empty where the run has not failed for good."""
         return self.attempts[-1].cause if self.outcome == "failed" and self.attempts else ""
 
 
 @dataclass(frozen=True)
 class ArmPlan:
-    """An arm: what it changes of the base recipe, and the whole recipe, its seed and model apart."""
+    """An arm: what it changes of the base recipe, and the whole recipe but for seed and model."""
 
     name: str
     changes: Mapping[str, Any]
@@ -94,7 +94,7 @@ class ArmPlan:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """The folder of a study, read."""
+    """All that the folder of a study holds. Made by `read`."""
 
     path: Path
     plan: Mapping[str, Any]
@@ -107,37 +107,37 @@ class StudyRecord:
 
     @classmethod
     def read(cls, path: str | Path) -> StudyRecord:
-        """Read the folder of a study, whether it is finished or not.
+        """Read the folder of a study, finished or not.
 
         Raises:
-            InputError: it is none, or a file in it cannot be read.
+            InputError: the folder holds no study, or a file in it cannot be read.
         """
         path = Path(path)
         plan = read_plan(path)
         warnings: list[str] = list(plan["warnings"])
         attempts = read_attempts(path, warnings)
-        decisions = tuple(read_decisions(path, warnings))
-        forecasts = tuple(row for row in read_forecasts(path, warnings) if "why" not in row)
+        decisions = tuple(read_lines(path, DECISIONS, warnings))
+        forecasts = tuple(row for row in read_lines(path, FORECASTS, warnings) if "why" not in row)
         stopped = {row["arm"] for row in decisions if row["decision"] == "stopped"}
         runs = tuple(
-            _run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
+            _read_run(path, PlannedRun(**row), attempts, stopped, plan["retries"]) for row in plan["runs"]
         )
         arms = tuple(ArmPlan(**row) for row in plan["arms"])
         return cls(path, plan, arms, runs, decisions, forecasts, tuple(warnings))
 
     def until(self, budget: float) -> StudyRecord:
-        """The study as it was once its runs had come to a budget: evaluations up to there."""
+        """Return the study as it was once its runs had come to a budget: evaluations up to there."""
         axis = str(self.plan["axis"])
         runs = tuple(replace(run, record=run.record and cut(run.record, axis, budget)) for run in self.runs)
         return replace(self, runs=runs)
 
     def of_arm(self, name: str) -> tuple[StudyRun, ...]:
-        """The runs of an arm, one for each seed."""
+        """Return the runs of an arm, one for each seed."""
         return tuple(run for run in self.runs if run.plan.arm == name)
 
 
 def cut(record: RunRecord, axis: str, budget: float) -> RunRecord:
-    """The record as it was once `budget` was spent: the evaluation there is the last."""
+    """Return the record as it was once `budget` was spent: the evaluation there is the last."""
     n = int(np.searchsorted(record.compute(axis), budget * (1 - 1e-9))) + 1
     return replace(record, evals=record.evals[:n], lines=record.lines[:n])
 
@@ -151,8 +151,10 @@ _PLAN = {
 }
 _ARM = {"name": _TEXT, "changes": (dict,), "recipe": (dict,)}
 _RUN = {"arm": _TEXT, "seed": (int,), "model": _TEXT, "folder": _TEXT}
-_ATTEMPT = {"run": _TEXT, "outcome": _TEXT, "cause": _TEXT, "seconds": _NUMBER, "until": _NUMBER}
-_FORECAST = {"run": _TEXT, "target_compute": _NUMBER}
+_LINES = {
+    ATTEMPTS: {"run": _TEXT, "outcome": _TEXT, "cause": _TEXT, "seconds": _NUMBER, "until": _NUMBER},
+    FORECASTS: {"run": _TEXT, "target_compute": _NUMBER},
+}
 _DECISIONS = {
     "stopped": {"arm": _TEXT, "budget": _NUMBER},
     "goes on": {"arm": _TEXT, "budget": _NUMBER},
@@ -162,7 +164,7 @@ _DECISIONS = {
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """The plan in study.json.
+    """Read the plan in study.json.
 
     Raises:
         InputError: there is none, or it is not one of this version.
@@ -179,61 +181,49 @@ def read_plan(path: Path) -> dict[str, Any]:
     for run in plan["runs"]:
         _check(run, _RUN, f"{file}, runs")
     arms = {arm["name"] for arm in plan["arms"]}
-    astray = [run for run in plan["runs"] if run["arm"] not in arms or not _is_within(run["folder"])]
-    budgets = plan["budgets"]
-    if (
-        plan["base"] not in arms
-        or astray
-        or plan["axis"] not in AXES
-        or not (budgets and all(_is(budget, _NUMBER) and 0 < budget < math.inf for budget in budgets))
-        or not all(isinstance(text, str) for text in plan["warnings"])
-    ):
-        what = f"run {brief(astray[0])}" if astray else "base, axis, budgets or warnings"
-        raise InputError(f"{file}: no study as this version writes it ({what})")
+    # A folder must stay in that of the study: what it names is read and shown.
+    sound = {
+        "base": plan["base"] in arms,
+        "runs": all(
+            run["arm"] in arms
+            and not Path(run["folder"]).is_absolute()
+            and ".." not in Path(run["folder"]).parts
+            for run in plan["runs"]
+        ),
+        "axis": plan["axis"] in AXES,
+        "budgets": bool(plan["budgets"])
+        and all(_is(budget, _NUMBER) and 0 < budget < math.inf for budget in plan["budgets"]),
+        "warnings": all(isinstance(text, str) for text in plan["warnings"]),
+    }
+    if astray := [key for key, is_sound in sound.items() if not is_sound]:
+        found = brief(plan[astray[0]])
+        raise InputError(f"{file}: no study as this version writes it ('{astray[0]}': {found})")
     return plan
 
 
-def read_attempts(path: Path, warnings: list[str]) -> list[Attempt]:
-    """How the processes of runs have ended, in that order.
+def read_lines(study: Path, name: str, warnings: list[str]) -> list[dict[str, Any]]:
+    """Read the attempts, decisions or forecasts of a study; none where there is no such file.
 
     Raises:
-        InputError: a line is none.
+        InputError: a line is not one of this version.
     """
-    return [Attempt(**row) for row in _rows(path / ATTEMPTS, lambda row: _ATTEMPT, warnings)]
-
-
-def read_decisions(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    """What was decided while the study ran.
-
-    Raises:
-        InputError: a line is none.
-    """
-    return _rows(path / DECISIONS, lambda row: _DECISIONS.get(str(row.get("decision"))), warnings)
-
-
-def read_forecasts(path: Path, warnings: list[str]) -> list[dict[str, Any]]:
-    """The forecasts frozen at budgets; one that could not be made says `why`.
-
-    Raises:
-        InputError: a line is none.
-    """
-    return _rows(path / FORECASTS, lambda row: _FORECAST, warnings)
-
-
-def _rows(path: Path, form: Callable[[Mapping[str, Any]], Any], warnings: list[str]) -> list[dict[str, Any]]:
-    rows = read_rows(path, warnings)
+    rows = read_rows(study / name, warnings)
     for n, row in enumerate(rows, start=1):
-        needed = form(row)
-        if needed is None:
-            raise InputError(f"{path}, row {n}: no line as this version writes it")
-        _check(row, needed, f"{path}, row {n}")
-        if needed is _ATTEMPT and (more := row.keys() - needed):
-            raise InputError(f"{path}, row {n}: unknown '{min(more)}'")
+        needed = _DECISIONS.get(str(row.get("decision"))) if name == DECISIONS else _LINES[name]
+        where = f"{study / name}, row {n}"
+        if needed is None or (name == ATTEMPTS and row.keys() - needed):
+            raise InputError(f"{where}: no line as this version writes it")
+        _check(row, needed, where)
     return rows
 
 
+def read_attempts(study: Path, warnings: list[str]) -> list[Attempt]:
+    """Read how the processes of runs have ended, in that order."""
+    return [Attempt(**row) for row in read_lines(study, ATTEMPTS, warnings)]
+
+
 def _check(values: Any, needed: Mapping[str, tuple[type, ...]], where: str) -> None:
-    """Complain of the first key that is missing or has another type."""
+    """Raise InputError for the first key that is missing or has another type."""
     for key, types in needed.items():
         if not isinstance(values, dict) or not _is(values.get(key), types):
             found = brief(values.get(key)) if isinstance(values, dict) else brief(values)
@@ -244,38 +234,32 @@ def _is(value: Any, types: tuple[type, ...]) -> bool:
     return isinstance(value, types) and not isinstance(value, bool)
 
 
-def _is_within(folder: str) -> bool:
-    """Whether a path stays in the folder of the study."""
-    return not Path(folder).is_absolute() and ".." not in Path(folder).parts
-
-
-def _run(path: Path, plan: PlannedRun, attempts: list[Attempt], stopped: set[str], retries: int) -> StudyRun:
-    folder = path / plan.folder
-    mine = attempts_of(plan.key, attempts)
-    record = RunRecord.read(folder) if (folder / "evals.jsonl").is_file() else None
-    return StudyRun(plan, _outcome(folder, plan.arm in stopped, mine, retries), record, mine)
-
-
-def _outcome(folder: Path, stopped: bool, attempts: tuple[Attempt, ...], retries: int) -> Outcome:
-    there = (folder / "evals.jsonl").is_file()
-    if there and final_folder(folder).is_dir():
-        return "finished"
-    if has_failed(attempts, retries):
-        return "failed"
-    if stopped and there:
-        return "stopped"
-    return "under way" if folder.exists() else "not started"
+def _read_run(
+    study: Path, plan: PlannedRun, attempts: list[Attempt], stopped: set[str], retries: int
+) -> StudyRun:
+    folder = study / plan.folder
+    own = attempts_of(plan.key, attempts)
+    evaluated = (folder / "evals.jsonl").is_file()
+    outcome: Outcome = "under way" if folder.exists() else "not started"
+    if evaluated and final_folder(folder).is_dir():
+        outcome = "finished"
+    elif has_failed(own, retries):
+        outcome = "failed"
+    elif evaluated and plan.arm in stopped:
+        outcome = "stopped"
+    return StudyRun(plan, outcome, RunRecord.read(folder) if evaluated else None, own)
 
 
 def attempts_of(run: str, attempts: Sequence[Attempt]) -> tuple[Attempt, ...]:
-    """Those of one run, since its folder was removed if it was."""
-    mine = [attempt for attempt in attempts if attempt.run == run]
-    removed = max((n for n, attempt in enumerate(mine) if attempt.cause == REMOVED), default=-1)
-    return tuple(mine[removed + 1 :])
+    """Return the attempts of one run, those after its folder was removed if it was."""
+    own = [attempt for attempt in attempts if attempt.run == run]
+    removed = max((n for n, attempt in enumerate(own) if attempt.cause == REMOVED), default=-1)
+    return tuple(own[removed + 1 :])
 
 
 def has_failed(attempts: tuple[Attempt, ...], retries: int) -> bool:
-    """Whether a run is given up: it diverged or was paused, which it would again, or failed too often."""
+    """Return whether a run is not tried again: it diverged or was paused, which it would again, or failed
+    more than `retries` times since its last success."""
     last_done = max((i for i, a in enumerate(attempts) if a.outcome == "done"), default=-1)
     since = [attempt.outcome for attempt in attempts[last_done + 1 :]]
     return bool({"diverged", "paused"} & set(since)) or since.count("failed") > retries

@@ -1,4 +1,4 @@
-"""A study as it is written by hand: a base recipe, its arms, seeds and budgets, in a few lines of TOML.
+"""The study file: a base recipe, its arms, seeds and budgets, in a few lines of TOML.
 
     base = "demo"              # a recipe of the package, a TOML file (beside this one), or a run folder
     seeds = 3                  # 0, 1 and 2; or a list
@@ -10,7 +10,7 @@
     kind = "leave_one_out"
     without = "deepseek_grpo"
 
-What may stand there is `Study`; unknown keys are refused.
+Its keys are the fields of `Study`; unknown keys are refused.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from scalerl.rl.config.form import Form, parse_toml
 from scalerl.study.arms import AnyArms, Changes, Listed
 
 MOST_SEEDS, MOST_SEED = 1000, 999_999
-"""How many a study may have, and the largest of them; the trials of learning rates have those beyond."""
+"""The number of seeds of a study, and the largest of them; trials of learning rates have larger ones."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Arms that are not worth the next budget are stopped there."""
+    """The rule by which arms are stopped at a budget."""
 
     below_best: float
-    """Once the posterior probability that its ceiling is below that of the best arm is this, an arm is
-    stopped. Neither ceiling may be left open by its data."""
+    """Posterior probability that an arm's ceiling is below that of the best arm from which on it is stopped.
+    Both ceilings must be identified."""
     at_least: int = 2
     """Arms that are run to the end in any case."""
 
@@ -57,7 +57,7 @@ class LearningRate:
 
     values: tuple[float, ...]
     budget: float
-    """Of every trial, in the unit of the base's budget."""
+    """Compute of every trial, in the unit of the base's budget."""
     seeds: int = 1
 
     def __post_init__(self) -> None:
@@ -69,24 +69,24 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that a study file may say."""
+    """All keys of a study file."""
 
     base: str
     seeds: int | tuple[int, ...]
-    """How many, from 0 on, or which. A seed draws prompts and completions alike in all arms."""
+    """Their number, from 0 on, or a list. A seed draws prompts and completions alike in all arms."""
     name: str = "study"
-    """The name of the file, unless it is given."""
+    """The name of the file by default."""
     set: Changes = field(default_factory=dict)
     """Changes of the base for all arms, by the keys of a recipe."""
     arm: dict[str, Changes] = field(default_factory=dict)
     """Arms by name, beside the base itself."""
     arms: Annotated[AnyArms, Discriminator("kind")] | None = None
-    """A rule that makes them."""
+    """A rule that makes the arms."""
     budgets: tuple[float, ...] = ()
     """Rising, in the unit of the base's budget; every arm goes to the first before any goes on. The last one
     takes the place of the recipes' budget."""
     models: tuple[str, ...] = ()
-    """Base models: the first seed begins from the first one, the next from the next, in all arms."""
+    """Base models: the first seed starts from the first one, the next from the next, in all arms."""
     target: float | None = None
     """Pass rate whose compute is compared."""
     price: float | None = None
@@ -94,7 +94,7 @@ class Study:
     retries: int = 2
     """How often a run that crashed is tried again."""
     combine: int = 0
-    """The best arms, so many, are made one arm once all have run, and that is run too."""
+    """Number of best arms whose changes are combined to one more arm once all have run; 0 for none."""
     stop: Stop | None = None
     learning_rate: LearningRate | None = None
 
@@ -128,10 +128,10 @@ class Study:
 
     @property
     def rule(self) -> AnyArms:
-        """What makes the arms.
+        """The rule that makes the arms.
 
         Raises:
-            InputError: there are both, or none.
+            InputError: the study has both arms by name and a rule, or neither.
         """
         if bool(self.arm) == bool(self.arms):
             found = "both" if self.arm else "neither"
@@ -152,23 +152,20 @@ def load_study(path: str | Path) -> Study:
     if path.is_dir():
         raise InputError(f"{path}: a folder; expected a study file (TOML)")
     values: dict[str, Any] = {"name": path.stem, **parse_toml(path, path)}
-    _resolve(values, "base", path.parent)
-    if isinstance(arms := values.get("arms"), dict):
-        _resolve(arms, "without", path.parent)
-        _resolve(arms, "recipes", path.parent)
+    arms = values.get("arms")
+    for table, key in ((values, "base"), (arms, "without"), (arms, "recipes")):
+        if isinstance(table, dict) and key in table:
+            table[key] = _beside(path.parent, table[key])
     study = _FORM.build(values, str(path))
-    study.rule  # noqa: B018  it complains
+    study.rule  # noqa: B018  raises where there are both kinds of arms, or none
     return study
 
 
-def _resolve(values: dict[str, Any], key: str, folder: Path) -> None:
-    """Recipes named at a key, by their paths where they are files or run folders in `folder`."""
-
-    def found(name: Any) -> Any:
-        place = folder / name if isinstance(name, str) else folder
-        there = isinstance(name, str) and (place.is_file() or (place / "config.json").is_file())
-        return str(place) if there else name
-
-    named = values.get(key)
-    if named is not None:
-        values[key] = [found(name) for name in named] if isinstance(named, list) else found(named)
+def _beside(folder: Path, named: Any) -> Any:
+    """Replace the name of a recipe, or each of a list, by its path where it is a file or run in `folder`."""
+    if isinstance(named, list):
+        return [_beside(folder, name) for name in named]
+    if not isinstance(named, str):
+        return named
+    path = folder / named
+    return str(path) if path.is_file() or (path / "config.json").is_file() else named

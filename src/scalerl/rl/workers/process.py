@@ -77,6 +77,11 @@ def follow_the_parent() -> None:
     """Called in a process that was started with `masked_signals`: a trainer that was killed must not leave it
     behind, and a signal to all processes of a job is for the trainer to answer."""
     leave_signals()
+    exit_with_the_parent()
+
+
+def exit_with_the_parent() -> None:
+    """Have this process exit as soon as the one that started it has exited."""
 
     def watch() -> None:
         parent = parent_process()

@@ -18,8 +18,7 @@ from scalerl.forecast.comparison import Claim, Difference
 from scalerl.study.verdict.answers import claim_text
 from scalerl.study.verdict.curves import arm_curves
 from scalerl.study.verdict.forecast_scores import JudgedForecast
-from scalerl.study.verdict.kinds import is_made
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.verdict import StudyVerdict, is_made
 from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
 from scalerl.view.labels import short_names
 from scalerl.view.numbers import percent, signed, unit_for

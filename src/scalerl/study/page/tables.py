@@ -12,9 +12,8 @@ from scalerl.forecast.comparison import Pair
 from scalerl.study.verdict.answers import budget_text, claim_text
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
-from scalerl.study.verdict.kinds import WORDS, kind_of
 from scalerl.study.verdict.measured import measured_table
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.verdict import WORDS, StudyVerdict, kind_of
 from scalerl.view.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
 from scalerl.view.table import (
     Cell,

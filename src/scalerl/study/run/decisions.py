@@ -1,12 +1,12 @@
-"""What a study decides between its runs, each decision on record before anything follows from it.
+"""The decisions of a study between its runs, each written to disk before it is acted on.
 
-A decision that is on record is not made again; one that a kill kept from being written is made from the same
-runs, and so is the same.
+A decision on record is not made again; one that a kill kept from being written is made from the same runs,
+and so is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,16 +26,14 @@ from scalerl.study.record import (
     PlannedRun,
     StudyRecord,
     cut,
-    read_decisions,
-    read_forecasts,
+    read_lines,
 )
-from scalerl.study.spec import Stop
-from scalerl.study.verdict.best import below_best, last_gains
+from scalerl.study.verdict.arm_fits import below_best, last_gains
 
 
 def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budget: float) -> None:
-    """Put on record what is forecast for the later budgets, of `runs`, which have come to this one."""
-    known = {(row["run"], row.get("at"), row["target_compute"]) for row in read_forecasts(folder, [])}
+    """Write the forecasts of the later budgets for `runs`, which have come to this one."""
+    known = {(row["run"], row.get("at"), row["target_compute"]) for row in read_lines(folder, FORECASTS, [])}
     later = [target for target in plan.budgets if target > budget]
     for run in runs:
         for target in later:
@@ -45,53 +43,51 @@ def freeze_forecasts(plan: Plan, folder: Path, runs: Sequence[PlannedRun], budge
             record = cut(RunRecord.read(folder / run.folder), plan.axis, budget)
             try:
                 row |= freeze(record, plan.axis, target)
-            except CannotAnswerError as error:  # it is not asked again, when more would be known
+            except CannotAnswerError as error:  # kept, so that it is not made later from more evaluations
                 row["why"] = str(error)
             append_row(folder / FORECASTS, row)
 
 
 def stop_arms(plan: Plan, folder: Path, budget: float) -> set[str]:
-    """The arms that go no further, from this budget or from one before."""
-    decided = read_decisions(folder, [])
+    """Decide which arms stop at this budget; return all that were stopped, here or at one before."""
+    decided = read_lines(folder, DECISIONS, [])
     out = {row["arm"] for row in decided if row["decision"] == "stopped" and row["budget"] < budget}
-    weighed = {row["arm"] for row in decided if row.get("budget") == budget}
-    left = [arm.name for arm in plan.arms if arm.name not in out | weighed]
-    if plan.study.stop and left:
+    known = {row["arm"] for row in decided if row.get("budget") == budget}
+    left = [arm.name for arm in plan.arms if arm.name not in out | known]
+    if (rule := plan.study.stop) and left:
         below = below_best(StudyRecord.read(folder).until(budget), plan.axis)
-        stopped = _below(plan, plan.study.stop, below, out)
+        # Those that are most surely below the best stop first; the base never does.
+        sure = {
+            arm: p
+            for arm, p in below.items()
+            if p is not None and p >= rule.below_best and arm not in out and arm != plan.arms[0].name
+        }
+        most = max(len(plan.arms) - len(out) - rule.at_least, 0)
+        stopped = sorted(sure, key=lambda arm: -sure[arm])[:most]
         for arm in left:
             row = {"decision": "goes on", "arm": arm, "budget": budget, "probability": below.get(arm)}
             if arm in stopped:
                 saved = (plan.budgets[-1] - budget) * len(plan.seeds)
                 row |= {"decision": "stopped", "saved": saved}
             append_row(folder / DECISIONS, row)
-    return {row["arm"] for row in read_decisions(folder, []) if row["decision"] == "stopped"}
-
-
-def _below(plan: Plan, stop: Stop, below: Mapping[str, float | None], out: Collection[str]) -> list[str]:
-    """The arms to stop, those that are most surely below the best first; the base never is."""
-    sure = {
-        arm: p
-        for arm, p in below.items()
-        if p is not None and p >= stop.below_best and arm not in out and arm != plan.arms[0].name
-    }
-    may_go = max(len(plan.arms) - len(out) - stop.at_least, 0)
-    return sorted(sure, key=lambda arm: -sure[arm])[:may_go]
+    return {row["arm"] for row in read_lines(folder, DECISIONS, []) if row["decision"] == "stopped"}
 
 
 def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str, float]:
-    """The learning rate of every arm, by the trials of it; `failed` are the keys of those that were given up.
+    """Choose the learning rate of every arm by its trials; `failed` has the keys of those that failed.
 
     An arm whose trials all failed keeps its own.
     """
     chosen = {row["arm"]: row["value"] for row in _of(folder, "learning rate")}
-    trials = list(plan.trials())
     for arm in plan.arms:
         if arm.name in chosen:
             continue
+        trials: dict[float, list[PlannedRun]] = {}
+        for run, tried_arm in plan.trials():
+            if tried_arm.name == arm.name:
+                trials.setdefault(tried_arm.recipe.optimiser.lr, []).append(run)
         tried: dict[float, float | None] = {}
-        for value in dict.fromkeys(value for _, of, value in trials if of.name == arm.name):
-            runs = [run for run, of, v in trials if of.name == arm.name and v == value]
+        for value, runs in trials.items():
             lost = any(run.key in failed for run in runs)
             tried[value] = None if lost else float(np.mean([_late_rate(folder / run.folder) for run in runs]))
         rates = {value: rate for value, rate in tried.items() if rate is not None}
@@ -102,32 +98,36 @@ def choose_rates(plan: Plan, folder: Path, failed: Collection[str]) -> dict[str,
 
 
 def _late_rate(run: Path) -> float:
-    """Mean pass rate over the last quarter of the evaluations."""
+    """Return the mean pass rate over the last quarter of the evaluations."""
     rates = [point.pass_rate for point in RunRecord.read(run).evals]
     return float(np.mean(rates[-max(len(rates) // 4, 1) :]))
 
 
 def decide_combination(plan: Plan, folder: Path) -> bool:
-    """Choose the arms to combine, where the study asks for it and has not done so; whether it did now.
+    """Choose the arms to combine if that is due, and return whether it was.
 
-    Those whose pass rate was measured to be highest at the budget, above the base's over the seeds that both
-    have, told or not: it is run to be told. Where there was nothing to combine it is decided again once the
-    study has grown.
+    They are those with the highest pass rate at the budget, above the base's over the seeds that both have,
+    significant or not. Where there was nothing to combine it is decided again once the study has grown.
     """
     decided = _of(folder, "combined")
     done = any(len(row["of"]) > 1 or row.get("runs") == len(plan.runs) for row in decided)
     if done or not plan.study.combine:
         return False
     gains = last_gains(StudyRecord.read(folder))
-    better = sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm])
-    chosen = _compatible(plan, better)
+    arms = {arm.name: arm for arm in plan.arms}
+    chosen: list[str] = []
+    for name in sorted((arm for arm in gains if gains[arm] > 0), key=lambda arm: -gains[arm]):
+        with suppress(InputError):  # it changes the same key as a better one
+            if len(chosen) < plan.study.combine:
+                combine(plan.base, [arms[other] for other in (*chosen, name)])
+                chosen.append(name)
     row = {"decision": "combined", "arm": " + ".join(chosen), "of": chosen, "gains": gains}
     append_row(folder / DECISIONS, row | {"runs": len(plan.runs)})
     return True
 
 
 def with_combined(plan: Plan, folder: Path) -> Plan:
-    """The plan, and the combination that was decided on, where it is one of two arms or more."""
+    """Add the combination on record to the plan, where it is of two arms or more."""
     arms = {arm.name: arm for arm in plan.arms}
     for row in _of(folder, "combined"):
         if len(row["of"]) > 1 and row["arm"] not in arms:
@@ -135,16 +135,5 @@ def with_combined(plan: Plan, folder: Path) -> Plan:
     return plan
 
 
-def _compatible(plan: Plan, names: Sequence[str]) -> list[str]:
-    """The first of them, as many as the study combines, less what changes the same as one before."""
-    arms = {arm.name: arm for arm in plan.arms}
-    chosen: list[str] = []
-    for name in names:
-        with suppress(InputError):
-            combine(plan.base, [arms[other] for other in (*chosen, name)])
-            chosen.append(name)
-    return chosen[: plan.study.combine]
-
-
 def _of(folder: Path, decision: str) -> list[dict[str, Any]]:
-    return [row for row in read_decisions(folder, []) if row["decision"] == decision]
+    return [row for row in read_lines(folder, DECISIONS, []) if row["decision"] == decision]

@@ -1,10 +1,10 @@
-"""What a study will cost, before anything is spent: compute as planned, time as runs like it have taken."""
+"""The cost of a study before it is run: compute as planned, time as measured in runs like it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -19,28 +19,28 @@ from scalerl.study.arms import Arm
 from scalerl.study.plan import LEAST_EVALUATIONS, Plan
 
 _MASTER_BYTES = 16
-"""Of the trainer for each parameter: float32 weights, gradients and the two moments of AdamW."""
+"""Bytes of the trainer for each parameter: float32 weights, gradients and the two moments of AdamW."""
 
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Of all seeds of an arm, its trials of the learning rate included."""
+    """The cost of all seeds of an arm, its trials of the learning rate included."""
 
     arm: str
     runs: int
     compute: float
     """In the unit of the study's budgets."""
     gpu_hours: float
-    """Of training; NaN where no run has shown how long that takes."""
+    """Device-hours of training; NaN where no run has shown how long that takes."""
     evaluation_hours: float
-    """Of the devices, beside that."""
+    """Device-hours of evaluation, beside those of training."""
     memory_bytes: int | None
-    """Of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
+    """Memory of one run: weights, gradients, optimiser, KV caches, no activations; None without its model."""
 
 
 @dataclass(frozen=True)
 class StudyCost:
-    """Of a study; hours and dollars are NaN where they are not known of all arms."""
+    """The cost of a study; hours and dollars are NaN where they are not known of all arms."""
 
     arms: tuple[ArmCost, ...]
     runs: int
@@ -55,7 +55,7 @@ class StudyCost:
 
 @dataclass(frozen=True)
 class _Pace:
-    """How long a run trained for a unit of compute, and evaluated a completion; its held-out prompts."""
+    """Hours that a run trained for a unit of compute and evaluated a completion, and its held-out prompts."""
 
     hours_per_unit: float
     hours_per_completion: float
@@ -72,19 +72,19 @@ class _Pace:
         return cls(float(hours / compute), each, record.evals[-1].n_prompts)
 
     def evaluation_hours(self, evaluation: Evaluation, share: float) -> float:
-        """Of the evaluations up to a share of the budget."""
+        """Return the hours of the evaluations up to a share of the budget."""
         made = round(evaluation.count * share) + 1
         return made * self.n_prompts * evaluation.samples * self.hours_per_completion
 
 
 def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> StudyCost:
-    """What the whole study costs, whatever of it is done already.
+    """Estimate the cost of the whole study, including what is done already.
 
     Args:
         plan: the study.
-        folder: of the study; what has run there shows how long the rest takes, arm by arm.
-        like: runs of another study or by themselves that took as long for their compute as these will.
-        cores: that may be used at once.
+        folder: the study's; what has run there shows how long the rest takes, arm by arm.
+        like: other runs, taken to need as long for their compute as these will.
+        cores: cores or GPUs to use at once.
 
     Raises:
         InputError: a run of `like` cannot be read, or has another axis.
@@ -113,7 +113,7 @@ def estimate(plan: Plan, folder: Path, like: Sequence[Path], cores: int) -> Stud
 
 def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
     last, seeds = plan.budgets[-1], len(plan.seeds)
-    tried = sum(of.name == arm.name for _, of, _ in plan.trials())
+    tried = sum(of.name == arm.name for _, of in plan.trials())
     tuning = plan.study.learning_rate.budget if plan.study.learning_rate else 0.0
     compute = seeds * last + tried * tuning
     hours = evaluation = math.nan
@@ -124,14 +124,15 @@ def _of_arm(plan: Plan, arm: Arm, paces: Sequence[_Pace]) -> ArmCost:
             seeds * pace.evaluation_hours(each, 1.0) + tried * pace.evaluation_hours(each, tuning / last)
             for pace in paces
         )
-    model = plan.run(arm, plan.seeds[0]).model
-    return ArmCost(
-        arm.name, seeds + tried, compute, hours, evaluation, _memory(replace(arm.recipe, model=model))
-    )
+    return ArmCost(arm.name, seeds + tried, compute, hours, evaluation, _memory(_first_recipe(plan, arm)))
+
+
+def _first_recipe(plan: Plan, arm: Arm) -> Recipe:
+    return plan.recipe(plan.run(arm, plan.seeds[0]), arm)
 
 
 def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
-    """Of the arm that is made of the best ones: as the mean of these; which it will be is open."""
+    """Estimate the arm that combines the best ones as the mean of all: which ones it combines is open."""
     memory = [arm.memory_bytes for arm in arms if arm.memory_bytes is not None]
     return ArmCost(
         f"the best {plan.study.combine} combined",
@@ -144,7 +145,7 @@ def _of_combination(plan: Plan, arms: Sequence[ArmCost]) -> ArmCost:
 
 
 def check_models(plan: Plan) -> None:
-    """Look at the configuration of every base model, before anything is spent on runs that cannot begin.
+    """Read the configuration of every base model, before compute is spent on runs that cannot start.
 
     Raises:
         InputError: one of them cannot be found.
@@ -158,13 +159,11 @@ def check_models(plan: Plan) -> None:
 
 
 def short_of_steps(plan: Plan) -> Iterator[str]:
-    """A warning of every arm that comes to its first budget in so few steps that no curve is seen."""
+    """Yield a warning for every arm that reaches its first budget in too few steps for a curve."""
     if plan.axis != "flops":
         return
     for arm in plan.arms:
-        steps = plan.budgets[0] / _flops_of_step(
-            replace(arm.recipe, model=plan.run(arm, plan.seeds[0]).model)
-        )
+        steps = plan.budgets[0] / _flops_of_step(_first_recipe(plan, arm))
         if steps < LEAST_EVALUATIONS:
             yield (
                 f"{arm.name}: about {max(steps, 0.1):.2g} steps up to {plan.budgets[0]:g} flops; evaluations "
@@ -173,7 +172,7 @@ def short_of_steps(plan: Plan) -> Iterator[str]:
 
 
 def _flops_of_step(recipe: Recipe) -> float:
-    """Sampling and training of one batch whose completions take half of their budget; NaN without a model."""
+    """Return the flops of a step whose completions take half of their budget; NaN without a model."""
     try:
         cost = FlopCount.of(model_shape(recipe))
     except InputError:
@@ -184,7 +183,7 @@ def _flops_of_step(recipe: Recipe) -> float:
 
 
 def _paces(plan: Plan, folder: Path, arm: str) -> list[_Pace]:
-    """Of the runs of an arm that are there."""
+    """Measure the runs of an arm that are in the folder."""
     found = []
     for run in plan.runs:
         if run.arm == arm and (folder / run.folder / "evals.jsonl").is_file():
@@ -198,7 +197,7 @@ def _memory(recipe: Recipe) -> int | None:
     try:
         model = model_shape(recipe)
     except InputError:
-        return None  # a name that needs the network, say
+        return None  # a model that has to be downloaded, for example
     weights = sum(parameter.numel() for parameter in model.parameters())
     size = next(model.parameters()).element_size()
     positions = recipe.context.prompt + recipe.context.sampled

@@ -1,16 +1,14 @@
 """One run in a process of its own: started, followed, stopped.
 
-Processes are forked from one that has loaded what trains, and has done nothing with it: a run begins in a
-second, and not in ten.
+Processes are forked from one that has loaded torch and has done nothing with it, so that a run starts in a
+second instead of ten.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,8 +16,6 @@ from pathlib import Path
 from scalerl.rl.config.recipe import Recipe
 from scalerl.study.record import PlannedRun
 from scalerl.study.run.worker import work
-
-_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # runs share the machine
 
 
 @dataclass(frozen=True)
@@ -30,22 +26,12 @@ class RunTask:
     recipe: Recipe
     until: float
 
-    @property
-    def cores(self) -> int:
-        """That it keeps busy."""
-        return self.recipe.devices
-
 
 class RunJob:
-    """The process of a task, in a folder of its own in that of the study.
+    """The process of a task, on cores of these numbers; where the machine has GPUs, on those GPUs."""
 
-    `place` has the numbers of its cores; where the machine has GPUs, of those that it is to see.
-    """
-
-    def __init__(
-        self, task: RunTask, study: Path, place: tuple[int, ...] = (), on_gpus: bool = False
-    ) -> None:
-        self.task, self.place = task, place
+    def __init__(self, task: RunTask, study: Path, cores: tuple[int, ...], on_gpus: bool) -> None:
+        self.task, self.cores = task, cores
         self.share, self.pass_rate = 0.0, float("nan")
         self._started = time.monotonic()
         self._end: dict[str, str] = {}
@@ -53,24 +39,29 @@ class RunJob:
         folder.parent.mkdir(parents=True, exist_ok=True)
         context = get_context("forkserver")
         context.set_forkserver_preload(["scalerl.study.run.preload"])
-        self._child, child = context.Pipe(duplex=False)
+        self._inbox, outbox = context.Pipe(duplex=False)
         log = folder.parent / f"{folder.name}.log"
-        recipe = task.recipe.without_prompts()
-        gpus = ",".join(map(str, place)) if on_gpus else None
-        self._process = context.Process(target=work, args=(child, recipe, folder, task.until, log, gpus))
-        with _environment(_ENVIRONMENT):  # of the process that all are forked from
-            self._process.start()
-        child.close()
+        gpus = ",".join(map(str, cores)) if on_gpus else None
+        args = (outbox, task.recipe.without_prompts(), folder, task.until, log, gpus)
+        self._process = context.Process(target=work, args=args)
+        self._process.start()
+        outbox.close()
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """Seconds since the process was started."""
         return time.monotonic() - self._started
 
     def poll(self) -> tuple[str, str] | None:
-        """How it ended, and why; None while it runs."""
-        status = self._process.exitcode
-        self._listen()
+        """Receive the messages of the process; return its outcome and the cause, or None while it runs."""
+        status = self._process.exitcode  # before the messages: its last one is there once it has exited
+        with suppress(EOFError, OSError):
+            while self._inbox.poll():
+                message = self._inbox.recv()
+                if "outcome" in message:
+                    self._end = message
+                else:
+                    self.share, self.pass_rate = message["share"], message["pass_rate"]
         if status is None:
             return None
         if self._end:
@@ -82,34 +73,10 @@ class RunJob:
         return "failed", f"its process ended with status {status}; see {self.task.run.folder}.log"
 
     def stop(self) -> None:
-        """Ask it to make a checkpoint and end."""
+        """Have the process make a checkpoint and exit."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process at once."""
         self._process.kill()
         self._process.join()
-
-    def _listen(self) -> None:
-        with suppress(EOFError, OSError):
-            while self._child.poll():
-                said = self._child.recv()
-                if "outcome" in said:
-                    self._end = said
-                else:
-                    self.share, self.pass_rate = said["share"], said["pass_rate"]
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Variables that processes started within inherit."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value

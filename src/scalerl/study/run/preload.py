@@ -1,10 +1,14 @@
-"""What the process that runs are forked from loads: what trains. It is imported there alone.
+"""Loaded by the process that runs are forked from: torch and all that trains. Import it nowhere else.
 
-Schedulers send SIGTERM to all processes of a job, and a closed terminal SIGHUP: they are for the study and
-its runs to answer. Without this process no run could be followed to its end.
+Schedulers send SIGTERM to all processes of a job, and a closed terminal SIGHUP: the study and its runs handle
+them. Without this process no run could be followed to its end, so it ignores them.
 """
 
+import os
 import signal
+
+# Runs share the machine: one thread each. It has to be set before torch is loaded.
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 import scalerl.study.run.worker  # noqa: F401
 

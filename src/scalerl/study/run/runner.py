@@ -1,12 +1,12 @@
 """Runs a study: every arm and seed to each budget in turn, in processes beside one another.
 
-    tune          the learning rate of every arm, where the study asks for it
+    tune          the learning rate of every arm, if the study says so
     for budget:   run every run to it     skipping what is there, resuming what was cut, retrying what crashed
-                  freeze                  a forecast of every later budget, before anything goes there
-                  decide                  which arms are not worth the next budget
+                  freeze                  a forecast of every later budget, before any run goes there
+                  decide                  which arms stop here
 
-All of its state is on the disk, in the files of `scalerl.study.record`: killed at any moment and started
-again, it goes on to the same end.
+All of its state is on the disk, in the files of `scalerl.study.record`: a study that is killed at any moment
+and started again ends with the same results.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from scalerl.study.run.decisions import (
 from scalerl.study.run.job import RunJob, RunTask
 
 _POLL_SECONDS = 0.1
-_PATIENCE_SECONDS = 120.0
-"""For the checkpoints of runs that are to stop."""
+_STOP_TIMEOUT_SECONDS = 120.0
+"""For the checkpoints of runs that are stopped."""
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """What a watcher sees, several times a second, and whenever there is something to say."""
+    """How far a study is: given to its watcher several times a second, and with every notice."""
 
     done: int
     runs: int
-    """Of this round."""
+    """Runs of this round, one budget of the study."""
     running: tuple[tuple[str, float, float], ...]
     """Name, share of the budget and last pass rate of every run under way."""
     notice: str = ""
@@ -81,19 +81,10 @@ Watch = Callable[[StudyProgress], None]
 def run_study(
     plan: Plan, folder: Path, *, cores: int, watch: Watch, stop: threading.Event | None = None
 ) -> StudyRecord:
-    """Run the study into `folder`, or go on with it, and return its record.
+    """Run a plan into `folder`, or go on with it, and return its record.
 
-    Args:
-        plan: what to run.
-        folder: of the study.
-        cores: how many to use, GPUs where there are any; a run takes one, or one for each of its devices.
-        watch: is told how far the runs are.
-        stop: once it is set, every run makes a checkpoint, and the study ends as by Ctrl-C.
-
-    Raises:
-        InputError: another study is in the folder, or another process runs it.
-        WriteError: the disk does not take what is written; what was written before is kept.
-        KeyboardInterrupt: it was stopped.
+    The arguments are those of `scalerl.study.entry.run`, the errors too; another process that runs the study
+    is an InputError as well.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +116,7 @@ class _Runner:
             self._rounds()
 
     def _rounds(self) -> None:
-        """All arms to all budgets; what is there is left as it is."""
+        """Run all arms to all budgets; what has run is left as it is."""
         plan = self.plan
         arms = self._tuned()
         self._prepare([plan.recipe(run, arms[run.arm]) for run in plan.runs])
@@ -141,18 +132,18 @@ class _Runner:
     # -- a round -------------------------------------------------------------------------------------------
 
     def _round(self, tasks: Sequence[RunTask]) -> None:
-        """Every run to its part of the budget, or to where it fails for good."""
+        """Run every task to its part of the budget, or until it fails for good."""
         for task in tasks:
-            self._tidy(task.run)  # which a kill may have kept it from
-            had_one = any(a.outcome in ("done", "diverged", "paused") for a in self._of(task.run))
-            if had_one and not (self.folder / task.run.folder).exists():
+            self._tidy(task.run)  # a kill may have come before
+            ended = any(a.outcome in ("done", "diverged", "paused") for a in self._attempts_of(task.run))
+            if ended and not (self.folder / task.run.folder).exists():
                 self._record(Attempt(task.run.key, "cut", REMOVED, 0.0, task.until))
         waiting = deque(task for task in tasks if not self._ended(task))
         done, running = len(tasks) - len(waiting), list[RunJob]()
         try:
             while waiting or running:
-                while waiting and (place := self._place(waiting[0], running)):
-                    running.append(RunJob(waiting.popleft(), self.folder, place, self.on_gpus))
+                while waiting and (cores := self._free_cores(waiting[0], running)):
+                    running.append(RunJob(waiting.popleft(), self.folder, cores, self.on_gpus))
                 for job in list(running):
                     if ended := job.poll():
                         running.remove(job)
@@ -161,17 +152,17 @@ class _Runner:
                             done += 1
                         else:
                             waiting.append(job.task)
-                        self.watch(self._progress(done, len(tasks), running, notice))
+                        self._report(done, len(tasks), running, notice)
                 if self.stop.is_set():
                     raise KeyboardInterrupt
-                self.watch(self._progress(done, len(tasks), running))
+                self._report(done, len(tasks), running)
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            self._end(running)
+            self._stop(running)
             raise
 
     def _ended(self, task: RunTask) -> bool:
-        """Whether it has come to its part of the budget, or failed for good.
+        """Return whether the run has come to its part of the budget, or failed for good.
 
         Raises:
             InputError: it had come there, and its evaluations are gone since, or are not those of its end.
@@ -180,7 +171,8 @@ class _Runner:
             return True
         folder = self.folder / task.run.folder
         came = final_folder(folder).is_dir() or any(
-            attempt.outcome == "done" and attempt.until >= task.until for attempt in self._of(task.run)
+            attempt.outcome == "done" and attempt.until >= task.until
+            for attempt in self._attempts_of(task.run)
         )
         if came and not (folder / "evals.jsonl").is_file():
             raise InputError(
@@ -190,19 +182,20 @@ class _Runner:
         return came
 
     def _has_failed(self, run: PlannedRun) -> bool:
-        return has_failed(self._of(run), self.plan.study.retries)
+        return has_failed(self._attempts_of(run), self.plan.study.retries)
 
-    def _of(self, run: PlannedRun) -> tuple[Attempt, ...]:
+    def _attempts_of(self, run: PlannedRun) -> tuple[Attempt, ...]:
         return attempts_of(run.key, self.attempts)
 
-    def _place(self, task: RunTask, running: Sequence[RunJob]) -> tuple[int, ...]:
-        """The cores or GPUs that a task gets, by number; none while there are too few."""
-        taken = {number for job in running for number in job.place}
+    def _free_cores(self, task: RunTask, running: Sequence[RunJob]) -> tuple[int, ...]:
+        """Return the numbers of the cores or GPUs for a task; none while too few are free."""
+        taken = {number for job in running for number in job.cores}
         free = tuple(number for number in range(self.cores) if number not in taken)
-        return free[: task.cores] if len(free) >= task.cores or not running else ()
+        needed = task.recipe.devices
+        return free[:needed] if len(free) >= needed or not running else ()
 
     def _note(self, job: RunJob, outcome: str, cause: str) -> str:
-        """Put the end of an attempt on record, and say it."""
+        """Put the end of an attempt on record, and return a line about it."""
         self._keep(job, outcome, cause)
         task = job.task
         text = f"{task.run.key}: {outcome}"
@@ -223,22 +216,22 @@ class _Runner:
         append_row(self.folder / ATTEMPTS, vars(attempt))
 
     def _tidy(self, run: PlannedRun) -> None:
-        """A run that has reached its end keeps its final weights, and nothing to resume from."""
+        """Remove the checkpoints of a run that is finished, but for its final weights."""
         folder = self.folder / run.folder
         if final_folder(folder).is_dir():
             for _, checkpoint in step_folders(final_folder(folder).parent):
                 shutil.rmtree(checkpoint)
 
-    def _progress(self, done: int, runs: int, running: Sequence[RunJob], notice: str = "") -> StudyProgress:
+    def _report(self, done: int, runs: int, running: Sequence[RunJob], notice: str = "") -> None:
         under_way = tuple((job.task.run.key, job.share, job.pass_rate) for job in running)
-        return StudyProgress(done, runs, under_way, notice)
+        self.watch(StudyProgress(done, runs, under_way, notice))
 
-    def _end(self, running: Sequence[RunJob]) -> None:
-        """Let the runs that are under way make their checkpoints; what does not end in time is killed."""
+    def _stop(self, running: Sequence[RunJob]) -> None:
+        """Have the runs under way make checkpoints; kill those that have not exited in time."""
         for job in running:
             job.stop()
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        with suppress(KeyboardInterrupt):  # again: then they end at once, and resume from what they have
+        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+        with suppress(KeyboardInterrupt):  # the second: kill at once, and resume from what is there
             while any(job.poll() is None for job in running) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
         for job in running:
@@ -246,13 +239,13 @@ class _Runner:
             if ended is None:
                 job.kill()
                 ended = "cut", "killed before it had made a checkpoint"
-            with suppress(WriteError):  # which may be what everything ends for
+            with suppress(WriteError):  # it may be what the study is stopped for
                 self._keep(job, *ended)
 
     # -- between rounds ------------------------------------------------------------------------------------
 
     def _prepare(self, recipes: Iterable[Recipe]) -> None:
-        """Build the base models that are built here: once, and not by every run that begins from one."""
+        """Build the base models that are not downloaded, once, and not in every run that starts from one."""
         built = {
             (recipe.model, repr(recipe.task), recipe.context.thinking): recipe
             for recipe in recipes
@@ -260,10 +253,8 @@ class _Runner:
         }
         if not built:
             return
-        text = (
-            f"{len(built)} base models are built first" if len(built) > 1 else "the base model is built first"
-        )
-        self.watch(StudyProgress(0, len(self.plan.runs), (), text))
+        text = f"building {len(built)} base model{'s' * (len(built) > 1)} first"
+        self._report(0, len(self.plan.runs), (), text)
         waiting, running = deque(built.values()), list[BaseProcess]()
         try:
             while waiting or running:
@@ -281,11 +272,11 @@ class _Runner:
                 process.join()
 
     def _tuned(self) -> dict[str, Arm]:
-        """The arms, each with the learning rate that the rule of the study chooses."""
+        """Return the arms, each with the learning rate that the rule of the study chooses."""
         plan, tuning = self.plan, self.plan.study.learning_rate
         if tuning is None:
             return {arm.name: arm for arm in plan.arms}
-        trials = [(run, plan.recipe(run, arm)) for run, arm, _ in plan.trials()]
+        trials = [(run, plan.recipe(run, arm)) for run, arm in plan.trials()]
         self._prepare(recipe for _, recipe in trials)
         self._round([RunTask(run, recipe, tuning.budget) for run, recipe in trials])
         rates = choose_rates(plan, self.folder, {run.key for run, _ in trials if self._has_failed(run)})
@@ -293,13 +284,13 @@ class _Runner:
 
 
 def _build(recipe: Recipe) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that it tidies up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # raises, so that `finally` clauses run
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    with suppress(ScalerlError):  # the run that needs the model will say it
+    with suppress(ScalerlError):  # the run that needs the model reports it
         find_model(recipe)
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off what a kill left of a line, which would spoil the next one."""
+    """Cut off what a kill left of a line: the next one would be appended to it."""
     if path.is_file() and (data := path.read_bytes()) and not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)

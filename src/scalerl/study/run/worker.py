@@ -1,7 +1,7 @@
-"""What the process of one run does (`scalerl.study.run.job` starts it).
+"""The process of one run, which `scalerl.study.run.job` starts.
 
-It sends to its parent {"share", "pass_rate"} after every evaluation and once a second, and at its end
-{"outcome", "cause"}, where `outcome` is that of `scalerl.study.record.Attempt`, or "disk". It ends with its
+It sends {"share", "pass_rate"} to its parent after every evaluation and once a second, and at its end
+{"outcome", "cause"}, where `outcome` is that of `scalerl.study.record.Attempt`, or "disk". It exits with its
 parent.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import traceback
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from scalerl.forecast.freeze import freeze
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.loop.progress import Progress
 from scalerl.rl.train import train
-from scalerl.rl.workers.process import stopped_by_signals
+from scalerl.rl.workers.process import exit_with_the_parent, stopped_by_signals
 
 
 def work(
@@ -35,15 +33,15 @@ def work(
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # read when CUDA is first used, which it was not yet
     os.setsid()  # Ctrl-C is for the study, which stops its runs
-    threading.Thread(target=_follow_the_parent, daemon=True).start()
-    speaker = _ProgressSender(parent)
+    exit_with_the_parent()
+    sender = _ProgressSender(parent)
     try:
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with log.open("ab") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
     except OSError as error:
-        speaker.say(outcome="disk", cause=f"{log}: {error.strerror}")
+        sender.send(outcome="disk", cause=f"{log}: {error.strerror}")
         return
-    for stream in (1, 2):
-        os.dup2(handle, stream)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     outcome, cause = "done", ""
     try:
@@ -53,7 +51,7 @@ def work(
                 folder,
                 resume=True,
                 forecaster=freeze,
-                progress=speaker,
+                progress=sender,
                 # One core is one run's where it has one process; the record is the same either way.
                 evaluate_aside=recipe.placement.kind != "inline",
                 stop=stop,
@@ -61,45 +59,34 @@ def work(
             )
     except KeyboardInterrupt:
         outcome, cause = "cut", "stopped"
-    except WriteError as error:
-        outcome, cause = "disk", str(error)
-    except DivergedError as error:
-        outcome, cause = "diverged", str(error)
-    except PausedError as error:
-        outcome, cause = "paused", str(error).partition(";")[0]
     except ScalerlError as error:
-        outcome, cause = "failed", str(error)
+        kinds = ((WriteError, "disk"), (DivergedError, "diverged"), (PausedError, "paused"))
+        outcome = next((name for kind, name in kinds if isinstance(error, kind)), "failed")
+        cause = str(error).partition(";")[0] if outcome == "paused" else str(error)
     except Exception as error:
         traceback.print_exc()
         outcome, cause = "failed", brief_error(error)
-    speaker.say(outcome=outcome, cause=cause)
+    sender.send(outcome=outcome, cause=cause)
 
 
 class _ProgressSender:
-    """Tells the parent how far the run is."""
+    """Sends the parent how far the run is."""
 
     def __init__(self, parent: Connection) -> None:
         self._parent = parent
-        self._spoke = -1.0
+        self._sent = -1.0
 
     def __call__(self, progress: Progress) -> None:
         if progress.finding:
             logging.getLogger(__name__).warning(progress.finding)
         now = time.monotonic()
-        if progress.evaluated or now - self._spoke >= 1:
-            self._spoke = now
-            self.say(share=progress.share, pass_rate=progress.pass_rate)
+        if progress.evaluated or now - self._sent >= 1:
+            self._sent = now
+            self.send(share=progress.share, pass_rate=progress.pass_rate)
 
-    def say(self, **values: Any) -> None:
-        """Send it."""
+    def send(self, **values: Any) -> None:
+        """Send a message; exit where the parent has exited."""
         try:
             self._parent.send(values)
         except OSError:
-            os._exit(1)  # nobody is there
-
-
-def _follow_the_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+            os._exit(1)

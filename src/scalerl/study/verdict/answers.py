@@ -1,14 +1,12 @@
-"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what is noise."""
+"""The answer of a study in sentences: what moves the ceiling, what the efficiency, and what neither."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from scalerl.forecast.comparison import Claim, Pair
-from scalerl.study.verdict.arm_fits import ArmSummary
-from scalerl.study.verdict.best import last_gains
-from scalerl.study.verdict.kinds import Kind, is_made, kind_of
-from scalerl.study.verdict.verdict import StudyVerdict
+from scalerl.study.verdict.arm_fits import ArmSummary, last_gains
+from scalerl.study.verdict.verdict import Kind, StudyVerdict, is_made, kind_of
 from scalerl.view.numbers import p_value, signed, unit_for
 from scalerl.view.table import difference_cell, rate_cell
 
@@ -22,17 +20,12 @@ HEADINGS: dict[Kind, str] = {
     "not compared": "Not compared",
 }
 MOVED = {
-    "higher ceiling": "raises the ceiling",
-    "lower ceiling": "lowers the ceiling",
-    "reaches it sooner": "gets to 3/4 of its own gain sooner",
-    "reaches it later": "gets to 3/4 of its own gain later",
+    "higher ceiling": ("higher", "raises the ceiling"),
+    "lower ceiling": ("lower", "lowers the ceiling"),
+    "reaches it sooner": ("sooner", "gets to 3/4 of its own gain sooner"),
+    "reaches it later": ("later", "gets to 3/4 of its own gain later"),
 }
-ADVERBS = {
-    "higher ceiling": "higher",
-    "lower ceiling": "lower",
-    "reaches it sooner": "sooner",
-    "reaches it later": "later",
-}
+"""Verdicts by their adverb and their verb."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +41,23 @@ class Answer:
 
 
 def answers(verdict: StudyVerdict) -> list[Answer]:
-    """One for every arm, in the order of the plan."""
+    """Return one answer for every arm, in the order of the plan."""
     return [_answer(verdict, arm) for arm in verdict.arms]
 
 
 def claim_text(claim: Claim) -> str:
-    """A claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell); `inconclusive`."""
+    """Return a claim in a few words: `higher, p .001`; `p .840, 40 seeds` (that would tell)."""
     if claim.verdict == "inconclusive":
         return "inconclusive"
-    p = _p(claim)
-    if claim.verdict in ADVERBS:
-        return f"{ADVERBS[claim.verdict]}, {p}"
-    return f"{p}, {_seeds(claim)}"
+    if claim.verdict in MOVED:
+        return f"{MOVED[claim.verdict][0]}, {_p(claim)}"
+    seeds = ">100" if claim.seeds is None else str(claim.seeds)
+    return f"{_p(claim)}, {seeds} seed{'s' * (claim.seeds != 1)}"
+
+
+def budget_text(verdict: StudyVerdict) -> str:
+    """Return the compute at which pass rates are compared, with its unit."""
+    return unit_for(verdict.axis, verdict.budget).show(verdict.budget)
 
 
 def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
@@ -69,21 +67,21 @@ def _answer(verdict: StudyVerdict, arm: ArmSummary) -> Answer:
     if pair is None:
         why = verdict.not_compared.get(arm.name, "no comparison was made")
         gain = last_gains(verdict.study).get(arm.name)
-        measured = (
-            f" Its last pass rate was {signed(gain)} from that of the base." if gain is not None else ""
-        )
+        measured = "" if gain is None else f" Its last pass rate was {signed(gain)} from that of the base."
         return Answer(arm.name, "not compared", f"is not compared: {why}.{measured}")
-    kind = kind_of(pair)
-    claims = pair.ceiling, pair.efficiency
+    kind, claims = kind_of(pair), (pair.ceiling, pair.efficiency)
     if kind == "noise":
-        return Answer(arm.name, kind, _noise_text(pair))
-    if all(claim.verdict == "inconclusive" for claim in claims):
-        reasons = "; ".join(dict.fromkeys(claim.why for claim in claims))
-        return Answer(arm.name, kind, f"is inconclusive: {reasons}.")
-    # What moves comes first.
-    parts = [_moved_text(pair, claim) for claim in claims if is_made(claim)]
-    parts += [_open_text(pair, claim) for claim in claims if not is_made(claim)]
-    return Answer(arm.name, kind, f"{'; '.join(parts)}.")
+        ceiling, efficiency = (_would_tell(pair, claim) for claim in claims)
+        text = (
+            f"does not differ significantly from {pair.base}, neither in the ceiling ({ceiling}) "
+            f"nor in the efficiency ({efficiency})"
+        )
+    elif all(claim.verdict == "inconclusive" for claim in claims):
+        text = f"is inconclusive: {'; '.join(dict.fromkeys(claim.why for claim in claims))}"
+    else:
+        moved_first = sorted(claims, key=is_made, reverse=True)
+        text = "; ".join(_claim_sentence(pair, claim) for claim in moved_first)
+    return Answer(arm.name, kind, f"{text}.")
 
 
 def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
@@ -97,29 +95,14 @@ def _base_text(verdict: StudyVerdict, arm: ArmSummary) -> str:
     return "is what the others are compared with" + (f": {', '.join(found)}." if found else ".")
 
 
-def budget_text(verdict: StudyVerdict) -> str:
-    """The compute at which pass rates are compared, with its unit."""
-    return unit_for(verdict.axis, verdict.budget).show(verdict.budget)
-
-
-def _moved_text(pair: Pair, claim: Claim) -> str:
-    what = "A" if claim is pair.ceiling else "compute"
-    return f"{MOVED[claim.verdict]}: {what} {_difference(pair, claim)}, adjusted {_p(claim)}"
-
-
-def _open_text(pair: Pair, claim: Claim) -> str:
+def _claim_sentence(pair: Pair, claim: Claim) -> str:
     what = "ceiling" if claim is pair.ceiling else "efficiency"
     if claim.verdict == "inconclusive":
         return f"its {what} is inconclusive: {claim.why}"
-    return f"the difference in {what} is not significant ({_would_tell(pair, claim)})"
-
-
-def _noise_text(pair: Pair) -> str:
-    ceiling, efficiency = _would_tell(pair, pair.ceiling), _would_tell(pair, pair.efficiency)
-    return (
-        f"does not differ significantly from {pair.base}, neither in the ceiling ({ceiling}) "
-        f"nor in the efficiency ({efficiency})."
-    )
+    if not is_made(claim):
+        return f"the difference in {what} is not significant ({_would_tell(pair, claim)})"
+    what = "A" if claim is pair.ceiling else "compute"
+    return f"{MOVED[claim.verdict][1]}: {what} {_difference(pair, claim)}, adjusted {_p(claim)}"
 
 
 def _would_tell(pair: Pair, claim: Claim) -> str:
@@ -134,9 +117,3 @@ def _difference(pair: Pair, claim: Claim) -> str:
 
 def _p(claim: Claim) -> str:
     return f"p {p_value(claim.p_adjusted)}".replace("p <", "p < ")
-
-
-def _seeds(claim: Claim) -> str:
-    if claim.seeds is None:
-        return ">100 seeds"
-    return f"{claim.seeds} seed{'s' * (claim.seeds != 1)}"

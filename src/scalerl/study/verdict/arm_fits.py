@@ -1,4 +1,4 @@
-"""The runs of a study, fitted, and every arm's curve over its seeds."""
+"""The fits of a study's runs, every arm's curve over its seeds, and which arms are ahead."""
 
 from __future__ import annotations
 
@@ -16,20 +16,28 @@ from scalerl.curve.quantiles import draw_quantiles, tails
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SEED_PRIOR, SeedPrior
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.forecast.sides import PASS_RATES, draw_recipe, given_family, quantities
+from scalerl.forecast.sides import (
+    PASS_RATES,
+    Sides,
+    draw_recipe,
+    draw_sides,
+    given_family,
+    mostly_identified,
+    quantities,
+)
 from scalerl.study.record import StudyRecord, StudyRun
 from scalerl.view.facts.frozen import REACHED
 from scalerl.view.numbers import as_float, as_mapping
 from scalerl.view.table import Estimate
 
 MODEL_PRIOR = SeedPrior(A=0.05, log_b=0.15, log_mid=0.3)
-"""How far seeds of an arm are taken to be apart where each has a base model of its own: our own judgement. It
-is what an arm by itself is known by; in comparisons the base models drop out."""
+"""The prior of the variance between seeds where each has a base model of its own: our own judgement. It is
+for one arm alone; in comparisons the base models drop out."""
 
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A run of the study and the fit of all that it has; `why` says what stands in the way of one."""
+    """A run of the study and the fit of all its evaluations, or `why` there is none."""
 
     run: StudyRun
     fit: Fit | None
@@ -38,12 +46,12 @@ class FittedRun:
 
 @dataclass(frozen=True)
 class Stability:
-    """What went wrong in the runs of an arm, and how often."""
+    """Failures and alarms in the runs of an arm."""
 
     outcomes: Mapping[str, int]
     """Runs by outcome: finished, failed, stopped, under way, not started."""
     retried: int
-    """Attempts that failed, of runs that were tried again."""
+    """Failed attempts that were followed by another."""
     causes: tuple[str, ...]
     """Why runs failed, each once."""
     alarms: Mapping[str, int]
@@ -69,11 +77,11 @@ class ArmSummary:
 
     @property
     def fits(self) -> list[Fit]:
-        """Of the runs that have one."""
+        """The fits of the runs that have one."""
         return [run.fit for run in self.runs if run.fit is not None]
 
     def reached(self, budget: float) -> int:
-        """Runs with a fit that came to this compute; what the others say of it is extrapolated."""
+        """Count the runs with a fit that came to this compute; the other fits are extrapolated to it."""
         return sum(float(fit.points.compute_N[-1]) >= budget * (1 - REACHED) for fit in self.fits)
 
     @property
@@ -91,33 +99,29 @@ class ArmSummary:
 
     @property
     def why(self) -> str:
-        """Why none of its runs has a fit, each reason once."""
+        """Why none of its runs has a fit, with each reason once."""
         reasons = "; ".join(dict.fromkeys(run.why for run in self.runs if run.why))
         return f"none of its {len(self.runs)} runs could be fitted: {reasons or 'there is none'}"
 
 
 def fit_arms(study: StudyRecord, axis: str, level: float = 0.95) -> dict[str, tuple[FittedRun, ...]]:
-    """All runs of every arm, each fitted to all evaluations that it has, failed and stopped ones alike."""
-    price = study.plan.get("price")
-    return {
-        arm.name: tuple(_fitted(run, axis, price, level) for run in study.of_arm(arm.name))
-        for arm in study.arms
-    }
+    """Fit all runs of every arm to all evaluations that they have, failed and stopped ones too."""
 
+    def fitted(run: StudyRun) -> FittedRun:
+        if run.record is None or not run.record.evals:
+            return FittedRun(run, None, run.cause or "no evaluation yet")
+        try:
+            return FittedRun(run, fit(run.record, x=axis, price=study.plan["price"], level=level))
+        except (CannotAnswerError, InputError) as error:
+            return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
 
-def _fitted(run: StudyRun, axis: str, price: float | None, level: float) -> FittedRun:
-    if run.record is None or not run.record.evals:
-        return FittedRun(run, None, run.cause or "no evaluation yet")
-    try:
-        return FittedRun(run, fit(run.record, x=axis, price=price, level=level))
-    except (CannotAnswerError, InputError) as error:
-        return FittedRun(run, None, str(error).removeprefix(f"{run.record.evals_file}: "))
+    return {arm.name: tuple(map(fitted, study.of_arm(arm.name))) for arm in study.arms}
 
 
 def fits_of(
     arms: Mapping[str, Sequence[FittedRun]],
 ) -> tuple[dict[str, list[Fit]], dict[str, list[Hashable]]]:
-    """The fits of the arms that have any, and the block of each, as `compare` takes recipes and blocks.
+    """Return the fits of the arms that have any and the block of each, as `compare` takes them.
 
     A block is a seed, in the group of its base model where seeds have several.
     """
@@ -137,10 +141,10 @@ def fits_of(
 def summarise(
     arms: Mapping[str, tuple[FittedRun, ...]], budget: float | None, target: float | None, level: float
 ) -> tuple[ArmSummary, ...]:
-    """Every arm over its seeds; how far seeds are apart is learnt from all arms together.
+    """Summarise every arm over its seeds; the variance between seeds is learnt from all arms together.
 
-    Where the seeds of an arm have base models of their own it is learnt from that arm alone: another one has
-    the same base models, and is no further evidence of how they scatter.
+    Where the seeds of an arm have base models of their own it is learnt from that arm alone: the other arms
+    have the same base models, and are no further evidence of how these scatter.
     """
     recipes, _ = fits_of(arms)
     shared = functools.cache(functools.partial(given_family, recipes, SEED_PRIOR))
@@ -186,3 +190,61 @@ def _stability(runs: Sequence[FittedRun]) -> Stability:
         alarms=dict(alarms),
         truncated=float(known.mean()) if len(known) else float("nan"),
     )
+
+
+def below_best(study: StudyRecord, axis: str) -> dict[str, float | None]:
+    """Return for every arm the posterior probability that its ceiling is below that of the best.
+
+    The best is the arm with the highest median A among those whose ceiling is known: identified in more than
+    half of the runs, and no run a misfit. It is 0 for the best and None for arms whose ceiling is not known.
+    Runs are paired by block throughout, so that no arm is best by the base models it happens to have.
+
+    The best of many arms that are alike is the luckiest: of six, the last is below it with probability .95
+    about one time in two. Stopping it loses a comparison and nothing else; verdicts come from `compare`.
+    """
+    recipes, blocks = fits_of(fit_arms(study, axis))
+    known = [
+        name
+        for name, fits in recipes.items()
+        if mostly_identified(fits) and not any(fit.misfit for fit in fits)
+    ]
+    answer: dict[str, float | None] = dict.fromkeys(arm.name for arm in study.arms)
+    if not known:
+        return answer
+    given = functools.cache(lambda family: given_family(recipes, SEED_PRIOR, family, blocks))
+
+    def against(base: str) -> dict[str, Sides]:
+        return {name: draw_sides(recipes, base, name, given, blocks) for name in known if name != base}
+
+    # Medians are compared within blocks as well: by the lead over the arm that has the most runs.
+    common = max(known, key=lambda name: len(recipes[name]))
+    leads = {name: float(np.median(_lead(sides))) for name, sides in against(common).items()} | {common: 0.0}
+    best = max(known, key=lambda name: leads[name])
+    return answer | {best: 0.0} | {name: float(np.mean(_lead(s) < 0)) for name, s in against(best).items()}
+
+
+def _lead(sides: Sides) -> np.ndarray:
+    """Return A of the recipe less A of the base, (n,)."""
+    base, recipe = sides.recipes
+    return recipe.A_n - base.A_n
+
+
+def last_gains(study: StudyRecord) -> dict[str, float]:
+    """Return the mean difference of every arm to the base in the pass rate of the last evaluation.
+
+    It is taken over the seeds that both have finished; an arm without such a seed is left out.
+    """
+    base = str(study.plan["base"])
+    last = {
+        arm.name: {
+            run.plan.seed: run.record.evals[-1].pass_rate
+            for run in study.of_arm(arm.name)
+            if run.record is not None and run.outcome == "finished"
+        }
+        for arm in study.arms
+    }
+    gains = {}
+    for arm, own in last.items():
+        if arm != base and (common := own.keys() & last[base].keys()):
+            gains[arm] = float(np.mean([own[seed] - last[base][seed] for seed in sorted(common)]))
+    return gains

@@ -1,17 +1,17 @@
-"""What a study says: every arm's curve over its seeds, the verdicts against the base, and how forecasts held.
+"""The verdict of a study: every arm's curve over its seeds, arms against the base, and scores of forecasts.
 
-It reads the folder of a study alone, and never imports what trains.
+It is made from the folder of the study alone, without torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from scalerl.curve.answers import check_level
 from scalerl.forecast.compare import compare
-from scalerl.forecast.comparison import Comparison, Pair
+from scalerl.forecast.comparison import Claim, Comparison, Pair
 from scalerl.jsonl import plain
 from scalerl.study.record import StudyRecord
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun, fit_arms, fits_of, summarise
@@ -22,7 +22,35 @@ from scalerl.study.verdict.forecast_scores import (
     judged_forecasts,
     score_forecasts,
 )
-from scalerl.study.verdict.kinds import WORDS, kind_of
+
+Kind = Literal["base", "both", "ceiling", "efficiency", "noise", "inconclusive", "not compared"]
+
+WORDS: dict[Kind, str] = {
+    "base": "the base",
+    "both": "moves the ceiling and the efficiency",
+    "ceiling": "moves the ceiling",
+    "efficiency": "moves the efficiency",
+    "noise": "not significant",
+    "inconclusive": "inconclusive",
+    "not compared": "not compared",
+}
+"""The verdict on an arm in a few words, in the order of the page."""
+
+
+def is_made(claim: Claim) -> bool:
+    """Return whether a claim is that something moved."""
+    return claim.verdict not in ("not significant", "inconclusive")
+
+
+def kind_of(pair: Pair) -> Kind:
+    """Return the verdict on a pair from its two claims."""
+    ceiling, efficiency = is_made(pair.ceiling), is_made(pair.efficiency)
+    if ceiling and efficiency:
+        return "both"
+    if ceiling or efficiency:
+        return "ceiling" if ceiling else "efficiency"
+    is_open = "inconclusive" in (pair.ceiling.verdict, pair.efficiency.verdict)
+    return "inconclusive" if is_open else "noise"
 
 
 @dataclass(frozen=True)
@@ -42,17 +70,17 @@ class StudyVerdict:
     forecasts: tuple[JudgedForecast, ...]
     scores: tuple[ForecastScore, ...]
     cautions: tuple[str, ...] = field(default=())
-    """What the study cannot tell, in sentences: above all, runs whose importance ratios never left 1."""
+    """Limits of what the study shows, in sentences: for one, importance ratios that never left 1."""
     target: float | None = None
     level: float = 0.95
 
     @property
     def pairs(self) -> dict[str, Pair]:
-        """Every arm against the base, by its name."""
+        """The comparison of every arm with the base, by the arm's name."""
         return {pair.recipe: pair for pair in self.comparison.pairs} if self.comparison else {}
 
     def to_json(self) -> dict[str, Any]:
-        """All that is numeric, as docs/json.md lists it; what is infinite or not known is None."""
+        """Return all numbers as docs/json.md lists them; None for what is infinite or not known."""
         pairs = self.pairs
         return plain(
             {
@@ -80,15 +108,10 @@ def judge_study(
     target: float | None = None,
     level: float = 0.95,
 ) -> StudyVerdict:
-    """Fit all runs, compare the arms with the base seed by seed, and judge what was forecast.
+    """Fit all runs, compare the arms with the base seed by seed, and score the forecasts.
 
-    Args:
-        study: finished or not; every run counts with the evaluations that it has, a failed one as well.
-        axis: of compute; that of the plan by default.
-        budget: compute at which pass rates are compared; the last of the plan by default, or on another axis
-            the largest compute that all arms with a fit have reached.
-        target: pass rate whose compute is compared; that of the plan by default.
-        level: of the intervals; 1 - level is the family-wise error of the verdicts.
+    Every run counts with the evaluations that it has, a failed one as well. The arguments are those of
+    `scalerl.study.entry.verdict`.
 
     Raises:
         InputError: an argument is out of range.
@@ -124,28 +147,25 @@ def judge_study(
 
 
 def _possible(comparison: Comparison, arms: Mapping[str, ArmSummary]) -> Comparison:
-    """Without claims where a fitted ceiling is above what is known to be possible."""
+    """Make the claims inconclusive where a fitted ceiling is above what is known to be possible."""
     pairs = []
     for pair in comparison.pairs:
-        astray = [arms[name] for name in (pair.recipe, pair.base) if arms[name].above]
-        if astray and pair.ceiling.p is not None:
-            arm = astray[0]
+        arm = next((arms[name] for name in (pair.recipe, pair.base) if arms[name].above), None)
+        if arm is not None and pair.ceiling.p is not None:
             why = (
                 f"the fitted ceiling of {arm.name} is above the {arm.above:.3f} that is known to be possible"
             )
-            # Its own gain is too large then, and the compute to a share of that too long.
-            withheld = {"verdict": "inconclusive", "why": why}
-            pair = replace(
-                pair,
-                ceiling=replace(pair.ceiling, **withheld),
-                efficiency=replace(pair.efficiency, **withheld),
+            # Its own gain is too large then, and the compute to a share of that too long: both are in doubt.
+            ceiling, efficiency = (
+                replace(claim, verdict="inconclusive", why=why) for claim in (pair.ceiling, pair.efficiency)
             )
+            pair = replace(pair, ceiling=ceiling, efficiency=efficiency)
         pairs.append(pair)
     return replace(comparison, pairs=tuple(pairs))
 
 
 def _not_compared(arms: tuple[ArmSummary, ...], base: str) -> dict[str, str]:
-    """Arms without a fit; all of them, where the base or all of the others have none."""
+    """Return the arms without a fit and why; all arms where the base or all of the others have no fit."""
     without = {arm.name: arm.why for arm in arms if not arm.fits}
     if base in without:
         return {arm.name: without.get(arm.name, f"no run of {base} could be fitted") for arm in arms}
