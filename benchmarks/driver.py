@@ -17,8 +17,8 @@ part timed alone, on one core, in CPU time: so that it says little of a machine'
 And with `--ray`, on a Ray cluster of three simulated nodes on this machine (CPU seconds of the driver's
 process, Ray's own threads included):
 
-    call               of an actor's method, whose answer nobody waits for: a group is submitted
-    message            a call, and its answer: a generator says something, and is listened to again
+    call               of an actor's method, whose answer is not waited for: a group is submitted
+    message            a call, and its answer: messages of a generator are received
     offer              weights of 218 buckets to a generator: all references, and one to these references
     listen             to all generators once, where none of 4,096 says anything
     fetch              buckets by two processes on one node, then by one on another; who has copies
@@ -156,10 +156,10 @@ def on_ray() -> None:
     from scalerl.rl.sync.object_store import Posted, StoredWeights, put
 
     class Receiver:
-        def hear(self, *values: Any) -> None:
+        def take(self, *values: Any) -> None:
             """An answer to anything."""
 
-        def listen(self) -> None:
+        def receive(self, seconds: float) -> None:
             time.sleep(600)
 
         def make(self, n: int, mib: float) -> StoredWeights:
@@ -181,16 +181,16 @@ def on_ray() -> None:
         return actor.options(scheduling_strategy=strategy).remote()
 
     silent, trainer, one, other, third = map(on, [nodes[0], *nodes[:2], nodes[1], nodes[2]])
-    ray.get([actor.hear.remote() for actor in (silent, trainer, one, other, third)])
+    ray.get([actor.take.remote() for actor in (silent, trainer, one, other, third)])
 
     def calls(n: int, *values: Any, wait: bool = False) -> float:
         def work() -> None:
-            asked = [one.hear.remote(*values) for _ in range(n)]
+            asked = [one.take.remote(*values) for _ in range(n)]
             if wait:
                 ray.get(asked)
 
         least, _ = seconds(work)
-        ray.get(one.hear.remote())
+        ray.get(one.take.remote())
         return least / n
 
     many: Any = ray.get(trainer.make.remote(218, 0.01))
@@ -215,22 +215,21 @@ def listen_to(actor: Any, n: int) -> float:
     from scalerl.rl.config.cluster import ClusterTimeouts
     from scalerl.rl.placement.ray.generator import RayGenerator
     from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
-    from scalerl.rl.workers.ray.actors import Attention, SupervisedActor
+    from scalerl.rl.workers.ray.actors import SupervisedActor
+    from scalerl.rl.workers.ray.pool import ActorPool
+    from scalerl.rl.workers.ray.timeline import Timeline
 
     timeouts = ClusterTimeouts()
     generator: Any = object.__new__(RayGenerator)
-    generator._unassigned, generator._timeouts, generator._version = {}, timeouts, 0
-    generator._workers, generator._attention = [], Attention()
+    ActorPool.__init__(generator, timeouts, Timeline())
+    generator._unassigned, generator._version = {}, 0
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", timeouts, lambda: (None, None))
-        worker.actor, worker.taking_part, worker.installed = (
-            SupervisedActor(worker.name, actor, 60.0),
-            True,
-            0,
-        )
-        worker.listening, worker.listening_since = actor.listen.remote(), time.monotonic()
+        worker.actor = SupervisedActor(worker.name, actor, 60.0)
+        worker.taking_part, worker.installed = True, 0
+        worker.receive()
         generator._workers.append(worker)
-    least, _ = seconds(lambda: [generator._listen(0) for _ in range(3)])
+    least, _ = seconds(lambda: [generator._poll(0) for _ in range(3)])
     return least / 3
 
 

@@ -48,7 +48,7 @@ def run(
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
     verifier = load_verifier(recipe, load_tokenizer(recipe.model))
     probe, rows, shifts, probing, training = Probe(learner, recipe), [], [], 0.0, 0.0
-    for step in islice(Pipeline(recipe, pool, sampler, learner, verifier.begin).steps(), n_steps):
+    for step in islice(Pipeline(recipe, pool, sampler, learner, verifier.start).steps(), n_steps):
         started = time.perf_counter()
         rows.append(probe([rollout for group in step.groups for rollout in group.rollouts]))
         probing += time.perf_counter() - started

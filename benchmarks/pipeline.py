@@ -86,7 +86,7 @@ def run_side(args: argparse.Namespace) -> None:
     else:
         first, second = ({cores[args.place]}, {cores[1 - args.place]})
     os.sched_setaffinity(0, first)
-    start = local._Process.start
+    start = local.GeneratorProcess.start
 
     def start_on_its_core(self: Any) -> None:
         os.sched_setaffinity(0, second)  # what is started inherits it
@@ -95,7 +95,7 @@ def run_side(args: argparse.Namespace) -> None:
         finally:
             os.sched_setaffinity(0, first)
 
-    local._Process.start = start_on_its_core
+    local.GeneratorProcess.start = start_on_its_core
     recipe = load_recipe("demo", settings(args.side, args.steps, args.seed, args.batch))
     train.train(recipe, args.folder, args.model, evaluate_aside=False)
 

@@ -121,7 +121,7 @@ def run_scalerl(args: argparse.Namespace, clock: Clock) -> None:
     generator = place_generator(recipe, args.model, learner)
     verifier = load_verifier(recipe, load_tokenizer(args.model))
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
-    pipeline = Pipeline(recipe, pool, generator, learner, verifier.begin)
+    pipeline = Pipeline(recipe, pool, generator, learner, verifier.start)
     writer, counters = RunWriter(clock.folder / "run", {"name": "race"}), RunCounters()
     try:
         while generator.installed < 0:  # its process starts

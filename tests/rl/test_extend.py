@@ -188,7 +188,7 @@ def test_the_verifier_judges_in_its_workers(here, llama_folder):
     assert close.verify(Prompt("p", "", "7"), "x </think> 8.5") == Reward(-1.0, False)
     task = Dataset("unread", verifier=close)
     with closing(PoolVerifier(task, load_tokenizer(llama_folder), Limits(workers=1))) as verifier:
-        assert not verifier.judge([])
+        assert not verifier.verify([])
     assert not isinstance(task.verifier, Function)
 
 

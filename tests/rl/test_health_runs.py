@@ -132,7 +132,7 @@ def test_rewards_that_collapse_are_an_alarm(recipe, model, tmp_path, monkeypatch
                 return Done([[Reward(-1.0, False) for _ in group] for group in groups])
             return Done([[Reward(1.0 if i else -1.0, bool(i)) for i, _ in enumerate(g)] for g in groups])
 
-        verifier.begin = judge
+        verifier.start = judge
         return verifier
 
     monkeypatch.setattr(parts, "load_verifier", breaking)

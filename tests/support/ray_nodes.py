@@ -90,4 +90,4 @@ class Run:
         self.generator: Any = parts.generator(self.learner, 0)
         self.pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
         self.verifier = parts.verifier(load_tokenizer(model))
-        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.start)

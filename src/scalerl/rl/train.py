@@ -241,7 +241,7 @@ class _TrainingRun:
         self.probe = Probe(self.learner, recipe)
         evaluate, samples = parts.evaluate(), recipe.evaluation.samples
         self.evaluations = Evaluations(evaluate, self.writer, task, samples, self.counters, self._on_point)
-        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.begin)
+        self.pipeline = Pipeline(recipe, self.pool, self.generator, self.learner, self.verifier.start)
         made = self.writer.checkpointed
         self.checkpoints = Checkpoints(
             folder / "checkpoints", recipe.checkpoint, self.learner.saver, self.tokenizer, made

@@ -126,7 +126,7 @@ def test_a_truncated_completion_has_failed_whatever_it_says(make_rollout, llama_
     right = tuple(VOCABULARY.index(word) for word in ["+", "7", "</think>", "7", "<eos>"])
     verifier = PoolVerifier(Chain(), load_tokenizer(llama_folder), Limits(workers=1))
     group = [make_rollout(5, token_T=right), make_rollout(5, token_T=right, truncated=True)]
-    assert verifier.judge([group]) == [[Reward(1.0, True), Reward(-1.0, False)]]
+    assert verifier.verify([group]) == [[Reward(1.0, True), Reward(-1.0, False)]]
     verifier.close()
 
 

@@ -217,7 +217,7 @@ def held_back(tmp_path, recipe):
 def judging(start, recipe, held_back):
     """A run whose next step ends while groups are being verified, which go on once a file is there: this."""
     verifier, free = held_back
-    run = start(recipe, verifier.begin)
+    run = start(recipe, verifier.start)
     free.touch()
     run.wait_for_the_next()
     take(run, 1)

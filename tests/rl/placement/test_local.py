@@ -104,13 +104,13 @@ def test_what_is_sampled_is_what_one_process_would_sample(recipe, start, start_r
 def test_a_resume_takes_the_version_that_was_published_not_the_one_that_was_installed(recipe, start):
     loop, generator, learner = start(recipe, 1)
     next(loop)
-    os.kill(generator._processes[0]._process.pid, signal.SIGSTOP)  # it lags behind
+    os.kill(generator._workers[0].child.pid, signal.SIGSTOP)  # it lags behind
     try:
         generator.update(learner.weights(), 5)
         assert generator.installed < 5
         assert generator.state()["version"] == 5
     finally:
-        os.kill(generator._processes[0]._process.pid, signal.SIGCONT)
+        os.kill(generator._workers[0].child.pid, signal.SIGCONT)
 
 
 def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe, start):
@@ -120,7 +120,7 @@ def test_a_generator_that_is_killed_is_started_again_and_nothing_is_lost(recipe,
         while generator.restarts < kill:
             steps.append(next(loop))
         steps += islice(loop, 3)
-        os.kill(generator._processes[kill % 2]._process.pid, signal.SIGKILL)
+        os.kill(generator._workers[kill % 2].child.pid, signal.SIGKILL)
     steps += islice(loop, 12)
     assert generator.restarts == 3
     assert drawn(steps) == order_of_draws(recipe, len(steps) * P)
@@ -138,7 +138,7 @@ def test_a_generator_that_dies_before_it_has_read_anything_holds_nobody_up(recip
     multiprocessing.resource_tracker.ensure_running()
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/bin/false")
     generator = LocalGenerator(full, recipe.model, learner.weights())
-    with pytest.raises(WorkerError, match="exited, 6 times in a row"):
+    with pytest.raises(WorkerError, match="exited with status 1, 6 times in a row"):
         work(generator)
     generator.close()
 
@@ -152,10 +152,10 @@ class Unreadable(Cispo):
 
 
 def test_a_recipe_that_the_generator_cannot_read_ends_the_run(recipe, monkeypatch):
-    monkeypatch.setattr(local, "MOST_DEATHS", 0)
+    monkeypatch.setattr(local, "MOST_LOSSES", 0)
     learner = load_learner(recipe, recipe.model)
     generator = LocalGenerator(replace(recipe, loss=Unreadable()), recipe.model, learner.weights())
-    with pytest.raises(WorkerError, match="is lost: its process has exited"):
+    with pytest.raises(WorkerError, match="is lost: its process exited with status 1"):
         generator.wait_until_started()
     generator.close()
 
@@ -172,7 +172,7 @@ def test_a_generator_that_hangs_is_reported_and_replaced(recipe, start, caplog):
     """One that is stopped; the groups that it has are sampled by another process."""
     loop, generator, _ = start(replace(recipe, timeouts=Timeouts(generator=6)), 1)
     steps = list(islice(loop, 2))
-    os.kill(generator._processes[0]._process.pid, signal.SIGSTOP)
+    os.kill(generator._workers[0].child.pid, signal.SIGSTOP)
     steps += islice(loop, 6)
     assert generator.restarts == 1
     assert drawn(steps) == order_of_draws(recipe, len(steps) * P)

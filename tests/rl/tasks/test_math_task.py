@@ -216,12 +216,12 @@ def test_rewards_of_sampled_completions_are_those_of_the_task(recipe, model, mak
             for text in texts
         ]
         right, wrong = Reward(1.0, True), Reward(-1.0, False)
-        assert verifier.judge([group]) == [[right, wrong, right, wrong]]
+        assert verifier.verify([group]) == [[right, wrong, right, wrong]]
         unreadable = [replace(group[0], prompt=replace(prompt, answer="??"))]
         hanging = [replace(group[0], prompt=replace(prompt, answer="9^{9^{9^{9^9}}} - 1"))]
         quick = load_verifier(replace(recipe, task=replace(recipe.task, limits=FAST)), tokenizer)
         try:
-            assert quick.judge([unreadable, hanging, group[:1]]) == [
+            assert quick.verify([unreadable, hanging, group[:1]]) == [
                 [Reward(-1.0, False, "raised")],
                 [Reward(-1.0, False, "timeout")],
                 [right],

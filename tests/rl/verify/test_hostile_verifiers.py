@@ -112,10 +112,10 @@ REASONS = {
 def test_what_a_completion_does_to_its_process_reaches_no_other(start, rollouts, deed):
     verifier = start()
     pairs = [("plain", True), ("plain", False)]
-    assert [r.correct for r in verifier.judge([rollouts(*pairs)])[0]] == [True, False]
+    assert [r.correct for r in verifier.verify([rollouts(*pairs)])[0]] == [True, False]
     for number, right in enumerate((True, False)):
         pairs = [*plain(6, number), (deed, right), *plain(12, 10 + number)]
-        rewards = verifier.judge([rollouts(*pairs)])[0]
+        rewards = verifier.verify([rollouts(*pairs)])[0]
         assert [reward.correct for reward in rewards] == [right for _, right in pairs]
         assert not any(reward.failed for reward in rewards)
     if REASONS[deed]:
@@ -131,7 +131,7 @@ def test_a_verifier_that_cannot_be_forked_is_started_anew(start, rollouts, monke
     verifier = start()
     for deed in ("plain", "spoil", "daemon"):
         pairs = [("plain", True), ("plain", False), (deed, True), ("plain", False)]
-        rewards = verifier.judge([rollouts(*pairs)])[0]
+        rewards = verifier.verify([rollouts(*pairs)])[0]
         assert [reward.correct for reward in rewards] == [right for _, right in pairs]
     assert not verifier.failures
     assert {"check", "left"} <= verifier.restarts.keys()
@@ -145,7 +145,7 @@ def test_a_verifier_that_cannot_be_forked_is_started_anew(start, rollouts, monke
 def test_a_completion_that_ends_processes_costs_itself_alone(start, rollouts, deed, reason):
     verifier = start()
     pairs = [*plain(6, 1), (deed, True), *plain(6, 2)]
-    rewards = verifier.judge([rollouts(*pairs)])[0]
+    rewards = verifier.verify([rollouts(*pairs)])[0]
     assert rewards[6].failed == reason
     assert [r.correct for i, r in enumerate(rewards) if i != 6] == [
         c for i, (_, c) in enumerate(pairs) if i != 6
@@ -161,7 +161,7 @@ def test_no_descendant_outlives_its_worker(start, rollouts, tmp_path, monkeypatc
     monkeypatch.setenv("HOSTILE_PIDS", str(pids))
     verifier = start()
     deed = "supervisor" if end == "killed" else "daemon"
-    rewards = verifier.judge([rollouts((deed, True), ("plain", True))])[0]
+    rewards = verifier.verify([rollouts((deed, True), ("plain", True))])[0]
     assert rewards[1].correct
     if end == "closed":
         verifier.close()
@@ -180,11 +180,11 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.verify.pool import Workers
-workers = Workers(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
+from scalerl.rl.verify.pool import VerifierPool
+workers = VerifierPool(Dataset("unread", verifier=Function({f"{JUDGE}:judge"!r})), Limits(seconds=600))
 print("ready", flush=True)
 jobs = [json.dumps([asdict(Prompt("crowd", "", "")), ""]).encode()] * 2
-workers.begin(jobs).wait(600)
+workers.submit(jobs).wait(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None
@@ -200,21 +200,21 @@ workers.begin(jobs).wait(600)
 @linux
 def test_the_bound_on_memory_is_for_all_processes_of_a_worker_together(start, rollouts):
     verifier = start(memory_gib=0.6, seconds=60.0)
-    rewards = verifier.judge([rollouts(("plain", True), ("crowd", True), ("plain", False))])[0]
+    rewards = verifier.verify([rollouts(("plain", True), ("crowd", True), ("plain", False))])[0]
     assert [reward.failed for reward in rewards] == [None, "died", None]
     assert [reward.correct for reward in rewards] == [True, False, False]
     assert "memory_gib" in verifier.examples["died"]
-    assert not start(memory_gib=3.0, seconds=5.0).judge([rollouts(("plain", True))])[0][0].failed
+    assert not start(memory_gib=3.0, seconds=5.0).verify([rollouts(("plain", True))])[0][0].failed
 
 
 @linux
 def test_a_worker_that_waits_holds_no_memory_of_another(start, rollouts):
     """A failure is judged again by a new worker, while the first holds as much."""
     verifier = start(memory_gib=1.0)
-    rewards = verifier.judge([rollouts(*plain(40, 1))])[0]
+    rewards = verifier.verify([rollouts(*plain(40, 1))])[0]
     assert not any(reward.failed for reward in rewards)
     before = verifier.restarts.copy()
-    rewards = verifier.judge([rollouts(("plain", True), ("fill", True))])[0]
+    rewards = verifier.verify([rollouts(("plain", True), ("fill", True))])[0]
     assert [reward.failed for reward in rewards] == [None, "raised"]
     assert verifier.restarts == before
 
@@ -222,7 +222,7 @@ def test_a_worker_that_waits_holds_no_memory_of_another(start, rollouts):
 @linux
 def test_a_program_that_a_verifier_starts_has_no_channel_of_its_worker(start, rollouts):
     verifier = start()
-    rewards = verifier.judge([rollouts(*plain(4, 1), ("shell", True), *plain(4, 1), ("shell", True))])[0]
+    rewards = verifier.verify([rollouts(*plain(4, 1), ("shell", True), *plain(4, 1), ("shell", True))])[0]
     assert not any(reward.failed for reward in rewards), verifier.examples
 
 
@@ -232,7 +232,7 @@ def test_a_template_that_was_ended_costs_one_start(start, rollouts, tmp_path, mo
     starts = tmp_path / "starts"
     monkeypatch.setenv("HOSTILE_STARTS", str(starts))
     verifier = start()
-    rewards = verifier.judge([rollouts(("template", True), *plain(40, 1))])[0]
+    rewards = verifier.verify([rollouts(("template", True), *plain(40, 1))])[0]
     assert [reward.failed for reward in rewards] == ["died", *[None] * 40]
     assert "None" not in verifier.examples["died"]
     assert len({*starts.read_text().split()} - {str(os.getpid())}) == 2
@@ -242,7 +242,7 @@ def test_a_template_that_was_ended_costs_one_start(start, rollouts, tmp_path, mo
 def test_the_status_of_a_worker_that_was_not_forked_is_told(start, rollouts, monkeypatch):
     monkeypatch.setenv("HOSTILE_THREAD", "1")
     verifier = start()
-    assert verifier.judge([rollouts(("crash", True))])[0][0].failed == "died"
+    assert verifier.verify([rollouts(("crash", True))])[0][0].failed == "died"
     assert verifier.examples["died"].endswith("ended with status -11")
 
 
@@ -302,7 +302,7 @@ proc.end(os.getpid(), ())
 def test_workers_are_renewed_and_counted(start, rollouts):
     verifier = start()
     pairs = plain(2500, 1)
-    rewards = verifier.judge([rollouts(*pairs)])[0]
+    rewards = verifier.verify([rollouts(*pairs)])[0]
     assert [reward.correct for reward in rewards] == [right for _, right in pairs]
     assert verifier.restarts.keys() == {"age"}
     assert verifier.restarts["age"] >= 2
@@ -311,11 +311,11 @@ def test_workers_are_renewed_and_counted(start, rollouts):
 def test_a_verifier_that_is_not_steady_is_said_to_be_and_comes_to_an_end(start, rollouts):
     verifier = start("judge_at_random")
     for seed in range(40):
-        assert len(verifier.judge([rollouts(*plain(40, seed))])[0]) == 40
+        assert len(verifier.verify([rollouts(*plain(40, seed))])[0]) == 40
         if verifier.restarts["unsteady"] == MAX_UNSTEADY:
             break
     assert verifier.restarts["unsteady"] == MAX_UNSTEADY
-    verifier.judge([rollouts(*plain(40, 0))])  # every one by a worker of its own
+    verifier.verify([rollouts(*plain(40, 0))])  # every one by a worker of its own
     assert verifier.restarts["unsteady"] == MAX_UNSTEADY
     assert "does not give one answer the same verdict twice" in "".join(verifier.new_failures())
     assert not verifier.failures

@@ -143,7 +143,7 @@ def asking(make_rollout, name, answer):
 
 
 def process_ids(verifier):
-    return [worker.process.pid for worker in verifier._workers._workers]
+    return [worker.process.pid for worker in verifier._pool._workers]
 
 
 def alive(pid):
@@ -173,7 +173,7 @@ def test_each_failure_costs_one_completion_and_is_counted_and_the_order_is_kept(
     verifier = make_verifier()
     bad = [name for names in FATES.values() for name in names]
     groups = [[make_rollout(prompt=name) for name in (bad_one, "right", "wrong", "half")] for bad_one in bad]
-    rewards = verifier.judge(groups)
+    rewards = verifier.verify(groups)
     for reason, names in FATES.items():
         for name in names:
             failed, *others = rewards[bad.index(name)]
@@ -188,12 +188,12 @@ def test_rewards_come_in_order_though_later_ones_are_ready_first(make_verifier, 
     verifier = make_verifier(Limits(seconds=5, workers=3))
     groups = [[make_rollout(length=n, prompt="says") for n in (1, 2)] for _ in range(10)]
     groups[0][0] = make_rollout(prompt="slow")
-    rewards = verifier.judge(groups)
+    rewards = verifier.verify(groups)
     assert [len(group) for group in rewards] == [2] * 10
     assert rewards[0] == [Reward(1.0, True), Reward(2.0, True)]
     assert rewards[1:] == [[Reward(1.0, True), Reward(2.0, True)]] * 9
-    assert verifier.judge([]) == []
-    assert verifier.judge([[], [groups[1][0]]]) == [[], [Reward(1.0, True)]]
+    assert verifier.verify([]) == []
+    assert verifier.verify([[], [groups[1][0]]]) == [[], [Reward(1.0, True)]]
 
 
 def test_workers_work_side_by_side(make_verifier, make_rollout, tmp_path):
@@ -202,36 +202,36 @@ def test_workers_work_side_by_side(make_verifier, make_rollout, tmp_path):
         asking(make_rollout, "meets", f"{one}|{other}"),
         asking(make_rollout, "meets", f"{other}|{one}"),
     ]
-    assert make_verifier(Limits(seconds=20, workers=2)).judge([rollouts]) == [[Reward(1.0, True)] * 2]
+    assert make_verifier(Limits(seconds=20, workers=2)).verify([rollouts]) == [[Reward(1.0, True)] * 2]
 
 
 def test_what_was_truncated_has_failed_without_being_asked_about(make_verifier, make_rollout):
     verifier = make_verifier()
     group = [make_rollout(prompt="raises", truncated=True), make_rollout(prompt="right")]
-    assert verifier.judge([group]) == [[FAILED, Reward(1.0, True)]]
+    assert verifier.verify([group]) == [[FAILED, Reward(1.0, True)]]
     assert not verifier.failures
 
 
 def test_the_text_is_without_its_end_token(make_verifier, make_rollout):
     verifier = make_verifier()
     ended = make_rollout(3, token_T=(9, 10, 1), prompt="says")  # two digits and <eos>
-    assert verifier.judge([[ended]]) == [[Reward(2.0, True)]]
+    assert verifier.verify([[ended]]) == [[Reward(2.0, True)]]
 
 
 def test_what_a_verifier_prints_is_no_verdict(make_verifier, make_rollout, capfd):
     verifier = make_verifier()
-    assert verifier.judge([[make_rollout(prompt="prints")] * 3]) == [[Reward(-1.0, False)] * 3]
+    assert verifier.verify([[make_rollout(prompt="prints")] * 3]) == [[Reward(-1.0, False)] * 3]
     assert capfd.readouterr() == ("", "")
 
 
 def test_workers_do_not_load_torch(make_verifier, make_rollout):
-    assert make_verifier().judge([[make_rollout(prompt="light")]]) == [[Reward(1.0, True)]]
+    assert make_verifier().verify([[make_rollout(prompt="light")]]) == [[Reward(1.0, True)]]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_what_a_killed_verifier_started_ends_with_it(make_verifier, make_rollout, tmp_path):
     rollout = asking(make_rollout, "starts", str(tmp_path / "pid"))
-    assert make_verifier().judge([[rollout]])[0][0].failed == "timeout"
+    assert make_verifier().verify([[rollout]])[0][0].failed == "timeout"
     pid = int((tmp_path / "pid").read_text())
     assert wait_until(lambda: not alive(pid))
 
@@ -241,7 +241,7 @@ def test_ctrl_c_is_not_for_the_workers(make_verifier, make_rollout):
     for pid in process_ids(verifier):
         os.kill(pid, signal.SIGINT)
     time.sleep(0.1)
-    assert verifier.judge([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+    assert verifier.verify([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -264,7 +264,7 @@ def test_a_signal_to_all_processes_of_a_job_ends_none_that_is_just_starting(make
         thread.join()
     assert signalled >= set(process_ids(verifier))
     assert len(signalled) <= 3  # supervisor, template, worker: none was started a second time
-    assert verifier.judge([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
+    assert verifier.verify([[make_rollout(prompt="right")]]) == [[Reward(1.0, True)]]
 
 
 def test_processes_that_cannot_be_started_are_a_worker_error(make_verifier, make_rollout, monkeypatch):
@@ -274,7 +274,7 @@ def test_processes_that_cannot_be_started_are_a_worker_error(make_verifier, make
     assert wait_until(lambda: not alive(pid))
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(WorkerError, match="cannot be started: No such file"):
-        verifier.judge([[make_rollout(prompt="right")]])
+        verifier.verify([[make_rollout(prompt="right")]])
     with pytest.raises(WorkerError, match="cannot be started: No such file"):
         make_verifier()
 
@@ -282,11 +282,11 @@ def test_processes_that_cannot_be_started_are_a_worker_error(make_verifier, make
 @pytest.mark.skipif(sys.platform != "linux", reason="stopped processes are told apart by /proc")
 def test_a_job_that_was_suspended_loses_no_supervisor(make_verifier, make_rollout, monkeypatch):
     """A frozen container: nothing is sent for longer than the heartbeat timeout, and nothing is looked at."""
-    monkeypatch.setattr("scalerl.rl.verify.pool.SILENCE_SECONDS", 4.0)
+    monkeypatch.setattr("scalerl.rl.verify.pool.HEARTBEAT_TIMEOUT", 4.0)
     verifier = make_verifier(Limits(seconds=5, workers=1))
     (pid,) = process_ids(verifier)
     os.kill(pid, signal.SIGSTOP)
-    begun = verifier.begin([[make_rollout(prompt="right")]])
+    begun = verifier.start([[make_rollout(prompt="right")]])
     begun.wait(0)
     time.sleep(4.5)
     begun.wait(0)
@@ -301,7 +301,7 @@ def test_a_worker_that_was_killed_between_two_calls_is_replaced(make_verifier, m
     (pid,) = process_ids(verifier)
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: not alive(pid))
-    assert verifier.judge([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
+    assert verifier.verify([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
 
 
 def test_an_interrupted_call_leaves_nothing_to_the_next(make_verifier, make_rollout):
@@ -314,11 +314,11 @@ def test_an_interrupted_call_leaves_nothing_to_the_next(make_verifier, make_roll
     signal.setitimer(signal.ITIMER_REAL, 0.3)
     try:
         with pytest.raises(KeyboardInterrupt):
-            verifier.judge([[make_rollout(prompt=name) for name in ("sleeps", "wrong", "sleeps", "wrong")]])
+            verifier.verify([[make_rollout(prompt=name) for name in ("sleeps", "wrong", "sleeps", "wrong")]])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert verifier.judge([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
+    assert verifier.verify([[make_rollout(prompt="right")] * 3]) == [[Reward(1.0, True)] * 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at the parent's end is Linux's")
@@ -329,11 +329,11 @@ from dataclasses import asdict
 from scalerl.rl.tasks.dataset import Dataset
 from scalerl.rl.tasks.verifiers import Function
 from scalerl.rl.types import Limits, Prompt
-from scalerl.rl.verify.pool import Workers
-workers = Workers(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
+from scalerl.rl.verify.pool import VerifierPool
+workers = VerifierPool(Dataset("unread", verifier=Function({behaviours.name!r})), Limits(seconds=600))
 print(*[worker.process.pid for worker in workers._workers], flush=True)
 jobs = [json.dumps([asdict(Prompt(name, "", "")), ""]).encode() for name in ("regex", "hides")]
-workers.begin(jobs).wait(600)
+workers.submit(jobs).wait(600)
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

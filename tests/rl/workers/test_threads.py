@@ -36,10 +36,11 @@ def test_two_threads_may_look_whether_an_actor_lives(monkeypatch):
     def get(ref, timeout):
         asked.append(ref)
 
+    monkeypatch.setattr(actors, "_INTERVAL", 0.0)
     monkeypatch.setattr(actors.ray, "wait", ready)
     monkeypatch.setattr(actors.ray, "get", get)
     actor = SupervisedActor("trainer 0", Handle(), 20.0)
-    actor.settled(("node a", 1))
+    actor.placed(("node a", 1))
     actor.check_life()  # asks
 
     def look():

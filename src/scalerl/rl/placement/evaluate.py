@@ -46,15 +46,15 @@ class Evaluate(Protocol):
     """Evaluates weights, now or later."""
 
     def __call__(self, weights: Weights, version: int) -> Future[EvaluationResult]:
-        """The evaluation of `weights`, which are `version`."""
+        """Evaluate `weights`, which are `version`."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held; what is not done is lost."""
+        """Stop its processes; evaluations that are not done are lost."""
         ...
 
 
-_LOOK = 0.5  # seconds between two looks at what is being verified
+_LOOK = 0.5  # seconds between two heartbeats while completions are verified
 
 
 class Evaluator:
@@ -70,14 +70,15 @@ class Evaluator:
         self._beat = beat
         self._n_samples = recipe.evaluation.samples
         self._prompts = recipe.task.prompts("heldout") if prompts is None else prompts
-        rows = recipe.evaluation.slots_for(len(self._prompts))
-        self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, rows)
+        slots = recipe.evaluation.slots_for(len(self._prompts))
+        self._generator = load_generator(recipe, model_folder, recipe.evaluation.seed, slots)
         self._verifier = load_verifier(recipe, self._generator.tokenizer)
 
     def evaluate(self, weights: Weights, version: int) -> EvaluationResult:
-        """Sample every held-out prompt with `weights`, and judge the completions."""
+        """Sample every held-out prompt with `weights`, and verify the completions."""
         started = time.perf_counter()
-        generator = self._generator  # all rows are free; old cache entries are overwritten before use
+        # All decode slots are free, and old entries of the KV cache are overwritten before they are read.
+        generator = self._generator
         generator.update(weights, version)
         for prompt in self._prompts:
             generator.submit(prompt, 0, self._n_samples)
@@ -86,10 +87,10 @@ class Evaluator:
             generator.work()
             self._beat()
         groups = generator.take(len(self._prompts))
-        judging = self._verifier.begin(groups)
-        while not judging.wait(_LOOK):  # each verdict has a time limit of its own
+        pending = self._verifier.start(groups)
+        while not pending.wait(_LOOK):  # each verdict has a time limit of its own
             self._beat()
-        verdicts = judging.result()
+        verdicts = pending.result()
         rollouts = [rollout for group in groups for rollout in group]
         return EvaluationResult(
             version=version,
@@ -112,5 +113,5 @@ class Evaluator:
         return future
 
     def close(self) -> None:
-        """End the processes that verify."""
+        """Stop the processes that verify."""
         self._verifier.close()

@@ -1,4 +1,4 @@
-"""Evaluations beside the training, in a process of their own that is started again where it is lost.
+"""Evaluations beside the training, in a process of their own that is replaced where it is lost.
 
     EvaluatorAside     queues evaluations; its thread has them made in order, by one worker at a time
       EvaluationWorker   a process that evaluates: `EvaluationProcess` here, or an actor on a cluster
@@ -14,17 +14,16 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
-import signal
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -33,53 +32,42 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.config.settings import Timeouts
 from scalerl.rl.placement.evaluate import EvaluationResult, Evaluator
 from scalerl.rl.types import Prompt, Weights
-from scalerl.rl.workers.outbox import Outbox
-from scalerl.rl.workers.process import follow_the_parent, masked_signals
-from scalerl.rl.workers.supervision import Watchdog, WorkerLostError
+from scalerl.rl.workers.child import ChildProcess
+from scalerl.rl.workers.process import follow_the_parent
+from scalerl.rl.workers.supervision import Watchdog, WorkerLostError, backoff
 
 _LOG = logging.getLogger("scalerl")
-_SPAWN = get_context("spawn")
 MOST_RESTARTS = 2
 """Workers that are started again for one evaluation."""
-_LOOK = 0.5  # seconds between two looks at a worker
-_BEAT = 0.5  # seconds between two heartbeats of a worker that makes progress
-_PAUSE = 0.5  # seconds before a worker is started again; they double
+_INTERVAL = 0.5  # seconds between two polls of a worker, and between two of its heartbeats
 
 
-class EvaluationWorker(Protocol):
-    """A process that evaluates, one evaluation at a time; it starts by itself."""
+class EvaluationWorker(ABC):
+    """A process that makes one evaluation at a time; it starts by itself."""
 
-    @property
-    def beats(self) -> int:
-        """A number that rises with its progress."""
-        ...
+    beats = 0
+    """Rises with its progress."""
+    started = False
+    """Whether it has loaded its model."""
+    startup = 0.0
+    """Seconds that its start has taken, once it has started or was killed."""
 
-    @property
-    def started(self) -> bool:
-        """Whether it has loaded its model."""
-        ...
+    @abstractmethod
+    def submit(self, weights: Any, version: int) -> None:
+        """Evaluate `weights`, once the worker has started."""
 
-    @property
-    def startup(self) -> float:
-        """Seconds that its start has taken so far."""
-        ...
-
-    def begin(self, weights: Any, version: int) -> None:
-        """Evaluate `weights`, once it has started."""
-        ...
-
+    @abstractmethod
     def poll(self, seconds: float) -> EvaluationResult | None:
-        """The outcome; None where it has not come within `seconds`.
+        """Return the result; None where it has not come within `seconds`.
 
         Raises:
             WorkerLostError: the process has exited.
             ScalerlError: the evaluation has failed, as it would in any other process.
         """
-        ...
 
+    @abstractmethod
     def kill(self, why: WorkerLostError | None = None) -> None:
-        """End the process now; `why` it is lost, where it is."""
-        ...
+        """Kill the process; `why` it is lost, where it is."""
 
 
 class EvaluatorAside:
@@ -99,7 +87,7 @@ class EvaluatorAside:
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._startup = self._reported = 0.0
         self._queue: queue.SimpleQueue[tuple[Any, int, Future[EvaluationResult]] | None] = queue.SimpleQueue()
-        # Python would end the process by SIGTERM, which it ignores.
+        # Python would end the process by SIGTERM, which it does not answer.
         self._at_exit = atexit.register(self._kill)
         # A daemon: the end of the interpreter must not wait for it.
         self._thread = threading.Thread(target=self._run, name="evaluation", daemon=True)
@@ -112,7 +100,7 @@ class EvaluatorAside:
         return future
 
     def close(self) -> None:
-        """End the worker at once; what it has not done by now is done when the run is resumed."""
+        """Kill the worker; what it has not done by now is done when the run is resumed."""
         with self._lock:
             self._closed.set()
         self._queue.put(None)
@@ -121,8 +109,8 @@ class EvaluatorAside:
         atexit.unregister(self._at_exit)
 
     def _run(self) -> None:
-        with suppress(WorkerLostError, CancelledError):  # the first evaluation tells
-            self._started()
+        with suppress(WorkerLostError, CancelledError):  # the first evaluation raises it again
+            self._running_worker()
         while (item := self._queue.get()) is not None:
             weights, version, future = item
             try:
@@ -137,7 +125,7 @@ class EvaluatorAside:
             try:
                 return self._attempt(weights, version)
             except WorkerLostError as error:
-                self._discard(error)
+                self._release(error)
                 if self._closed.is_set():
                     break
                 if attempt == MOST_RESTARTS:
@@ -146,17 +134,17 @@ class EvaluatorAside:
                 again = f"a new process is started, and the evaluation of step {version} made again"
                 _LOG.warning("%s; %s", error, again)
             except ScalerlError:
-                self._discard(None)
+                self._release(None)
                 raise
-            if self._closed.wait(_PAUSE * 2**attempt):
+            if self._closed.wait(backoff(attempt)):
                 break
         raise CancelledError
 
     def _attempt(self, weights: Any, version: int) -> EvaluationResult:
-        worker = self._started()
-        worker.begin(weights, version)
+        worker = self._running_worker()
+        worker.submit(weights, version)
         watchdog, beats = self._watchdog(worker, version), worker.beats
-        while (outcome := worker.poll(_LOOK)) is None:
+        while (outcome := worker.poll(_INTERVAL)) is None:
             if worker.beats != beats:
                 watchdog, beats = self._watchdog(worker, version), worker.beats
             watchdog.check()
@@ -170,8 +158,7 @@ class EvaluatorAside:
         timeout = self._timeouts.evaluation if worker.started else self._timeouts.start
         return Watchdog(f"evaluation at step {version}", timeout)
 
-    def _started(self) -> EvaluationWorker:
-        """The worker; another one where there is none."""
+    def _running_worker(self) -> EvaluationWorker:
         with self._lock:  # which `close` takes before it kills the worker
             if self._closed.is_set():
                 raise CancelledError
@@ -182,79 +169,53 @@ class EvaluatorAside:
                     raise WorkerLostError(f"no process for evaluations ({error.strerror})") from error
             return self._worker
 
-    def _discard(self, why: WorkerLostError | None) -> None:
+    def _release(self, why: WorkerLostError | None) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._startup += worker.startup
             worker.kill(None if self._closed.is_set() else why)
+            self._startup += worker.startup
 
     def _kill(self) -> None:
         if (worker := self._worker) is not None:
             worker.kill()
 
 
-class EvaluationProcess:
-    """A worker on this machine; see `EvaluationWorker`."""
+class EvaluationProcess(EvaluationWorker):
+    """A worker on this machine."""
 
     def __init__(self, recipe: Recipe, model_folder: str, prompts: Sequence[Prompt]) -> None:
-        self.beats = 0
-        self._began, self._startup = time.perf_counter(), 0.0
-        self._channel, theirs = _SPAWN.Pipe()
-        # No other arguments: Python waits until a process has read those, even where it is dead.
-        self._process = _SPAWN.Process(target=serve, name="evaluation", args=(theirs,), daemon=True)
-        with masked_signals():
-            self._process.start()
-        theirs.close()
-        self._outbox = Outbox(self._channel)
-        # All processes of a machine have one `perf_counter`.
-        self._outbox.put((recipe.without_prompts(), model_folder, prompts, self._began))
+        self._began = time.perf_counter()  # all processes of a machine have one `perf_counter`
+        self._child = ChildProcess("evaluation", serve)
+        self._child.send((recipe.without_prompts(), model_folder, prompts, self._began))
 
-    @property
-    def started(self) -> bool:
-        """See `EvaluationWorker`."""
-        return self._startup > 0
-
-    @property
-    def startup(self) -> float:
-        """See `EvaluationWorker`."""
-        return self._startup or time.perf_counter() - self._began
-
-    def begin(self, weights: Weights, version: int) -> None:
-        """See `EvaluationWorker`."""
-        self._outbox.put((dict(weights), version))
+    def submit(self, weights: Weights, version: int) -> None:
+        """See `EvaluationWorker.submit`."""
+        self._child.send((dict(weights), version))
 
     def poll(self, seconds: float) -> EvaluationResult | None:
-        """See `EvaluationWorker`."""
+        """See `EvaluationWorker.poll`."""
         ends = time.monotonic() + seconds
         try:
-            while self._channel.poll(max(ends - time.monotonic(), 0.0)):
-                what, value = self._channel.recv()
+            while self._child.channel.poll(max(ends - time.monotonic(), 0.0)):
+                what, value = self._child.channel.recv()
                 self.beats += 1
                 if what == "started":
-                    self._startup = value
+                    self.started, self.startup = True, value
                 elif what == "done":
                     return value
                 elif what == "failed":
                     raise value
                 elif what == "lost":
-                    raise WorkerLostError(f"the evaluation process is lost: {value}")
+                    raise WorkerLostError(f"the evaluation is lost: {value}")
         except (EOFError, OSError):
-            raise WorkerLostError(f"the evaluation process is lost: {self._ended()}") from None
+            raise WorkerLostError(f"the evaluation is lost: {self._child.exit_cause()}") from None
         return None
 
     def kill(self, why: WorkerLostError | None = None) -> None:
-        """See `EvaluationWorker`."""
-        self._process.kill()
-        self._process.join()
-        self._outbox.close()
-
-    def _ended(self) -> str:
-        self._process.join(timeout=10)
-        status = self._process.exitcode
-        if status is not None and status < 0:
-            name = signal.Signals(-status).name
-            return f"killed by {name}" + " (out of memory?)" * (name == "SIGKILL")
-        return f"it exited with status {status}"
+        """See `EvaluationWorker.kill`."""
+        self._child.kill()
+        if not self.started:
+            self.startup = time.perf_counter() - self._began
 
 
 # -- in the process ----------------------------------------------------------------------------------------
@@ -264,12 +225,12 @@ def serve(channel: Connection) -> None:
     """Make the evaluations that come, until the channel is closed."""
     follow_the_parent()
     torch.set_num_threads(1)
-    beaten = time.monotonic()
+    sent_at = time.monotonic()
 
     def beat() -> None:
-        nonlocal beaten
-        if time.monotonic() - beaten >= _BEAT:
-            beaten = time.monotonic()
+        nonlocal sent_at
+        if time.monotonic() - sent_at >= _INTERVAL:
+            sent_at = time.monotonic()
             channel.send(("beat", None))
 
     with suppress(EOFError, OSError):  # the run has ended

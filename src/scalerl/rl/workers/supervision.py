@@ -1,4 +1,4 @@
-"""Supervision of worker processes: one that makes no progress is reported, and replaced at its deadline."""
+"""Supervision of workers, wherever they run: deadlines, back-off, and time without a poll."""
 
 from __future__ import annotations
 
@@ -10,40 +10,47 @@ from scalerl.errors import WorkerError
 _LOG = logging.getLogger("scalerl")
 NOTICE = 30.0
 """Seconds without progress after which that is reported."""
-_AWAY = 1.5  # seconds between two looks, beyond which the driver did something else
+FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a lost worker is started again
+_POLLING = 1.5  # seconds between two polls, beyond which the driver did something else
 
 
 class WorkerLostError(WorkerError):
-    """A worker has exited, or was given up; the text names it and the cause. Another can take its place."""
+    """A worker has exited or passed a deadline; the text names it and the cause. Another can replace it."""
 
 
-class Attention:
-    """Tells how long the driver did not look: silence counts only while it listens.
+def backoff(attempt: int, longest: float = _LONGEST_PAUSE) -> float:
+    """Return the seconds to wait before a retry, where `attempt` retries have failed: they double."""
+    # Without the bound on the exponent a day of retries ends in an OverflowError.
+    return min(longest, _LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(attempt, 20))
 
-    What was sent while it did something else may not be here at once, as an answer that lies in the store of
-    another node is only fetched once it is asked for; and all processes of a suspended job are silent.
+
+class PollClock:
+    """Measures the time in which the driver did not poll: a worker's silence counts only while it does.
+
+    What was sent while the driver did something else may not be here at once, as a result in the store of
+    another node is only fetched on request; and all processes of a suspended job are silent.
     """
 
     def __init__(self) -> None:
         self._at = time.monotonic()
 
-    def away(self) -> float:
-        """Seconds since the last call that do not count; 0 where the driver looks often."""
+    def unpolled(self) -> float:
+        """Return the seconds since the last call that do not count; 0 where the driver polls often."""
         before, self._at = self._at, time.monotonic()
-        return max(self._at - before - _AWAY, 0.0)
+        return max(self._at - before - _POLLING, 0.0)
 
 
 class Watchdog:
-    """Watches one worker's progress; `what` names what it does."""
+    """Watches one worker's progress; `what` names its work."""
 
     def __init__(self, what: str, timeout: float) -> None:
         self._what, self._timeout = what, timeout
         self._notice = min(NOTICE, timeout / 2)
-        self._attention = Attention()
-        self.moved()
+        self._clock = PollClock()
+        self.progress()
 
-    def moved(self) -> None:
-        """Progress was made."""
+    def progress(self) -> None:
+        """Note that progress was made."""
         self._since, self._reported = time.monotonic(), False
 
     def check(self) -> None:
@@ -52,7 +59,7 @@ class Watchdog:
         Raises:
             WorkerLostError: the deadline has passed.
         """
-        self._since += self._attention.away()
+        self._since += self._clock.unpolled()
         still = time.monotonic() - self._since
         if still >= self._timeout:
             raise WorkerLostError(f"{self._what} has made no progress for {self._timeout:g} s")

@@ -111,7 +111,7 @@ def inline(recipe, model):
     learner = load_learner(recipe, model)
     generator = load_generator(recipe, model, recipe.seed, recipe.decode_slots)
     pool = PromptPool(recipe.task.prompts("train"), recipe.curriculum, recipe.seed)
-    judge = load_verifier(recipe, load_tokenizer(model)).begin
+    judge = load_verifier(recipe, load_tokenizer(model)).start
     loop = Pipeline(recipe, pool, generator, learner, judge).steps()
     steps, weights = [], []
     for _ in range(12):

@@ -14,7 +14,7 @@ from scalerl.rl.config.cluster import ClusterTimeouts
 from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
 from scalerl.rl.workers.ray import actors
 from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor
-from scalerl.rl.workers.supervision import Attention
+from scalerl.rl.workers.supervision import PollClock
 
 TIMEOUTS = ClusterTimeouts(start=30, heartbeat=20, decode=40, weights=10)
 
@@ -33,15 +33,16 @@ class Handle:
 def worker():
     """A generator that takes part."""
     worker = RolloutWorker("generator 0", TIMEOUTS, lambda: (Handle(), "start"))
-    worker.fill()
+    worker.request()
     worker.placed(("node a", 1))
     worker.started()
+    worker.receive()
     return worker
 
 
 def later(worker, seconds):
     """So many seconds go by."""
-    for name in ("placed_at", "listening_since", "moved_at", "offered_at"):
+    for name in ("placed_at", "called_at", "progressed_at", "offered_at"):
         setattr(worker, name, getattr(worker, name) - seconds)
 
 
@@ -51,10 +52,10 @@ def test_one_that_installs_version_after_version_may_be_behind_for_ever(worker):
         later(worker, 6)
         worker.offer("weights", version + 1)  # before it has installed the last
         worker.has_installed(version)
-        worker.listen()
+        worker.receive()
         worker.check()
     later(worker, 12)
-    worker.listen()
+    worker.receive()
     with pytest.raises(LostError, match="version 6 of the weights was not installed in 10 s"):
         worker.check()
 
@@ -63,7 +64,7 @@ def test_weights_are_on_their_way_for_as_long_as_nothing_newer_is_installed(work
     for version in range(4):  # offered again and again, and none arrives
         worker.offer("weights", version)
         later(worker, 3)
-    worker.listen()
+    worker.receive()
     with pytest.raises(LostError, match="version 3 of the weights"):
         worker.check()
 
@@ -99,10 +100,10 @@ def test_time_in_which_nobody_listened_is_no_silence(worker):
 def test_each_look_counts_for_no_more_than_looks_are_apart(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(actors.time, "monotonic", lambda: clock[0])
-    attention = Attention()
+    poll_clock = PollClock()
     for gap, away in ((0.02, 0.0), (1.0, 0.0), (61.5, 60.0), (1.0, 0.0)):
         clock[0] += gap
-        assert attention.away() == pytest.approx(away)
+        assert poll_clock.unpolled() == pytest.approx(away)
 
 
 def listen(calls, clock):
@@ -122,7 +123,7 @@ def unanswered(monkeypatch):
 
 def test_a_ping_and_a_call_may_be_unanswered_for_as_long_as_nobody_looks(unanswered):
     actor = SupervisedActor("trainer 0", Handle(), 20.0)
-    actor.settled(("node a", 1))
+    actor.placed(("node a", 1))
     calls = Calls({"call": actor}, 30.0, "stepped")
     assert not calls.wait(0.0)  # which asks for a heartbeat
     unanswered[0] += 1000.0

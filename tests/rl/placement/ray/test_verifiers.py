@@ -89,8 +89,8 @@ def test_rewards_and_failures_are_those_of_processes_beside_the_driver(
     groups[5][3] = make_rollout(truncated=True)
     here, there = PoolVerifier(task, load_tokenizer(small_base), task.limits), start(task)
     for _ in range(2):
-        assert there.judge(groups) == here.judge(groups)
-    assert there.judge([]) == []
+        assert there.verify(groups) == here.verify(groups)
+    assert there.verify([]) == []
     here.close()
     assert there.failures == here.failures == {"raised": 2}
     assert there.new_failures() == here.new_failures() != []
@@ -106,7 +106,7 @@ def test_a_verifier_that_is_lost_is_replaced_and_its_share_is_judged_by_another(
     free = tmp_path / "free"
     verifier = start(task)
     groups = [[asking(make_rollout, "waits", str(free), length) for length in (2, 3)] for _ in range(8)]
-    judging = verifier.begin(groups)
+    judging = verifier.start(groups)
     worker = verifier._workers[0]
     pid, node = worker.actor.pid, worker.actor.node
     children = until(lambda: psutil.Process(pid).children(recursive=True))
@@ -123,9 +123,9 @@ def test_a_verifier_that_is_lost_is_replaced_and_its_share_is_judged_by_another(
     assert until(lambda: judging.wait(1.0))
     assert judging.result() == [[Reward(1.0, True), Reward(-1.0, False)]] * 8  # a token is a character
     assert "verifier 0 on " + node in verifier.lost[0]
-    assert caplog.records[0].getMessage() == verifier.lost[0] + "; others judge what it was given"
+    assert caplog.records[0].getMessage() == verifier.lost[0] + "; others verify what it was given"
     until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
-    until(lambda: verifier.judge(groups) and worker.there)  # another has come in its place
+    until(lambda: verifier.verify(groups) and worker.taking_part)  # another has come in its place
     events = [(e["kind"], e["role"], e["who"]) for e in verifier._timeline.events()]
     came = [("arrived", "verify", f"verifier {i}") for i in (0, 1)]
     assert events[:3] == [*came, ("lost", "verify", "verifier 0")]
@@ -177,8 +177,8 @@ def test_a_replacement_that_hangs_as_it_starts_is_replaced(nodes, recipe, small_
         hangs.touch()
         worker = verifier._workers[0]
         os.kill(worker.actor.pid, signal.SIGKILL)
-        until(lambda: verifier.judge(groups) and len(verifier.lost) == 2)
+        until(lambda: verifier.verify(groups) and len(verifier.lost) == 2)
         assert "verifier 0 on node " in verifier.lost[1]
         assert "it has not started within 30 s" in verifier.lost[1]
         hangs.unlink()
-        until(lambda: verifier.judge(groups) and worker.there)
+        until(lambda: verifier.verify(groups) and worker.taking_part)

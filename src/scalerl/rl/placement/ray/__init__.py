@@ -1,1 +1,1 @@
-"""A run on a cluster: Ray places and supervises its parts; `settings` is what a recipe may say of that."""
+"""The parts of a run on a cluster, as Ray actors; their settings are in `scalerl.rl.config.cluster`."""

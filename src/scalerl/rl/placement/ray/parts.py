@@ -24,7 +24,7 @@ from scalerl.rl.workers.ray.timeline import Timeline
 
 
 class RayParts:
-    """Parts as Ray actors; `closing` ends them, and gives their room back."""
+    """Parts as Ray actors; `closing` kills them, and gives their room back."""
 
     def __init__(
         self, recipe: Recipe, model_folder: str, closing: ExitStack, folder: str | Path = "."
@@ -37,23 +37,23 @@ class RayParts:
         closing.callback(self._session.close)
 
     def went_back(self, error: LearnerLostError, step: int) -> None:
-        """The run has begun again from a step, for that a rank of the learner was lost."""
+        """Record that the run has started again from a step, as a rank of the learner was lost."""
         what = f"{error}; the run goes on from step {step}"
         self.timeline.event("lost", "train", error.who, error.node, what, error.at)
 
     def learner(self) -> Learner | RayLearner:
-        """The learner: in the driver, or over actors."""
+        """Return the learner: in the driver, or over actors."""
         settings = self._recipe.on_cluster.learner
         if not isinstance(settings, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
         learner = RayLearner(self._recipe, self._model_folder, self._session, settings)
         self._closing.callback(learner.close)
         for name, node in learner.ranks:
-            self.timeline.event("arrived", "train", name, node, f"{name} on {node} takes part")
+            self.timeline.arrived("train", name, node)
         return learner
 
     def generator(self, learner: Learner | RayLearner, version: int) -> Generator:
-        """Generators with the weights of `learner` as `version`."""
+        """Return the generators, with the weights of `learner` as `version`."""
         recipe, model = self._recipe, self._model_folder
         check_sampler(recipe, model, learner.model)
         if isinstance(engine := recipe.on_cluster.engine, Vllm):
@@ -66,7 +66,7 @@ class RayParts:
         return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
-        """What judges: in processes beside the driver, or in actors."""
+        """Return the verifier: in processes beside the driver, or in actors."""
         if self._recipe.on_cluster.verifiers:
             verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline)
         else:
@@ -85,7 +85,7 @@ class RayParts:
         return generator
 
     def evaluate(self) -> Evaluate:
-        """What evaluates."""
+        """Return the evaluator."""
         evaluator = evaluator_on(self._recipe, self._model_folder, self._session, self.timeline)
         self._closing.callback(evaluator.close)
         return evaluator

@@ -1,6 +1,6 @@
 """A rank of the learner that is sharded over Ray actors: `LearnerRank`, reached by remote calls.
 
-All ranks do everything at once, but for `ping` and what is asked of the first alone.
+All ranks do everything at once, but for heartbeats and the calls of the first rank alone.
 """
 
 from __future__ import annotations
@@ -18,52 +18,44 @@ from scalerl.rl.sync.broadcast import BroadcastGroup, send
 from scalerl.rl.sync.buckets import in_buckets
 from scalerl.rl.sync.object_store import Bucket, StoredWeights, put
 from scalerl.rl.workers.ranks import meet, store_at
-from scalerl.rl.workers.ray.session import here
+from scalerl.rl.workers.ray.actors import WorkerActor
 
-GROUPS = {"life": 1, "first": 1, "send": 1}
-"""Threads beside the one that trains: for signs of life, for the disk, and for a broadcast."""
+THREADS = {"life": 1, "first": 1, "send": 1}
+"""Threads beside the one that trains: for heartbeats, for the disk, and for a broadcast."""
 
 
-class TrainerActor:
+class TrainerActor(WorkerActor):
     """Holds a shard of the learner, and takes part in what all ranks do."""
 
-    def where(self) -> tuple[str, int]:
-        """Node and process."""
-        return here()
-
-    def meeting(self) -> str:
-        """Where the ranks meet, asked of the first: an address of its node that nobody listens at."""
+    def address_to_meet(self) -> str:
+        """Return a free address of this node, at which the ranks find each other; called on the first."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             return f"{address}:{probe.getsockname()[1]}"
 
-    def meet(self, rank: int, world: int, meeting: str, seconds: float) -> None:
-        """Wait for the others; none waits for another for more than so many seconds, now or later."""
+    def meet(self, rank: int, world: int, address: str, seconds: float) -> None:
+        """Join the process group; no rank waits for another for more than `seconds`, now or later."""
         torch.set_num_threads(1)
-        if meeting.startswith("127."):
+        if address.startswith("127."):  # gloo would take another interface, which others may reach
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        address, _, port = meeting.rpartition(":")
-        store = store_at(address, int(port), world, rank == 0, seconds)
+        host, _, port = address.rpartition(":")
+        store = store_at(host, int(port), world, rank == 0, seconds)
         meet(seconds, store=store, rank=rank, world_size=world)
         self._rank = LearnerRank()
 
-    @ray.method(concurrency_group="life")
-    def ping(self) -> None:
-        """A heartbeat."""
-
     def all(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """A method of `LearnerRank`, which all ranks call; the first returns what it does."""
+        """Call a method of `LearnerRank`, as all ranks do; the first returns its result."""
         found = getattr(self._rank, name)(*arguments)
         return found if dist.get_rank() == 0 else None
 
     @ray.method(concurrency_group="first")
     def first(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        """A method that only the first rank calls, while all train."""
+        """Call a method that only the first rank calls, while all train."""
         return getattr(self._rank, name)(*arguments)
 
     def stored_weights(self, bucket_mib: float) -> list[tuple[int, Bucket]]:
-        """The buckets that this rank has put into the object store: number of each, and where it is.
+        """Put buckets into the object store; return number and reference of those of this rank.
 
         The ranks take turns, so that none of them, and no node's store, has the whole model.
         """

@@ -1,7 +1,7 @@
-"""Actors of a run as the driver sees them: calls have a time limit, and who is lost is named with the cause.
+"""Actors of a run as the driver sees them: calls have a time limit, and a lost actor is named with the cause.
 
-An actor whose call fails, or that gives no heartbeat, is lost: it is killed, and its place may be taken by
-another. Nothing here waits for longer than it was told to.
+An actor whose call fails, or that gives no heartbeat, is lost: it is killed, and another may take its place.
+No function here waits for longer than its limit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from scalerl.errors import ScalerlError, brief_error, first_line
 from scalerl.rl.config.cluster import Resources
 from scalerl.rl.workers.ray.cluster_watch import check
-from scalerl.rl.workers.supervision import Attention, WorkerLostError
+from scalerl.rl.workers.ray.session import here
+from scalerl.rl.workers.supervision import PollClock, WorkerLostError
 
-FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before what failed is tried again
-_LOOK = 1.0  # seconds between two looks at who still lives
+_INTERVAL = 1.0  # seconds between two checks of a heartbeat
 
 
 class LostError(WorkerLostError):
@@ -35,96 +35,101 @@ class LostError(WorkerLostError):
         self.who, self.node, self.at = who, node, time.time()
 
 
+class WorkerActor:
+    """Base of the actors of a run: where it is, and a heartbeat, in a thread that waits for no other call."""
+
+    @ray.method(concurrency_group="life")
+    def where(self) -> tuple[str, int]:
+        """Return node and process."""
+        return here()
+
+    @ray.method(concurrency_group="life")
+    def ping(self) -> None:
+        """Answer, as a heartbeat."""
+
+
 @dataclass(eq=False)
 class SupervisedActor:
-    """An actor, and what it was told to be."""
+    """An actor, where it runs, and when it last gave a heartbeat."""
 
     name: str
     handle: Any
     heartbeat: float
-    """Seconds without a heartbeat after which it is given up."""
+    """Seconds without a heartbeat after which it is lost."""
     node: str = "no node yet"
     pid: int = 0
     _ping: Any = None
     _pinged: float = field(default_factory=time.monotonic)
-    _attention: Attention = field(default_factory=Attention)
+    _check_at: float = 0.0
+    _clock: PollClock = field(default_factory=PollClock)
     _lock: Any = field(default_factory=threading.Lock)
     """A checkpoint's thread waits for an actor while the driver does too."""
 
     def lost(self, cause: BaseException | str) -> LostError:
-        """The error that says so."""
+        """Return the error for its loss."""
         text = cause if isinstance(cause, str) else cause_of(cause, self.pid)
         return LostError(f"{self.name} on {self.node} is lost: {text}", self.name, self.node)
 
-    def settled(self, where: tuple[str, int]) -> None:
-        """It has said where it runs."""
+    def placed(self, where: tuple[str, int]) -> None:
+        """Note node and process."""
         self.node, self.pid = where
 
     def check_life(self) -> None:
-        """Ask for a heartbeat, and look for the answer to the last question; waits for nothing.
+        """Check the answer to the last ping, and send the next; waits for nothing.
 
-        Nothing is asked of one that has not said where it runs: it is starting, for which there is another
-        limit.
+        An actor that has no place yet is not pinged: its start has a limit of its own.
 
         Raises:
-            LostError: there was none for too long, or it has died.
+            LostError: there was no heartbeat for too long, or the actor has died.
         """
         if not self.pid:
             return
         with self._lock:
-            self._look()
-
-    def _look(self) -> None:
-        self._pinged += self._attention.away()
-        if self._ping is None:
-            self._ping, self._pinged = self.handle.ping.remote(), time.monotonic()
-            return
-        if ray.wait([self._ping], timeout=0)[0]:
-            ping, self._ping = self._ping, None
-            try:
-                ray.get(ping, timeout=self.heartbeat)
-            except RayError as error:
-                raise self.lost(error) from error
-        elif time.monotonic() - self._pinged > self.heartbeat:
-            raise self.lost(f"no heartbeat for {self.heartbeat:g} s (pid {self.pid})")
+            self._pinged += self._clock.unpolled()
+            now = time.monotonic()
+            if now < self._check_at:
+                return
+            self._check_at = now + _INTERVAL
+            if self._ping is None:
+                self._ping, self._pinged = self.handle.ping.remote(), now
+            elif ray.wait([self._ping], timeout=0)[0]:
+                ping, self._ping = self._ping, None
+                value_of(ping, self)
+            elif now - self._pinged > self.heartbeat:
+                raise self.lost(f"no heartbeat for {self.heartbeat:g} s (pid {self.pid})")
 
     def kill(self) -> None:
-        """End it now, whatever it does. Ray kills the process where that does not end by itself."""
+        """Kill it now. Ray kills the process where that does not end by itself."""
         with suppress(RayError, ValueError):  # it is dead, or Ray is
             ray.kill(self.handle, no_restart=True)
 
 
-def remote(
-    cls: type, groups: Mapping[str, int], share: Resources, put: Callable[[int], Any]
+def actors_of(
+    cls: type, threads: Mapping[str, int], resources: Resources, placement: Callable[[int], Any]
 ) -> Callable[[int], Any]:
-    """What asks for the actor of a number, which is of `cls`, has so many threads for each group of calls and
-    `share` of a node, and is put where `put` says.
+    """Return a function that requests the actor of a number.
 
-    Ray restarts none that is lost: whoever asked for it has another one made.
+    It is of class `cls`, has so many threads for each group of calls, and is put where `placement` says. Ray
+    restarts none: the pool that lost it requests another.
     """
     make: Any = ray.remote
-    actor = make(concurrency_groups=dict(groups))(cls)
+    actor = make(concurrency_groups=dict(threads))(cls)
 
-    def ask(number: int) -> Any:
-        where = put(number)
+    def request(number: int) -> Any:
+        where = placement(number)
         return actor.options(
-            num_cpus=share.cpus, num_gpus=share.gpus, max_restarts=0, scheduling_strategy=where
+            num_cpus=resources.cpus, num_gpus=resources.gpus, max_restarts=0, scheduling_strategy=where
         ).remote()
 
-    return ask
-
-
-def pause_after(times: int, longest: float = _LONGEST_PAUSE) -> float:
-    """Seconds before another attempt, where `times` have failed before the last one: they double."""
-    return min(longest, _LONGEST_PAUSE, FIRST_PAUSE * 2**times)
+    return request
 
 
 class Calls:
-    """Calls under way, each by the actor that is asked; see `scalerl.rl.types.Pending`.
+    """Calls under way, each with its actor; see `scalerl.rl.types.Pending`.
 
     Raises (by any method):
         LostError: an actor has died, or gave no heartbeat, or has not done `what` within `limit` seconds.
-        ClusterLostError: nobody can be asked any more.
+        ClusterLostError: the cluster is gone.
         ScalerlError: what an actor raised.
     """
 
@@ -132,48 +137,44 @@ class Calls:
         self._calls, self._pending = calls, list(calls)
         self._limit, self._what = limit, what
         self._ends = time.monotonic() + limit
-        self._looked = -math.inf
-        self._attention = Attention()
+        self._clock = PollClock()
 
     def wait(self, seconds: float) -> bool:
-        """Whether all have returned; waits for no longer than `seconds`."""
+        """Return whether all have returned; wait for that, and for no longer than `seconds`."""
         until = time.monotonic() + seconds
         while self._pending:
             now = time.monotonic()
-            self._take_note(max(0.0, min(_LOOK, until - now, self._ends - now)))
+            self._poll(max(0.0, min(_INTERVAL, until - now, self._ends - now)))
             if now >= until:
                 break
         return not self._pending
 
     def result(self) -> list[Any]:
-        """What they return, in order."""
+        """Return what they returned, in order."""
         return [value_of(ref, actor) for ref, actor in self._calls.items()]
 
-    def _take_note(self, timeout: float) -> None:
+    def _poll(self, timeout: float) -> None:
         check()
-        self._ends += self._attention.away()
+        self._ends += self._clock.unpolled()
         done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=timeout)
         for ref in done:
-            value_of(ref, self._calls[ref])  # one that has failed is heard of at once, whoever waits for it
-        now = time.monotonic()
-        if now - self._looked < _LOOK and now < self._ends:
-            return
-        self._looked = now
-        for actor in {id(m): m for m in (self._calls[ref] for ref in self._pending)}.values():
-            if now >= self._ends:
+            value_of(ref, self._calls[ref])  # raises at once where one has failed, while others still run
+        for ref in self._pending:
+            actor = self._calls[ref]
+            if time.monotonic() >= self._ends:
                 raise actor.lost(f"it has not {self._what} within {self._limit:g} s")
             actor.check_life()
 
 
 def gather(calls: Mapping[Any, SupervisedActor], limit: float, what: str) -> list[Any]:
-    """What calls return, in order, once all have; raises what `Calls` does."""
+    """Return what calls return, in order, once all have; raise what `Calls` does."""
     under_way = Calls(calls, limit, what)
     under_way.wait(math.inf)
     return under_way.result()
 
 
 def value_of(ref: Any, actor: SupervisedActor) -> Any:
-    """What a call that is over has returned.
+    """Return what a finished call has returned.
 
     Raises:
         LostError: the actor has died, or raised an error of its own.
@@ -196,9 +197,9 @@ _NODE = re.compile(r"the actor's node was (?:terminated|preempted)[^:\n]*: *(.*)
 
 
 def cause_of(error: BaseException, pid: int) -> str:
-    """What Ray says of a death, in a few words: it says it in many lines, with guesses that are none of ours.
+    """Return the cause of an actor's death in a few words; Ray's text has many lines, and general guesses.
 
-    Ray tells no signal: a process that was killed, and one that crashed, have ended for it in the same way.
+    Ray reports no signal: it cannot tell a process that was killed from one that crashed.
     """
     text = str(error)
     process = f"its process ended (pid {pid}" if pid else "its process ended (before it had a place"
