@@ -213,8 +213,7 @@ def on_ray() -> None:
 def listen_to(actor: Any, n: int) -> float:
     """CPU seconds of a look of `RayGenerator` at `n` generators that say nothing."""
     from scalerl.rl.config.cluster import ClusterTimeouts
-    from scalerl.rl.placement.ray.generator import RayGenerator
-    from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
+    from scalerl.rl.placement.ray.generator import RayGenerator, RolloutWorker
     from scalerl.rl.workers.ray.actors import SupervisedActor
     from scalerl.rl.workers.ray.pool import ActorPool
     from scalerl.rl.workers.ray.timeline import Timeline

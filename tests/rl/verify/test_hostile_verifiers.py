@@ -269,7 +269,7 @@ two = made.fresh()
 if two.pid <= 0:
     os._exit(2)
 prompt = {{"id": "plain/0", "text": "", "answer": "7", "messages": None}}
-print(made.ask(two, (prompt, "7")).outcome["correct"])
+print(made.verify(two, (prompt, "7")).outcome["correct"])
 made.close()
 """
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # with more it cannot be forked

@@ -1,7 +1,7 @@
-"""Workers as a supervisor sees them: processes that are forked, asked about one completion, and ended.
+"""Workers as a supervisor sees them: processes that are forked, given completions one by one, and killed.
 
 Every answer must carry the random number that came with its completion. A worker that has answered must have
-started nothing that is still there: what is left behind could read the next completion, or answer it.
+left no process behind: it could read the next completion, or answer it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Outcome = dict[str, Any]
 Job = tuple[dict[str, Any], str]
 """A prompt, as JSON, and the text of a completion."""
 Wait = Callable[[socket.socket, float], bool]
-"""Whether a channel has something to read within some seconds."""
+"""Returns whether a channel has something to read within some seconds."""
 
 START_SECONDS = 120.0
 """For a template to start Python and to load what the task needs."""
@@ -54,11 +54,11 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class WorkerAnswer:
-    """What came of a completion."""
+    """A worker's answer to a completion."""
 
     outcome: Outcome
     odd: str | None
-    """What was odd about it: the worker has been ended."""
+    """What was odd about it, for which the worker was killed."""
     seconds: float
 
 
@@ -72,7 +72,7 @@ class _Template:
 
 @dataclass
 class ForkedWorker:
-    """A process that judges."""
+    """A process that verifies."""
 
     pid: int
     channel: socket.socket
@@ -82,13 +82,13 @@ class ForkedWorker:
     own: set[int]
     """Processes below it that its task had started before it saw a completion."""
     children: proc.Children
-    judged: int = 0
+    verified: int = 0
     status: int | None = None
-    """Of its end; None where it is not known."""
+    """Exit status; None where it is not known."""
 
 
 class Forks:
-    """Starts a template, and workers from it; `seconds` and `memory` (bytes) are those of one completion."""
+    """Starts a template, and workers from it; `seconds` and `memory` (bytes) are limits of one completion."""
 
     def __init__(self, greeting: bytes, wait: Wait, seconds: float, memory: int) -> None:
         self._greeting, self._wait, self._seconds, self._memory = greeting, wait, seconds, memory
@@ -97,12 +97,12 @@ class Forks:
         self._children = proc.Children(os.getpid())
         self._loaded = False
         self.fork_seconds = 0.0
-        """What a new worker takes, of late."""
+        """Running mean of what a new worker takes."""
         self._started_in = 0.0
         self._ensure_template()
 
     def fresh(self) -> ForkedWorker:
-        """A new worker.
+        """Start a worker.
 
         Raises:
             StartError: none can be started.
@@ -116,16 +116,16 @@ class Forks:
             if pid is not None and pid > 0:
                 took = time.monotonic() - began + (0 if template.forks else self._started_in)
                 self.fork_seconds += (0.2 if self.fork_seconds else 1.0) * (took - self.fork_seconds)
-                return self._welcome(template, pid, ours)
-            ours.close()  # a completion has killed it
+                return self._worker_of(template, pid, ours)
+            ours.close()  # a completion has killed the template
             self._end_template()
         raise StartError("its process ends before it forks", by_task=False)
 
-    def ask(self, worker: ForkedWorker, job: Job, thorough: bool = False) -> WorkerAnswer:
-        """Have a worker judge a completion, and if `thorough` look for functions replaced in any module."""
+    def verify(self, worker: ForkedWorker, job: Job, thorough: bool = False) -> WorkerAnswer:
+        """Have a worker verify a completion, and if `thorough` look for functions replaced in any module."""
         began = time.monotonic()
         outcome, odd = self._exchange(worker, job, thorough, began + self._seconds)
-        worker.judged += 1
+        worker.verified += 1
         if odd is None and self._left_behind(worker):
             odd = "left"
         if odd is not None:
@@ -136,7 +136,7 @@ class Forks:
         return WorkerAnswer(outcome, odd, time.monotonic() - began)
 
     def end(self, worker: ForkedWorker) -> None:
-        """End a worker with all that it started, however far away that has moved."""
+        """Kill a worker with all that it started, in whatever session or group that is."""
         if self._workers.pop(worker.pid, None) is None:
             return
         self._kill(worker)
@@ -144,7 +144,7 @@ class Forks:
             worker.status = self._request(template, b"%d" % worker.pid)
 
     def close(self) -> None:
-        """End everything, without waiting for what the template says."""
+        """Kill everything, without waiting for an answer of the template."""
         while self._workers:
             self._kill(self._workers.popitem()[1])
         self._end_template()
@@ -168,34 +168,31 @@ class Forks:
         while self._template is None:
             began = time.monotonic()
             try:
-                process, control = self._spawn()
+                process, control = spawn("scalerl.rl.verify.worker", self._memory)
             except OSError as error:
                 raise StartError(f"it cannot be started: {error.strerror or error}", by_task=False) from error
-            said = json.loads(self._line(control, START_SECONDS) or "{}")
-            if said.get("ready"):
+            control.settimeout(START_SECONDS)
+            with contextlib.suppress(OSError):  # it shows when the answer is read
+                control.sendall(self._greeting)
+            message = json.loads(self._line(control, START_SECONDS) or "{}")
+            if message.get("ready"):
                 own = proc.descendants(process.pid) if proc.AVAILABLE else set[int]()
-                self._template = _Template(process, control, said["forks"], own)
+                self._template = _Template(process, control, message["forks"], own)
                 self._started_in, self._loaded = time.monotonic() - began, True
                 break
             status = _killed(process, control)
-            if "error" in said and not self._loaded:
-                raise StartError(said["error"], by_task=True)
+            if "error" in message and not self._loaded:
+                raise StartError(message["error"], by_task=True)
             failed += 1
             if failed >= MAX_FAILED_STARTS:
-                raise StartError(said.get("error", f"its process ended with status {status}"), by_task=False)
+                detail = message.get("error", f"its process ended with status {status}")
+                raise StartError(detail, by_task=False)
         return self._template
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        process, ours = spawn("scalerl.rl.verify.worker", self._memory)
-        ours.settimeout(START_SECONDS)
-        with contextlib.suppress(OSError):  # it shows when the answer is read
-            ours.sendall(self._greeting)
-        return process, ours
-
     def _request(self, template: _Template, request: bytes, *fds: int) -> int | None:
-        """The number that the template answers: the process of a new worker, or the status of one.
+        """Return the number that the template answers: the process of a new worker, or a worker's status.
 
-        Without an answer it is ended, as a late one would be taken for that to the next request.
+        Without an answer the template is killed, as a late one would be taken for that to the next request.
         """
         try:
             socket.send_fds(template.control, [request], fds)
@@ -204,7 +201,7 @@ class Forks:
             self._end_template()
             return None
 
-    def _welcome(self, template: _Template, pid: int, channel: socket.socket) -> ForkedWorker:
+    def _worker_of(self, template: _Template, pid: int, channel: socket.socket) -> ForkedWorker:
         threads = proc.threads(pid) if proc.AVAILABLE else 0
         own = set[int]() if template.forks else template.own
         if not template.forks:
@@ -222,14 +219,14 @@ class Forks:
             proc.end(os.getpid(), self._kept())
 
     def _kept(self) -> set[int]:
-        """The processes that are meant to be there."""
+        """Return the processes that are meant to be there."""
         kept = {pid for worker in self._workers.values() for pid in (worker.pid, *worker.own)}
         return kept | ({self._template.process.pid, *self._template.own} if self._template else set())
 
     def _line(self, channel: socket.socket, seconds: float) -> bytes:
-        """The next line of a template; empty if none comes."""
-        until, heard = time.monotonic() + seconds, b""
-        while not heard.endswith(b"\n"):
+        """Return the next line of a template; empty if none comes."""
+        until, received = time.monotonic() + seconds, b""
+        while not received.endswith(b"\n"):
             if (left := until - time.monotonic()) <= 0:
                 return b""
             if self._wait(channel, min(left, 1.0)):
@@ -239,25 +236,25 @@ class Forks:
                     data = b""
                 if not data:
                     return b""
-                heard += data
-        return heard
+                received += data
+        return received
 
     # -- one completion -----------------------------------------------------------------------------------
 
     def _exchange(
         self, worker: ForkedWorker, job: Job, thorough: bool, until: float
     ) -> tuple[Outcome, str | None]:
-        """The outcome of a completion, and what the answer shows to be odd."""
+        """Return the outcome of a completion, and what the answer shows to be odd."""
         channel = worker.channel
-        if select.select([channel], [], [], 0)[0]:  # it speaks, or is gone, without being asked
+        if select.select([channel], [], [], 0)[0]:  # it has sent something, or is gone, before the request
             return _misfit()
         nonce = os.urandom(16).hex().encode()
         message = marshal.dumps((nonce, *job, thorough))
         channel.settimeout(self._seconds)
-        heard = b""
+        received = b""
         try:
             channel.sendall(struct.pack("<I", len(message)) + message)
-            while not heard.endswith(b"\n"):
+            while not received.endswith(b"\n"):
                 if (left := until - time.monotonic()) <= 0:
                     raise TimeoutError
                 if not self._wait(channel, min(left, _LOOK)):
@@ -265,19 +262,19 @@ class Forks:
                         detail = "its processes together took more than task.limits.memory_gib"
                         return {"failed": "died", "detail": detail}, "died"
                     continue
-                heard += (data := channel.recv(_MAX_ANSWER))
+                received += (data := channel.recv(_MAX_ANSWER))
                 if not data:
                     return {"failed": "died"}, "died"
-                if len(heard) > _MAX_ANSWER:
+                if len(received) > _MAX_ANSWER:
                     return _misfit()
         except TimeoutError:
             return {"failed": "timeout", "detail": "it was not done within the time limit"}, "timeout"
         except OSError:
             return {"failed": "died"}, "died"
-        return _outcome(heard, nonce)
+        return _outcome(received, nonce)
 
     def _left_behind(self, worker: ForkedWorker) -> bool:
-        """Whether a worker has left a process or a thread; what is just ending has a moment for it."""
+        """Return whether a worker has left a process or a thread; one that is just ending has 22 ms."""
         if not proc.AVAILABLE:
             return False
         for pause in (0.0, 0.002, 0.02):
@@ -296,7 +293,7 @@ class Forks:
         return any(map(proc.running, found))
 
     def _holds_too_much(self, worker: ForkedWorker) -> bool:
-        """Whether a worker and all that is not known hold more than one completion may."""
+        """Return whether a worker and all that it started hold more memory than one completion may."""
         if not proc.AVAILABLE:
             return False
         others = self._kept() - {worker.pid, *worker.own}
@@ -304,7 +301,7 @@ class Forks:
 
 
 def spawn(module: str, *args: float, **environment: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that runs `main(fd, parent, *args)` of a module, and a channel to its descriptor `fd`.
+    """Start a process that runs `main(fd, parent, *args)` of a module; return it and a channel to `fd`.
 
     It has a session of its own, out of reach of Ctrl-C. A signal to all processes of a job must not end it as
     it starts: those that stop a run are blocked until it calls `leave_signals`.
@@ -336,18 +333,18 @@ def spawn(module: str, *args: float, **environment: str) -> tuple[subprocess.Pop
 
 
 def _killed(process: subprocess.Popen[bytes], control: socket.socket) -> int:
-    """The status of a process, once it has been killed."""
+    """Kill a process; return its status."""
     process.kill()
     control.close()
     return process.wait()
 
 
 def _misfit() -> tuple[Outcome, str]:
-    return {"failed": "died", "detail": "what its process said was no verdict"}, "answer"
+    return {"failed": "died", "detail": "what its process sent is no verdict"}, "answer"
 
 
 def _outcome(line: bytes, nonce: bytes) -> tuple[Outcome, str | None]:
-    """The outcome in a worker's answer, if it is the answer to the completion of this `nonce`."""
+    """Return the outcome in a worker's answer, if it carries the `nonce` of the completion."""
     match = _ANSWER.fullmatch(line)
     if match is None or match[1] != nonce:
         return _misfit()

@@ -1,4 +1,4 @@
-"""The processes below one, by proc(5): which there are, what memory they hold, how they are ended (Linux)."""
+"""The processes below one, by proc(5): which there are, what memory they hold, and killing them (Linux)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, zombies included."""
+    """Return the children of a process, zombies included."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -44,7 +44,7 @@ class Children:
             self._fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
 
     def now(self) -> list[int]:
-        """The children, zombies included."""
+        """Return the children, zombies included."""
         if self._fd < 0:
             return children(self._pid)
         try:
@@ -61,13 +61,16 @@ class Children:
 
 
 def running(pid: int) -> bool:
-    """Whether a process has not ended; a zombie has, unless threads have outlived its first."""
-    state = _stat(pid)[:1]
-    return state not in ([], [b"Z"], [b"X"]) or (state == [b"Z"] and threads(pid) > 1)
+    """Return whether a process has not ended; a zombie has, unless threads have outlived its first."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"Z", b"X") or (state == b"Z" and threads(pid) > 1)
 
 
 def threads(pid: int) -> int:
-    """Threads of a process."""
+    """Return how many threads a process has."""
     try:
         return Path(f"/proc/{pid}/task").stat().st_nlink - 2
     except OSError:
@@ -75,7 +78,7 @@ def threads(pid: int) -> int:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below one that have not ended."""
+    """Return all processes below one that have not ended."""
     found: set[int] = set()
     waiting = children(pid)
     while waiting:
@@ -87,7 +90,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def memory(pids: Iterable[int], bound: float) -> float:
-    """Bytes held by processes together, if that is more than `bound`; else a number that is not more.
+    """Return the bytes that processes hold together, if more than `bound`; else a number that is not more.
 
     Resident pages are quick to count and counted once for every process that shares them; where they are over
     the bound, shared ones are shared out (proportional set size).
@@ -100,9 +103,9 @@ def memory(pids: Iterable[int], bound: float) -> float:
 def end(root: int, kept: Collection[int]) -> None:
     """Kill all below `root` but `kept`, and wait until they have ended.
 
-    They are stopped first, until none has appeared: what is stopped starts no other. Where one cannot be
-    killed (it waits in the kernel for a disk, or runs as another user), this process exits: nothing that it
-    supervises is to be trusted beside that.
+    They are stopped first, until none has appeared: a stopped process starts no other. Where one cannot be
+    killed (it waits in the kernel for a disk, or runs as another user), this process exits: no outcome is to
+    be trusted beside that.
     """
     stopped: set[int] = set()
     until = time.monotonic() + _END_SECONDS
@@ -129,19 +132,11 @@ def reap(kept: Collection[int]) -> None:
 
 
 def end_marked(mark: str) -> None:
-    """Kill every process whose environment at its start held `mark`: descendants that nobody has adopted."""
+    """Kill every process whose environment at its start held `mark`: descendants that have another parent."""
     for entry in Path("/proc").glob("[0-9]*") if AVAILABLE else []:
         with contextlib.suppress(OSError):
             if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-
-
-def _stat(pid: int) -> list[bytes]:
-    """The fields of a process from its state on; none where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return []
 
 
 def _resident(pid: int) -> int:

@@ -3,17 +3,17 @@
     trainer --- share of completions ---> supervisor --- one completion ---> worker (worker.py)
     trainer <-- their outcomes ---------- supervisor <-- verdict ----------- worker
 
-Completions are judged *together*, one after another by one worker, or *apart*, each by a worker of its own:
+Completions are verified *together*, one after another by one worker, or *apart*, each by a worker of its own:
 
     together   fast. What one completion does to the worker could reach the next, so that outcomes are held
-               until the worker has judged two known answers as new workers did, a right one and a wrong one.
-               A failure is counted only if a fresh worker fails the same way.
+               until the worker has given two known answers the verdicts of new workers, a right one and a
+               wrong one. A failure is counted only if a fresh worker fails the same way.
     apart      at first, until two answers are known; where a completion takes long compared with a
-               fork; and for a while after anything odd. What was held then is judged again, apart.
+               fork; and for a while after anything odd. What was held then is verified again, apart.
 
 Odd is an answer that is not to the open completion, a call of `sys.exit`, a process or a thread that is left
-behind, a replaced builtin, a known answer that is judged otherwise, a death and a timeout. A worker that
-shows it is ended, with everything below this process but the template.
+behind, a replaced builtin, another verdict for a known answer, a death and a timeout. A worker that shows it
+is killed, with everything below this process but the template.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from scalerl.rl.verify.forks import ForkedWorker, Forks, Job, Outcome, StartErro
 from scalerl.rl.workers.process import leave_signals
 
 TURN_SECONDS = 1.0
-"""After which a share goes back, with what is judged by then."""
+"""After which a share goes back, with the outcomes that there are."""
 RENEW_AFTER = 1024
-"""Completions that a worker judges at most."""
+"""Completions that a worker verifies at most."""
 FIRST_SECONDS, CAUTION_SECONDS = 4.0, 1.0
 """Spent on forks, about: at first, until two answers are known; and after anything odd."""
 SLOW = 1.25
-"""Completions are judged apart where that takes at most so many times as long as together.
+"""Completions are verified apart where that takes at most so many times as long as together.
 
-Together, two known answers are judged in every turn: completions of 0.3 s would take 0.45 s each.
+Together, two known answers are verified in every turn: completions of 0.3 s would take 0.45 s each.
 """
 RECONSIDER = 256
-"""Completions that are judged apart because it takes no longer, until judging together is timed again."""
+"""Completions that are verified apart because it takes no longer, until together is timed again."""
 STEADY = 3
-"""New workers that must judge a known answer as before, where one that is not new does not."""
+"""New workers that must give a known answer its verdict, where one that is not new does not."""
 MAX_UNSTEADY = 2
-"""Known answers that new workers judge otherwise, too; then all is judged apart."""
+"""Known answers to which new workers, too, give another verdict; then all is verified apart."""
 MAX_GUESSES = 4
-"""Texts, likely right or wrong, that are judged to find known answers."""
+"""Texts, likely right or wrong, that are verified to find known answers."""
 BEAT_SECONDS = 1.0
-"""Between two signs of life."""
+"""Between two heartbeats."""
 
 
 def main(fd: int, parent: int, seconds: float, memory: int) -> None:
-    """Judge the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
+    """Verify the shares that come over the socket `fd`, until it is closed or the process `parent` ends."""
     os.set_inheritable(fd, False)
     leave_signals()
     proc.adopt_orphans()
@@ -66,7 +66,7 @@ def main(fd: int, parent: int, seconds: float, memory: int) -> None:
         supervisor = Supervisor(forks)
         trainer.send({"ready": True})
         while True:
-            trainer.send(supervisor.judge([tuple(job) for job in json.loads(trainer.receive())]))
+            trainer.send(supervisor.verify([tuple(job) for job in json.loads(trainer.receive())]))
     except StartError as error:
         trainer.send({"error" if error.by_task else "failed": str(error)})
     except _TrainerGoneError:
@@ -91,7 +91,7 @@ class _Trainer:
         self._sent = time.monotonic()
 
     def receive(self) -> bytes:
-        """The next line."""
+        """Return the next line."""
         while not select.select([self._channel], [], [], BEAT_SECONDS)[0]:
             self._check()
         line = self._lines.readline()
@@ -108,7 +108,7 @@ class _Trainer:
             raise _TrainerGoneError from error
 
     def wait(self, channel: socket.socket, seconds: float) -> bool:
-        """Whether another channel has something to read within `seconds`, while a share is open."""
+        """Return whether another channel has something to read within `seconds`, while a share is open."""
         ready = select.select([channel, self._channel], [], [], seconds)[0]
         if self._channel in ready:  # it sends nothing while it waits: this is the end
             raise _TrainerGoneError
@@ -123,29 +123,29 @@ class _Trainer:
 
 
 class Supervisor:
-    """Judges shares of completions."""
+    """Verifies shares of completions."""
 
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
         self._shared: ForkedWorker | None = forks.fresh()
         self._apart = self._forks_in(FIRST_SECONDS)
-        """Completions that are yet to be judged apart."""
+        """Completions that are yet to be verified apart."""
         self._warm_seconds, self._apart_seconds = 0.0, math.inf
         """Of a completion that is not a worker's first; of one apart, its fork included."""
         self._known: dict[bool, tuple[Job, Outcome]] = {}
         """A wrong and a right answer, and their outcomes by new workers."""
         self._guesses, self._unsteady = MAX_GUESSES, 0
         self._restarts = Counter[str]()
-        """Why workers were ended since the last share."""
+        """Why workers were killed since the last share."""
 
-    def judge(self, share: list[Job]) -> list[Outcome]:
-        """The outcomes of the first completions of a share, one at least."""
+    def verify(self, share: list[Job]) -> list[Outcome]:
+        """Return the outcomes of the first completions of a share, one at least."""
         until = time.monotonic() + TURN_SECONDS
         outcomes: list[Outcome] = []
         if not self._is_apart():
             outcomes, share = self._together(share, until)
         for job in share:
-            outcomes.append(self._judge_apart(job))
+            outcomes.append(self._verify_apart(job))
             if time.monotonic() > until or not self._is_apart():
                 break
         if self._restarts:
@@ -162,7 +162,7 @@ class Supervisor:
     # -- together -----------------------------------------------------------------------------------------
 
     def _together(self, share: list[Job], until: float) -> tuple[list[Outcome], list[Job]]:
-        """The outcomes of the first completions; or none, and the completions that must be judged apart."""
+        """Return the outcomes of the first completions; or none, and those that must be verified apart."""
         if self._shared is None:
             self._shared = self._forks.fresh()
         outcomes: list[Outcome] = []
@@ -173,19 +173,19 @@ class Supervisor:
             outcomes.append(outcome)
             if time.monotonic() > until:
                 break
-        judged = share[: len(outcomes)]
+        done = share[: len(outcomes)]
         if not self._passes(self._shared):
             self._end_shared("check")
-            return [], judged
-        if self._shared.judged >= RENEW_AFTER or len(self._known) < 2:
+            return [], done
+        if self._shared.verified >= RENEW_AFTER or len(self._known) < 2:
             self._end_shared("age")
-        self._learn_from(judged, outcomes)
+        self._learn_from(done, outcomes)
         return outcomes, []
 
     def _next(self, worker: ForkedWorker, job: Job) -> Outcome | None:
-        """The outcome of the next completion, or None if the shared worker is not to be trusted any more."""
-        fresh = worker.judged == 0
-        answer = self._forks.ask(worker, job)
+        """Return the outcome of the next completion; None if the worker is not to be trusted any more."""
+        fresh = worker.verified == 0
+        answer = self._forks.verify(worker, job)
         if not fresh and not answer.odd:
             self._warm_seconds = _mean(self._warm_seconds, answer.seconds)
         if answer.odd:
@@ -210,8 +210,8 @@ class Supervisor:
 
     # -- apart --------------------------------------------------------------------------------------------
 
-    def _judge_apart(self, job: Job) -> Outcome:
-        """The outcome of a completion that has a worker to itself."""
+    def _verify_apart(self, job: Job) -> Outcome:
+        """Return the outcome of a completion that has a worker to itself."""
         self._apart -= 1
         if self._apart < -RECONSIDER:
             self._apart, self._warm_seconds = 0, 0.0
@@ -228,7 +228,7 @@ class Supervisor:
     def _alone(self, job: Job) -> WorkerAnswer:
         began = time.monotonic()
         worker = self._forks.fresh()
-        answer = self._forks.ask(worker, job)
+        answer = self._forks.verify(worker, job)
         self._forks.end(worker)
         self._apart_seconds = _mean(self._apart_seconds, time.monotonic() - began)
         return answer
@@ -236,9 +236,9 @@ class Supervisor:
     # -- known answers ------------------------------------------------------------------------------------
 
     def _passes(self, worker: ForkedWorker) -> bool:
-        """Whether a worker judges the known answers as new ones did."""
+        """Return whether a worker gives the known answers the verdicts of new ones."""
         for correct, (job, outcome) in list(self._known.items()):
-            answer = self._forks.ask(worker, job, thorough=True)
+            answer = self._forks.verify(worker, job, thorough=True)
             if answer.odd or answer.outcome != outcome:
                 if any(self._alone(job).outcome != outcome for _ in range(STEADY)):
                     self._forget(correct)  # the verifier itself is not steady
@@ -252,7 +252,7 @@ class Supervisor:
         self._apart = math.inf if self._unsteady >= MAX_UNSTEADY else self._forks_in(FIRST_SECONDS)
 
     def _learn(self, job: Job, outcome: Outcome) -> None:
-        """Keep what a new worker said as known, and look for an answer of the other kind."""
+        """Keep a new worker's outcome as known, and look for an answer of the other kind."""
         if len(self._known) == 2 or self._unsteady >= MAX_UNSTEADY:
             return
         self._known.setdefault(outcome["correct"], (job, outcome))
@@ -266,7 +266,7 @@ class Supervisor:
             self._apart = 0
 
     def _learn_from(self, share: list[Job], outcomes: list[Outcome]) -> None:
-        """Have a completion of a kind that is not known yet judged by a new worker, too."""
+        """Have a new worker, too, verify a completion of a kind that is not known yet."""
         for job, outcome in zip(share, outcomes, strict=True):
             if len(self._known) < 2 and outcome.get("correct") in {True, False} - self._known.keys():
                 again = self._alone(job)
@@ -276,5 +276,5 @@ class Supervisor:
 
 
 def _mean(mean: float, value: float) -> float:
-    """A geometric mean of late values, brought up to date: a hiccup of the machine moves it little."""
+    """Return a running geometric mean: a hiccup of the machine moves it little."""
     return mean**0.9 * value**0.1 if 0 < mean < math.inf else value

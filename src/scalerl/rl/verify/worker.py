@@ -2,7 +2,7 @@
 
     supervisor --- the task, pickled, in base64 ---> template: loads it, then forks a worker on request
     supervisor <-- {"ready", "forks"} or {"error"} -- template
-    supervisor --- (nonce, prompt, text, check) ---> worker: judges one completion at a time
+    supervisor --- (nonce, prompt, text, check) ---> worker: verifies one completion at a time
     supervisor <-- nonce, state, verdict ----------- worker
 
 The template never sees a completion, so that a worker forked from it starts from a known state. Where it
@@ -67,7 +67,8 @@ def main(fd: int, parent: int, memory: int) -> None:
 
 def _serve(control: socket.socket, task: Any, forks: bool) -> None:
     """Answer requests: a descriptor is a new worker's channel, a number is a worker to be waited for."""
-    watched = _watch([sys.modules["builtins"], json, json.encoder, json.decoder, *_own()])
+    own = [sys.modules[__name__], sys.modules["scalerl.rl.types"], Prompt, Reward]
+    watched = _watch([sys.modules["builtins"], json, json.encoder, json.decoder, *own])
     modules = _watch(module for module in list(sys.modules.values()) if isinstance(module, ModuleType))
     while True:
         request, fds, _, _ = socket.recv_fds(control, 64, 1)
@@ -93,21 +94,17 @@ def _serve(control: socket.socket, task: Any, forks: bool) -> None:
         control.sendall(b"%d\n" % pid)
 
 
-def _own() -> list[Any]:
-    return [sys.modules[__name__], sys.modules["scalerl.rl.types"], Prompt, Reward]
-
-
 def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
-    """Judge what comes over `fd` until it is closed."""
+    """Verify what comes over `fd` until it is closed."""
     os.set_inheritable(fd, False)  # the one that was received passes to every program that is started
     os.register_at_fork(after_in_child=lambda: _close(fd))
     getpid, leave, write, loads, size_of = os.getpid, os._exit, os.write, marshal.loads, _SIZE.unpack
-    exactly, judge, changed, prompt_of = _exactly, _judge, _changed, Prompt.from_json
+    exactly, verify, changed, prompt_of = _exactly, _verify, _changed, Prompt.from_json
     myself = getpid()
     while True:
         size = exactly(fd, 4)
         nonce, prompt, text, check = loads(exactly(fd, size_of(size)[0]))
-        state, verdict = judge(task, prompt_of(prompt), text)
+        state, verdict = verify(task, prompt_of(prompt), text)
         if getpid() != myself:  # a fork by the verifier, which must not answer beside its parent
             leave(1)
         if changed(watched) or (check and changed(modules)):
@@ -117,8 +114,8 @@ def _work(task: Any, fd: int, watched: _Watched, modules: _Watched) -> None:
             answer = answer[write(fd, answer) :]
 
 
-def _judge(task: Any, prompt: Prompt, text: str) -> tuple[bytes, bytes]:
-    """The state that the verifier leaves the process in, and its verdict."""
+def _verify(task: Any, prompt: Prompt, text: str) -> tuple[bytes, bytes]:
+    """Return the state that the verifier leaves the process in, and its verdict."""
     try:
         return b"ok", _checked(task.verify(prompt, text))
     except MemoryError:
@@ -132,14 +129,14 @@ def _judge(task: Any, prompt: Prompt, text: str) -> tuple[bytes, bytes]:
 def _checked(
     reward: Any, isinstance: Any = isinstance, float: Any = float, bool: Any = bool, abs: Any = abs
 ) -> bytes:
-    """The verdict in a reward; the arguments are builtins as they were."""
+    """Return the verdict in a reward; the other arguments are builtins from before the verifier ran."""
     if not isinstance(reward, Reward):
         return _failure(b"nonsense", f"returned {type(reward).__name__}, not a Reward")
     value, correct = reward.value, reward.correct
     if not isinstance(value, numbers.Real) or not abs(value) <= sys.float_info.max:
-        return _failure(b"nonsense", "the value of its reward is no finite number")
+        return _failure(b"nonsense", "the value of its reward is not a finite number")
     if not isinstance(correct, bool) and type(correct).__name__ != "bool":  # numpy has a bool of its own
-        return _failure(b"nonsense", "its reward does not say whether the answer is correct")
+        return _failure(b"nonsense", "`correct` of its reward is not a bool")
     if reward.failed is not None:
         return _failure(b"raised", str(reward.failed))
     return b"verdict %d %a" % (bool(correct), float(value))
@@ -156,7 +153,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _watch(spaces: Iterable[Any]) -> _Watched:
-    """The functions and classes in the name spaces of modules and classes, as they are now."""
+    """Return the functions and classes in the name spaces of modules and classes, as they are now."""
     watched: _Watched = []
     for space in map(vars, spaces):
         names = [name for name, value in list(space.items()) if callable(value) or type(value) is classmethod]
@@ -167,7 +164,7 @@ def _watch(spaces: Iterable[Any]) -> _Watched:
 
 
 def _changed(watched: _Watched, all: Any = all, map: Any = map, is_: Any = is_) -> bool:
-    """Whether a name has another value than it had."""
+    """Return whether a name has another value than it had."""
     for space, get, values in watched:
         try:
             if not all(map(is_, get(space), values)):
@@ -195,11 +192,12 @@ def _close(fd: int) -> None:
 
 
 def _restrain(parent: int, memory: int) -> None:
-    """Neither Ctrl-C nor the end of the parent must leave this process behind or in disorder."""
+    """Limit the memory of this process, keep Ctrl-C from it, and end it with its parent."""
     leave_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        if _address_space() >= memory:  # from here on Python would fail anywhere, with any exception
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if held >= memory:  # from here on Python would fail anywhere, with any exception
             os._exit(1)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     _die_with(parent)
@@ -211,11 +209,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before it could be watched
         os._exit(1)
-
-
-def _address_space() -> int:
-    """Of this process, in bytes; proc(5), `statm`."""
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def _send(control: socket.socket, message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Signals: a trainer answers them, and what it starts leaves them to it and ends with it."""
+"""Signals: the trainer handles them; the processes that it starts ignore them, and end with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ notice that Slurm sends before a preemption."""
 
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that any of `STOPPING` sets.
+    """Yield an event that any of `STOPPING` sets.
 
     The same signal again, or Ctrl-C, interrupts at once. Another one does not: a scheduler sends SIGTERM some
     time after its notice, while the checkpoint that the notice asked for is being made. Nor does a second
@@ -46,8 +46,8 @@ def stopped_by_signals() -> Iterator[threading.Event]:
 
 @contextmanager
 def masked_signals() -> Iterator[None]:
-    """Processes started within have `STOPPING` blocked until they call `leave_signals`: as these go to all
-    processes of a job or a terminal, one that has just been started would end by them.
+    """Mask `STOPPING` in processes that are started within, until they call `leave_signals`: these signals go
+    to all processes of a job or a terminal, and would end one that has just been started.
 
     The mask is that of this thread, so that any thread may start a process; a signal that comes meanwhile is
     taken by another, or at the end.
@@ -64,18 +64,16 @@ def masked_signals() -> Iterator[None]:
 
 def leave_signals() -> None:
     """Have no signal of `STOPPING` end this process, which was started with `masked_signals`: the trainer
-    handles them, and ends its processes itself.
-
-    A handler, and neither SIG_IGN nor the mask, which whatever is started from here would inherit.
-    """
+    handles them, and stops its processes itself."""
     for number in STOPPING:
-        signal.signal(number, _do_nothing)
+        # Neither SIG_IGN nor the mask, which processes that are started from here would inherit.
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
 
 
 def follow_the_parent() -> None:
-    """Called in a process that was started with `masked_signals`: a trainer that was killed must not leave it
-    behind, and a signal to all processes of a job is for the trainer to answer."""
+    """End this process with its parent, a trainer that may be killed, and leave signals to that; called in a
+    process that was started with `masked_signals`."""
     leave_signals()
     exit_with_the_parent()
 
@@ -90,7 +88,3 @@ def exit_with_the_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _do_nothing(number: int, frame: object) -> None:
-    """See `leave_signals`."""

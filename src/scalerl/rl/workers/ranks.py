@@ -1,4 +1,4 @@
-"""Ranks that fail together: what one cannot do, all say, instead of waiting for it."""
+"""Ranks that fail together: an error of one is raised on all, which would wait for it otherwise."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import torch.distributed as dist
 from scalerl.errors import InputError, ScalerlError, WorkerError, WriteError, first_line
 
 T = TypeVar("T")
-_LONGEST = 1000  # bytes of a complaint
+_LONGEST = 1000  # bytes of a message
 _KINDS: tuple[type[ScalerlError], ...] = (InputError, WriteError)
 
 
 def meet(seconds: float, **where: Any) -> None:
     """Make the process group of the ranks, with NCCL where there are GPUs; `where` goes to PyTorch.
 
-    None waits for another for more than so many `seconds`, now or later.
+    No rank waits for another for more than `seconds`, now or later.
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds), **where)
 
 
 def store_at(address: str, port: int, size: int, leads: bool, seconds: float) -> Any:
-    """The store by which processes find each other; of one that `leads`, who listens at `address` alone.
+    """Return the store by which processes find each other; the one that `leads` listens, at `address` alone.
 
-    (PyTorch's own would listen at all addresses of the machine.)
+    PyTorch's own would listen at all addresses of the machine.
     """
     listening = {}
     if leads:
@@ -42,22 +42,22 @@ def store_at(address: str, port: int, size: int, leads: bool, seconds: float) ->
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:
-    """What `do` returns on this rank, once it has returned on all; collective.
+    """Return what `do` returns on this rank, once it has returned on all; collective.
 
     Raises:
-        InputError: on every rank, with the words of the first on which `do` raised one; WriteError alike.
+        InputError: on every rank, with the message of the first on which `do` raised one; WriteError alike.
     """
-    result, words = None, b""
+    result, message = None, b""
     try:
         result = do()
     except _KINDS as error:
         kind = next(i for i, kind in enumerate(_KINDS) if isinstance(error, kind))
-        words = bytes([kind + 1]) + str(error).encode()[: _LONGEST - 1]
-    told = torch.zeros(dist.get_world_size(), _LONGEST, dtype=torch.uint8)
-    if words:
-        told[dist.get_rank(), : len(words)] = torch.tensor(list(words), dtype=torch.uint8)
-    dist.all_reduce(told)
-    for row in told:
+        message = bytes([kind + 1]) + str(error).encode()[: _LONGEST - 1]
+    errors = torch.zeros(dist.get_world_size(), _LONGEST, dtype=torch.uint8)
+    if message:
+        errors[dist.get_rank(), : len(message)] = torch.tensor(list(message), dtype=torch.uint8)
+    dist.all_reduce(errors)
+    for row in errors:
         if row[0]:
             text = bytes(row[1:].tolist()).rstrip(b"\0").decode(errors="replace")
             raise _KINDS[int(row[0]) - 1](text)
@@ -66,10 +66,10 @@ def on_all_ranks(do: Callable[[], T]) -> T:
 
 @contextmanager
 def losses(seconds: float) -> Iterator[None]:
-    """What the backends of PyTorch say of a rank that has died, or is silent, as an error of ours.
+    """Raise what the backends of PyTorch report of a rank that is lost as an error of ours.
 
     Raises:
-        WorkerError: it is gone, or has not answered for so many `seconds`.
+        WorkerError: a rank has ended, or has not answered for `seconds`.
     """
     try:
         yield

@@ -11,7 +11,7 @@ from ray_nodes import Run, simulated
 from scalerl.rl.algo.curriculum import Uniform
 from scalerl.rl.algo.schedule import PipelineRL
 from scalerl.rl.config.cluster import ClusterTimeouts
-from scalerl.rl.placement.ray.rollout_worker import RolloutWorker
+from scalerl.rl.placement.ray.generator import RolloutWorker
 from scalerl.rl.workers.ray import actors
 from scalerl.rl.workers.ray.actors import Calls, LostError, SupervisedActor
 from scalerl.rl.workers.supervision import PollClock

@@ -1,9 +1,9 @@
 """Whether the cluster of a run is still there: its head, and the part of Ray on the driver's node.
 
-Ray ends a driver whose node's part has died at its next use, without a word, and one whose head is gone a
-minute later. So both are looked at by a thread, and the driver asks (`check`) before it uses Ray: the run
-then ends with a line and a status. Where it cannot ask in time, as it waits within Ray, the thread ends it;
-and where Ray was faster, a process that waits for the end of this one has the line (`LastWords`).
+Ray ends a driver at its next call where its node's part has died, without a message, and a minute later where
+the head is gone. So a thread watches both, and the driver calls `check` before it uses Ray: the run then ends
+with a message and a status. Where the driver cannot check in time, as it waits within Ray, the thread ends
+it; and where Ray was faster, a process that waits for the end of this one prints the message (`LastWords`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from scalerl.errors import WorkerError, first_line
 
 _LOG = logging.getLogger("scalerl")
-_LOOK, _ANSWER = 1.0, 5.0  # seconds between two looks, and until an answer
+_INTERVAL, _ANSWER = 1.0, 5.0  # seconds between two checks, and until an answer
 GRACE = 30.0
 """Seconds in which a run has to end once its cluster is lost; then it is ended."""
 _RESUME = "the run folder is whole up to its newest checkpoint, and --resume goes on, on a new cluster"
@@ -30,11 +30,11 @@ _words: LastWords | None = None
 
 
 class ClusterLostError(WorkerError):
-    """The head of the cluster is gone, or the driver's node of it: nothing can be asked of anybody."""
+    """The head of the cluster is gone, or the driver's node of it: no actor can be reached."""
 
 
 def check() -> None:
-    """Before Ray is used by the driver; in other processes of a run it says nothing.
+    """Check the watched cluster before the driver uses Ray; does nothing in other processes.
 
     Raises:
         ClusterLostError: the cluster is lost.
@@ -44,18 +44,18 @@ def check() -> None:
 
 
 def gone() -> bool:
-    """Whether it is lost, or its head does not answer just now: what is asked of it is then waited for."""
+    """Return whether it is lost, or its head does not answer just now: a call to Ray would block."""
     return _watched is not None and bool(_watched.lost or _watched.look(0.0))
 
 
 @contextmanager
 def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
-    """Look after the head at HOST:PORT, and after Ray's process on this node, which listens at a path `own`.
+    """Watch the head at HOST:PORT, and Ray's process on this node, which listens at the path `own`.
 
     The head may be away for `heartbeat` seconds.
 
     Raises:
-        ClusterLostError: in place of whatever came of the loss.
+        ClusterLostError: in place of any error that the loss has caused.
     """
     global _watched
     _watched = watch = ClusterWatch(head, own, heartbeat)
@@ -74,8 +74,8 @@ def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
 
 
 class LastWords:
-    """A line on standard error once this process has ended without `keep`, by Ray or by a kill: it is said
-    by a process that waits for that."""
+    """A process that prints a line on standard error once this one has ended without `keep`, by Ray or by a
+    kill."""
 
     def __init__(self, line: str) -> None:
         script = 'read -r end || printf "%s\\n" "$0" >&2'
@@ -83,14 +83,14 @@ class LastWords:
         self._other = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def keep(self) -> None:
-        """This process ends by itself."""
+        """Keep the line back: this process ends by itself."""
         with suppress(OSError):
             self._other.communicate(b"end\n")
 
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Whoever ends this process meanwhile, it is told that and how the run can go on."""
+    """Print how the run can go on if this process is ended meanwhile."""
     global _words
     _words = LastWords(f"scalerl: [cluster]: this process was ended by Ray, or from outside; {_RESUME}")
     try:
@@ -101,41 +101,40 @@ def last_words() -> Iterator[None]:
 
 
 class ClusterWatch:
-    """A thread that looks whether head and node answer; `lost` says what does not, and what to do."""
+    """A thread that watches head and node; `lost` is the message of what does not answer any more."""
 
     def __init__(
         self, head: str, own: str, heartbeat: float, end: Callable[[str], None] | None = None
     ) -> None:
         """`end` is called where the run has not ended by itself in time."""
-        self._head, self._own, self.heartbeat = head, own, heartbeat
+        self._head, self._own, self._heartbeat = head, own, heartbeat
         self._end = end or _end
-        self._answered = time.monotonic()
-        self._told = False
+        self._answered, self._warned = time.monotonic(), False
         self._closed = threading.Event()
         self.lost = ""
         threading.Thread(target=self._watch, name="cluster-watch", daemon=True).start()
 
     def close(self) -> None:
-        """The run has ended by itself."""
+        """Stop to watch: the run ends by itself."""
         self._closed.set()
 
     def look(self, heartbeat: float, held: bool = False) -> str:
-        """What is lost, if anything: the head, where it has not answered for so many seconds.
+        """Return what is lost, if anything: the head, where it has not answered for `heartbeat` seconds.
 
-        Ray on this node is there if a connection to it is `held`; to ask it anew is a line in its log.
+        Ray on this node is there if a connection to it is `held`; a new one each time would fill its log.
         """
         head = f"its head at {self._head}"
-        complaint = _complaint(self._head)
+        complaint = _unreachable(self._head)
         if not complaint:
-            self._answered, self._told = time.monotonic(), False
+            self._answered, self._warned = time.monotonic(), False
         away = time.monotonic() - self._answered
         if complaint and away >= heartbeat:
             return f"[cluster]: {head} is gone: no answer for {away:.0f} s ({complaint}); {_RESUME}"
         if not held and _has_ended(self._own):
             also = f", and {head} does not answer" if complaint else ""
             return f"[cluster]: Ray has ended on this node{also}; {_RESUME}"
-        if complaint and not self._told:
-            self._told = True
+        if complaint and not self._warned:
+            self._warned = True
             limit = f"{heartbeat:g} s (cluster.timeouts.heartbeat)"
             _LOG.warning(
                 "[cluster]: %s does not answer (%s); the run waits for it %s", head, complaint, limit
@@ -148,16 +147,16 @@ class ClusterWatch:
             held = connection.connect_ex(self._own) == 0
             while not (self.lost or self._closed.is_set()):
                 if not held:
-                    self._closed.wait(_LOOK)
-                elif select.select([connection], [], [], _LOOK)[0]:  # it has ended, which is seen at once
+                    self._closed.wait(_INTERVAL)
+                elif select.select([connection], [], [], _INTERVAL)[0]:  # it is closed by the end of Ray
                     held = False
-                self.lost = self.look(self.heartbeat, held)
+                self.lost = self.look(self._heartbeat, held)
         if self.lost and not self._closed.wait(GRACE):
             self._end(self.lost)
 
 
-def _complaint(address: str) -> str:
-    """Why nobody can be reached at HOST:PORT; empty where somebody can."""
+def _unreachable(address: str) -> str:
+    """Return why no connection to HOST:PORT can be made; empty where one can."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER).close()
@@ -167,7 +166,7 @@ def _complaint(address: str) -> str:
 
 
 def _has_ended(path: str) -> bool:
-    """Whether nobody listens at a path any more; one that is slow to answer does."""
+    """Return whether no process listens at a path any more; one that is slow to answer does."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_ANSWER)
         try:
