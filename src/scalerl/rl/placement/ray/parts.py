@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl.errors import LearnerLostError
 from scalerl.rl.config.cluster import Fsdp2, Vllm
@@ -21,6 +21,8 @@ from scalerl.rl.types import Generator
 from scalerl.rl.verify.verifier import Verification, load_verifier
 from scalerl.rl.workers.ray.session import Session
 from scalerl.rl.workers.ray.timeline import Timeline
+
+T = TypeVar("T", bound=Any)
 
 
 class RayParts:
@@ -46,8 +48,7 @@ class RayParts:
         settings = self._recipe.on_cluster.learner
         if not isinstance(settings, Fsdp2):
             return load_learner(self._recipe, self._model_folder)
-        learner = RayLearner(self._recipe, self._model_folder, self._session, settings)
-        self._closing.callback(learner.close)
+        learner = self._keep(RayLearner(self._recipe, self._model_folder, self._session, settings))
         for name, node in learner.ranks:
             self.timeline.arrived("train", name, node)
         return learner
@@ -56,36 +57,28 @@ class RayParts:
         """Return the generators, with the weights of `learner` as `version`."""
         recipe, model = self._recipe, self._model_folder
         check_sampler(recipe, model, learner.model)
-        if isinstance(engine := recipe.on_cluster.engine, Vllm):
-            return self._vllm(engine, learner, version)
+        engine, weights = recipe.on_cluster.engine, learner.weights()
+        if isinstance(engine, Vllm):
+            from scalerl.rl.engine.vllm.generator import VllmGenerator
+
+            where = {"logs": self._folder, "timeline": self.timeline}
+            generator = self._keep(VllmGenerator.of(recipe, model, engine, weights, version, **where))
+            generator.wait_until_started()
+            return generator
         transport = transport_of(recipe.on_cluster, learner)
-        generator = RayGenerator(
-            recipe, model, learner.weights(), self._session, transport, version, self.timeline
+        return self._keep(
+            RayGenerator(recipe, model, weights, self._session, transport, version, self.timeline)
         )
-        self._closing.callback(generator.close)
-        return generator
 
     def verifier(self, tokenizer: Any) -> Verification:
         """Return the verifier: in processes beside the driver, or in actors."""
         if self._recipe.on_cluster.verifiers:
-            verifier = RayVerifier(self._recipe, self._model_folder, self._session, self.timeline)
-        else:
-            verifier = load_verifier(self._recipe, tokenizer)
-        self._closing.callback(verifier.close)
-        return verifier
-
-    def _vllm(self, settings: Vllm, learner: Learner | RayLearner, version: int) -> Generator:
-        from scalerl.rl.engine.vllm.generator import VllmGenerator
-
-        recipe, model, weights = self._recipe, self._model_folder, learner.weights()
-        where = {"logs": self._folder, "timeline": self.timeline}
-        generator = VllmGenerator.of(recipe, model, settings, weights, version, **where)
-        self._closing.callback(generator.close)
-        generator.wait_until_started()
-        return generator
+            return self._keep(RayVerifier(self._recipe, self._model_folder, self._session, self.timeline))
+        return self._keep(load_verifier(self._recipe, tokenizer))
 
     def evaluate(self) -> Evaluate:
         """Return the evaluator."""
-        evaluator = evaluator_on(self._recipe, self._model_folder, self._session, self.timeline)
-        self._closing.callback(evaluator.close)
-        return evaluator
+        return self._keep(evaluator_on(self._recipe, self._model_folder, self._session, self.timeline))
+
+    def _keep(self, part: T) -> T:
+        return self._closing.enter_context(closing(part))
