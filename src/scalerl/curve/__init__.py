@@ -1,12 +1,12 @@
 """The compute-performance curve: its families, its posterior, and the fit of one run. Numpy only.
 
-    points.py, sample.py         what is fitted, and what the numerics need of it
-    families.py, prior.py        the curves; what is taken for probable before the run is seen, and why
-    noise.py, posterior.py       autocorrelated noise, integrated out; what the points say of the curve
+    points.py, sample.py         the points to fit, and the rows that the numerics make of them
+    families.py, prior.py        the curves, and the prior with its reasons
+    noise.py, posterior.py       correlated noise, integrated out; the posterior, and what more compute brings
     least_squares.py, solver.py  the point estimate of the paper
-    misfit.py, evidence.py       whether any curve describes the run
-    fit.py, result.py            all of it, and what a fit answers: answers.py, identify.py, worth.py
-    seeds.py, campaign.py        the effect of a seed; what runs of the same campaign say beforehand
+    misfit.py, evidence.py       lack of fit: whether any curve describes the run
+    fit.py, result.py            one fit, and its answer, of which answers.py has the parts
+    seeds.py, campaign.py        the effect of a seed; the prior from runs of the same campaign
 
 It may import `scalerl.record`. `forecast`, `ingest`, `view`, `study`, `plan` and `integrations` import it.
 """

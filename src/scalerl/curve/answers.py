@@ -193,6 +193,7 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
     low, high = ceiling(post, tails(0.95)).tolist()
     edges = {"B": (post.log_b_cells, *LOG_B), "C_mid": (post.log_mid_cells, *log_mid_range(sample))}
+    # Near an edge, by .05 in logs or .01 for A: nodes of A are midpoints, and never lie on the bound.
     at_bounds = {"A": float(post.weight.sum(axis=2)[post.A > 0.99].sum())}
     for name, (value, start, stop) in edges.items():
         at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())

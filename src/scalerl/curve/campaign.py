@@ -63,6 +63,7 @@ class FamilyPrior:
         log_t_cells = -(degrees + 1) / 2 * np.log1p(t_cells**2 / degrees) - 0.5 * math.log(degrees * math.pi)
         log_t_cells += math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(self.scale)
         z = (A - self.A) / self.A_sd
+        # The normal is cut to [0, 1], where a ceiling lies: near 1 half of it would be outside.
         inside = below((1.0 - self.A) / self.A_sd) - below(-self.A / self.A_sd)
         log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
         flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
@@ -180,9 +181,11 @@ def _same_run(one: Points, other: Points) -> bool:
 
 
 def _family_prior(siblings: Sequence[Fit], index: int, name: str) -> FamilyPrior:
+    # Family by family: given another family the same run has another B.
     posts = [sibling.posterior.only(index) for sibling in siblings]
     log_b, spread = _mean_and_spread([(post.log_b_cells, post.weight_cells) for post in posts])
     A, A_spread = _mean_and_spread([(post.A, post.weight.sum(axis=2)) for post in posts])
+    # sqrt(1 + 1/k): the mean of the siblings is itself uncertain.
     scale = max(spread, LOG_B_FLOOR) * math.sqrt(1.0 + 1.0 / len(posts))
     return FamilyPrior(name, log_b, scale, A, max(A_WIDER * A_spread, A_FLOOR))
 

@@ -136,7 +136,7 @@ def without_outliers(residual_N: np.ndarray) -> np.ndarray:
     apart_N[1:-1] = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
     apart_N[0], apart_N[-1] = residual_N[0] - residual_N[1], residual_N[-1] - residual_N[-2]
     size_N = np.abs(apart_N)
-    scale = float(np.median(size_N)) / 0.6745
+    scale = float(np.median(size_N)) / 0.6745  # the sd of a normal of this median deviation
     padded = np.pad(size_N, 1)
     single_N = (size_N > 5 * scale) & (size_N > 1.5 * np.maximum(padded[:-2], padded[2:]))
     return residual_N - np.where(single_N, apart_N, 0.0)
@@ -167,6 +167,7 @@ def evidence_of(sample: Sample, null: Healthy, changes: Changes, residual_N: np.
     """
     sd_S = noise_nodes(residual_N)
     log_null_PS, s, t = integrated(sample, null, sd_S, changes.columns_NJ)
+    # A Bayes factor of e^600 is certain enough; beyond, the exponential would overflow.
     bayes = sum(np.exp(np.minimum(log_bayes(s, t, v), 600.0)) for v in CHANGE_SD) / len(CHANGE_SD)
     log_change = log_null_PS[..., None] + np.log(bayes)
     log_waves_PS, _, _ = integrated(sample, null.with_waves(), sd_S, changes.columns_NJ[:, :0])
@@ -190,6 +191,7 @@ def log_bayes(s: np.ndarray, t: np.ndarray, v: float) -> np.ndarray:
 
 def noise_nodes(residual_N: np.ndarray) -> np.ndarray:
     """Return nodes of the noise sd, log-spaced from the scatter of neighbours to the rms of residuals."""
+    # 1e-5: exact data have no residuals, and a grid needs a range above 0.
     rms = math.sqrt(float(np.mean(residual_N**2))) + 1e-5
     apart_N = residual_N[1:-1] - 0.5 * (residual_N[:-2] + residual_N[2:])
     local = math.sqrt(float(np.mean(apart_N**2)) / 1.5) + 1e-5

@@ -11,8 +11,9 @@ share, the derivatives of it and its inverse, and nothing else; what is fitted a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -254,31 +255,21 @@ def log_compute(compute_N: np.ndarray | float) -> np.ndarray:
         return np.log(np.asarray(compute_N, dtype=float))
 
 
-def shares(families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Return `Family.share` of many curves, each of the family that `family_n` (n,) indexes.
-
-    The first axis of `b` and `x` is n; the others broadcast, and the result has the shape of `x`.
-    """
-    return _by_family([family.share for family in families], family_n, b, x)
-
-
-def inverses(
-    families: Sequence[Family], family_n: np.ndarray, b: np.ndarray, share: np.ndarray
-) -> np.ndarray:
-    """Return `Family.inverse` of many curves, as `shares`."""
-    return _by_family([family.inverse for family in families], family_n, b, share)
-
-
-def _by_family(
-    functions: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]],
+def of_families(
+    families: Sequence[Family],
     family_n: np.ndarray,
+    method: Literal["share", "inverse"],
     b: np.ndarray,
     value: np.ndarray,
 ) -> np.ndarray:
+    """Return `share` or `inverse` of many curves, each of the family that `family_n` (n,) indexes.
+
+    The first axis of `b` and `value` is n; the others broadcast, and the result has the shape of `value`.
+    """
     out = np.empty_like(value)
-    for index, function in enumerate(functions):
+    for index, family in enumerate(families):
         mine = family_n == index
-        out[mine] = function(b[mine], value[mine])
+        out[mine] = getattr(family, method)(b[mine], value[mine])
     return out
 
 
@@ -291,9 +282,9 @@ def log_compute_to(
     R_0: np.ndarray,
     target: float,
 ) -> np.ndarray:
-    """Return log C at which many curves, as in `shares`, reach `target`: -inf below R_0, inf above A."""
+    """Return log C at which many curves, as in `of_families`, reach `target`: -inf below R_0, inf above A."""
     share = np.clip((target - R_0) / np.maximum(A - R_0, 1e-12), 1e-12, 1 - 1e-12)
-    log_c = log_mid + inverses(families, family_n, b, share)
+    log_c = log_mid + of_families(families, family_n, "inverse", b, share)
     return np.where(target <= R_0, -np.inf, np.where(target >= A, np.inf, log_c))
 
 

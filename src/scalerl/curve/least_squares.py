@@ -92,6 +92,7 @@ def _search(samples: Sequence[Sample], rows: RunRows, family: Family) -> list[Le
     on_B, on_C_mid = (theta <= box[0] + 1e-6) | (theta >= box[1] - 1e-6)
     bounds = np.array([rows.high <= A, on_B, on_C_mid, (rows.low >= R_0) & rows.free]).T.tolist()
     curves = np.array([rows.base + A, *at, rows.base + R_0]).T.tolist()
+    # Minima closer than .1 % in B and C_mid are one, reached from two starts.
     found: list[list[int]] = [[] for _ in samples]
     for i in np.lexsort((rss, run)).tolist():
         mine = found[run[i]]

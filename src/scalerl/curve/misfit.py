@@ -71,6 +71,7 @@ def find_misfit(points: Points, best: Sequence[LeastSquares]) -> Misfit | None:
     if len(sample.y_N) < MIN_POINTS:
         return None
     null = healthy_model(sample, best)
+    # Changes are candidates by the residuals of the healthy curve; later models are given the same ones.
     changes = candidate_changes(sample, null.residual_N)
     first = evidence_of(sample, null, changes, null.residual_N)
     beside = _beside_a_step(sample, first, changes)

@@ -87,7 +87,7 @@ def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> No
     """Tabulate the noise model of a sample whose sd is at least `floor`, with the correlations `phi`."""
     phi_P = np.array(phi)
     rho_PN = phi_P[:, None] ** sample.gap_N
-    rho_PN[:, 0] = 0.0
+    rho_PN[:, 0] = 0.0  # the first row has no predecessor, whatever its gap
     inverse_PN = 1.0 / (1.0 - rho_PN**2)
     diagonal_PN = inverse_PN.copy()
     diagonal_PN[:, :-1] += (rho_PN**2 * inverse_PN)[:, 1:]
@@ -95,6 +95,8 @@ def make_noise(sample: Sample, floor: float, phi: tuple[float, ...] = PHI) -> No
     root_N = np.sqrt(sample.weight_N)
     below_PN = -rho_PN * inverse_PN * root_N * np.concatenate([[0.0], root_N[:-1]])
     log_prior_P = 0.5 * np.log(inverse_PN).sum(axis=1)
+    # The integral over sd depends on RSS alone: one table instead of an integral for every node. Beyond its
+    # ends (an RSS of nearly 0, or of 4 for every point) it is constant.
     sd_J = np.geomspace(floor, max(SD_RANGE[1], 2 * floor), 80)
     log_rss_T = np.linspace(math.log(1e-3 * floor**2), math.log(4.0 * sample.n_points), 600)
     log_TJ = -sample.n_points * np.log(sd_J) - 0.5 * np.exp(log_rss_T)[:, None] / sd_J**2
@@ -139,6 +141,7 @@ class Quadratic(NamedTuple):
         if r0 is not None:
             A = np.clip((self.gy - r0 * self.hg) / np.maximum(self.gg, _TINY), r0, 1.0)
             return np.full_like(A, r0), A
+        # Where the share hardly differs between rows g and h are collinear: no unconstrained minimum.
         det = self.gg * self.hh - self.hg**2
         sound = det > 1e-12 * self.gg * self.hh
         det = np.where(sound, det, 1.0)

@@ -19,16 +19,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scalerl.curve.families import Family, log_compute, log_compute_to, shares
+from scalerl.curve.families import Family, log_compute, log_compute_to, of_families
 from scalerl.curve.least_squares import LeastSquares
 from scalerl.curve.noise import Noise, Quadratic, make_noise
 from scalerl.curve.prior import LOG_B, PHI, log_mid_range, log_volume
+from scalerl.curve.quantiles import tails
 from scalerl.curve.sample import Sample
 
 _CUT = 10.5  # log-density below the best at which a node is not worth its place (3e-5)
 # Evenly spaced nodes a standard deviation apart integrate a Gaussian to nine digits: few are enough.
 _ROWS, _COLUMNS, _A_NODES, _R_0_NODES = 25, 9, 6, 5
 _REACH = 4.5  # standard deviations that nodes of A and R_0 span to either side
+_DRAWS = 256
+_MASS = 0.999  # of the posterior: its heaviest cells, for answers at many computes
+_STOP_WITHIN = 32.0  # times the compute so far, up to which is searched
 _CELLS = ("family_cells", "log_b_cells", "log_mid_cells", "phi_cells", "A", "R_0")
 _DRAWN = ("family_n", "A_n", "log_b_n", "log_mid_n", "R_0_n")
 
@@ -45,9 +49,9 @@ class Draws:
     R_0_n: np.ndarray
 
     def curves_at(self, compute_M: np.ndarray) -> np.ndarray:
-        """The mean curves at computes (M,), shape (n, M)."""
+        """Return the mean curves at computes (M,), shape (n, M)."""
         x = log_compute(np.asarray(compute_M, dtype=float)) - self.log_mid_n[:, None]
-        share = shares(self.families, self.family_n, np.exp(self.log_b_n)[:, None], x)
+        share = of_families(self.families, self.family_n, "share", np.exp(self.log_b_n)[:, None], x)
         return self.R_0_n[:, None] + (self.A_n - self.R_0_n)[:, None] * share
 
     def log_compute_to(self, target: float) -> np.ndarray:
@@ -132,7 +136,7 @@ class Posterior:
     def curve_at(self, compute: float) -> np.ndarray:
         """Return the mean curve at one compute for every node, shape (cells, a, r)."""
         x = float(log_compute(np.asarray(compute))) - self.log_mid_cells
-        g = shares(self.families, self.family_cells, np.exp(self.log_b_cells), x)[:, None, None]
+        g = of_families(self.families, self.family_cells, "share", np.exp(self.log_b_cells), x)[:, None, None]
         return self.R_0 * (1 - g) + self.A[:, :, None] * g
 
     def compute_to(self, target: float) -> np.ndarray:
@@ -240,6 +244,7 @@ def _linear_nodes(
     log_weight = noise.of_rss(rss) + noise.log_prior_P[p][:, None, None]
     log_weight = log_weight + np.log(np.maximum(volume, 1e-300))
     log_weight = log_weight + log_volume(sample, family, log_b_PMK[index], log_mid_M[m])[:, None, None]
+    # The derivatives by log B and log C_mid in the prior's volume have a factor A - R_0 each.
     log_weight = log_weight + 2 * np.log(np.maximum(A[:, :, None] - R_0, 1e-12))
     return {
         "log_b_cells": log_b_PMK[index],
@@ -313,3 +318,67 @@ def _extent(nodes: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, np.ndarra
         ends.append(x0 + (x1 - x0) * np.clip(part, 0.0, 1.0))
     low, high = ends
     return low, np.maximum(high, low + 1e-9)
+
+
+def gain_per_unit(post: Posterior, compute_M: np.ndarray) -> np.ndarray:
+    """Return the expected dR/dC of the mean curve at computes (M,) above 0, per unit of compute."""
+    post, step = post.heaviest(_MASS), 1e-3
+    up_M, down_M = (
+        np.array([np.sum(post.curve_at(float(c)) * post.weight) for c in compute_M * math.exp(s)])
+        for s in (step, -step)
+    )
+    return (up_M - down_M) / (2 * step * compute_M)
+
+
+def stop_at(post: Posterior, now: float, worth: float) -> float:
+    """Return the compute from which a further unit is expected to gain less than `worth`; at least `now`.
+
+    The expected gain can rise before it falls: this is where it falls for good, infinite if not within 32
+    times the compute so far.
+    """
+    compute_M = now * np.geomspace(1.0, _STOP_WITHIN, 161)
+    pays_M = gain_per_unit(post, compute_M) >= worth
+    if pays_M[-1]:
+        return math.inf
+    if not pays_M.any():
+        return now
+    last = int(np.flatnonzero(pays_M)[-1])
+    low, high = compute_M[last : last + 2].tolist()
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gain_per_unit(post, np.array([middle]))[0] >= worth else (low, middle)
+    return high
+
+
+def expected_width(
+    post: Posterior, sample: Sample, sd: float, phi: float, compute_M: np.ndarray, level: float
+) -> np.ndarray:
+    """Return the expected width of A's interval if the run goes on to computes (M,), evaluated as so far.
+
+    Each of 256 draws in turn is taken for the truth, and the others are weighted by the likelihood that the
+    further evaluations would give them: exp(-sum of squared differences / (2 sd^2 inflated)), the variance
+    inflated by (1 + phi) / (1 - phi) for the correlation of neighbours.
+    """
+    draws = post.draws(_DRAWS)
+    now = math.exp(sample.log_c_range[1])
+    rows = int(np.isfinite(sample.log_c_N).sum())
+    each = (now - math.exp(sample.log_c_range[0])) / max(rows - 1, 1) / sample.each
+    most = float(np.max(compute_M))
+    evaluations = (most - now) / max(each, 1e-6 * now)
+    points = int(np.clip(evaluations, 1, 128))
+    further_F = now + (most - now) / points * np.arange(1, points + 1)
+    count = evaluations / points  # behind each of the points
+    curve_nF = draws.curves_at(further_F) * math.sqrt(count * (1 - phi) / (1 + phi)) / sd
+    return np.array([_width(draws, curve_nF[:, further_F <= c], level) for c in compute_M])
+
+
+def _width(draws: Draws, curve_nF: np.ndarray, level: float) -> float:
+    square_n = (curve_nF**2).sum(axis=1)
+    apart_nn = square_n[:, None] + square_n - 2 * curve_nF @ curve_nF.T
+    weight_nn = np.exp(-0.5 * np.maximum(apart_nn, 0.0))
+    order = np.argsort(draws.A_n)
+    held_nn = np.cumsum(weight_nn[:, order], axis=1)
+    held_nn /= held_nn[:, -1:]
+    A_n = draws.A_n[order]
+    ends = [A_n[np.minimum((held_nn < q).sum(axis=1), len(A_n) - 1)] for q in tails(level)]
+    return float(np.mean(ends[1] - ends[0]))

@@ -31,11 +31,10 @@ from scalerl.curve.answers import (
 from scalerl.curve.families import Curve
 from scalerl.curve.misfit import Misfit
 from scalerl.curve.points import Points
-from scalerl.curve.posterior import Draws, Posterior
+from scalerl.curve.posterior import Draws, Posterior, expected_width, gain_per_unit, stop_at
 from scalerl.curve.quantiles import Interval, noisy_quantiles, tails, weighted_quantiles
 from scalerl.curve.sample import Sample
 from scalerl.curve.seeds import SEED_PRIOR, rerun
-from scalerl.curve.worth import expected_width, gain_per_unit, stop_at
 from scalerl.errors import InputError, number_of
 from scalerl.record.left_out import ABOVE, AT_START, BELOW, LeftOut
 
@@ -138,6 +137,7 @@ class Fit:
         mean, prediction = self.evaluation(compute)
         at_Q, value = tails(self.intervals.level), self.posterior.curve_at(compute)
         low, high = weighted_quantiles(value, self.posterior.weight, at_Q).tolist()
+        # Seed effects move whole curves, so that a rerun is drawn, where the run itself is integrated.
         rerun_low, rerun_high = np.quantile(self._rerun_at(compute), at_Q).tolist()
         paper, rerun = float(self.curve(compute)), (rerun_low, rerun_high)
         return Forecast(float(compute), mean, paper, (low, high), prediction, rerun, self.axis)
@@ -165,6 +165,7 @@ class Fit:
 
     def band(self, compute_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return median and interval of the mean curve at every compute, three arrays (M,), for plots."""
+        # The last .1 % of the weight is spread over many cells, all of which are evaluated at every compute.
         post = self.posterior.heaviest(0.999)
         at_Q = np.array([0.5, *tails(self.intervals.level)])
         rows = [weighted_quantiles(post.curve_at(float(c)), post.weight, at_Q) for c in compute_M]

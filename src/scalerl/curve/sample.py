@@ -41,7 +41,7 @@ class Sample:
         return len(self.y_N)
 
     def row_sd(self, sd: float) -> float:
-        """Noise of a usual row where that of one evaluation is `sd`: less, where rows are means."""
+        """Return the noise of a usual row for noise `sd` of one evaluation: less, where rows are means."""
         return math.sqrt(max(sd**2 - self.scatter**2, 0.0))
 
     @property
@@ -82,6 +82,7 @@ def make_sample(points: Points, r0: float | None) -> Sample:
             weight_N = np.ones(len(first_N))
         compute_N, y_N = compute_N[first_N], mean_N
     if compute_N[0] == 0:
+        # Before training there is no noise but that of sampling, so that this row may be worth several.
         weight_N[0] *= _start_weight(points)
     each, scatter = 1.0, 0.0
     if len(y_N) > MAX_ROWS:
@@ -103,6 +104,7 @@ def _start_weight(points: Points) -> float:
     zero_N, known_N = points.compute_N == 0, np.isfinite(points.noise_sd_N) & (points.noise_sd_N > 0)
     if not (known_N & zero_N).any() or not (known_N & ~zero_N).any():
         return 1.0
+    # Medians, as one evaluation on few prompts must not set what is usual.
     usual = float(np.median(points.noise_sd_N[known_N & ~zero_N]))
     own = float(np.mean(points.noise_sd_N[known_N & zero_N]))
     return float(np.clip((usual / own) ** 2, 1 / 16, 16))
@@ -140,5 +142,6 @@ def _thin(
     compute_M = np.where(np.arange(len(edge_M)) < zero, 0.0, np.exp(log_c_M))
     relative_M = total_M / np.median(total_M)
     if zero:
+        # The row at compute 0 is a single evaluation: it counts at most as much as a mean of several.
         relative_M[0] = min(relative_M[0], 1.0)
     return compute_M, mean(y_N), relative_M, None if step_N is None else mean(step_N)

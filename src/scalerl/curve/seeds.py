@@ -78,6 +78,7 @@ class SeedSpread:
         left_R3 = mean_R3 - fixed_RP @ (fixed_RP.T @ mean_R3)
         precision_3TR = 1.0 / (sd_R3.T[:, None] ** 2 + self.tau_3T[:, :, None] ** 2)
         weighed_3TPR = fixed_RP.T * precision_3TR[:, :, None]
+        # The likelihood is restricted: without log |F' V^-1 F| replicates of two would make tau too small.
         gram_3TPP = weighed_3TPR @ fixed_RP
         moment_3TP1 = weighed_3TPR @ left_R3.T[:, None, :, None]
         explained_3T = np.sum(moment_3TP1 * np.linalg.solve(gram_3TPP, moment_3TP1), axis=(2, 3))
@@ -88,6 +89,7 @@ class SeedSpread:
 
     def effects(self, n: int, seed: int = 0, runs: int = 1) -> np.ndarray:
         """Draw the effects of the seeds of `runs` runs that share their tau on theta, (runs, 3, n)."""
+        # A systematic sample of tau, as of the posterior: its tails are in every set of draws alike.
         rng = np.random.default_rng(seed)
         tau_3n = np.empty((3, n))
         for j in range(3):

@@ -57,6 +57,7 @@ def descend(
         ends = np.maximum(moved[0], moved[1]) < _CLOSE
         new = _evaluate(rows, family, trial)
         better = new[_RSS] <= state[_RSS] + rows.exact
+        # The searches that still run with the second derivatives are in bent valleys: relax them slower.
         relief = 0.03 if bend is None else 0.2
         if np.count_nonzero(better) == len(better):
             state, trust = new, trust * np.array([[relief], [3.0]])
@@ -66,6 +67,7 @@ def descend(
             ends |= trust[0] > 1e10
         trust = clip(trust, *_TRUSTED)
         if count in (2, 5) and len(active) > 1:
+            # By then many starts are in the valley of another, or far behind: their further steps are waste.
             abandoned = _hopeless(rows, run[active], state)
             kept[active[abandoned]] = False
             ends |= abandoned

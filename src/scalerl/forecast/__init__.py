@@ -1,7 +1,7 @@
-"""What is made of fits: comparisons, backtests, forecasts during a run, the paper's own rule. Numpy only.
+"""Uses of fits: comparisons, backtests, forecasts during a run, the paper's own rule. Numpy only.
 
-    compare.py    is one recipe's ceiling higher, or is that the seed?
-    backtest.py   how good would the forecasts of finished runs have been?
+    compare.py    recipes compared, seeds included: draws from sides.py, the answer in comparison.py
+    backtest.py   forecasts of finished runs from their first parts; the scores in backtest_result.py
     online.py     forecasts inside a training loop, and `freeze.py` for the record
     paper.py      the fit and the comparison exactly as the paper makes them
 

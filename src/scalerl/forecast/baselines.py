@@ -1,6 +1,6 @@
-"""The rivals of a saturating fit: what anybody would forecast with without the paper's curve.
+"""The rivals of a saturating fit: functions from compute to pass rate, without an interval.
 
-Each is called with compute and gives the pass rate. They forecast a point and no interval. Shapes: N points.
+Shapes: N points.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PointForecast = Callable[[np.ndarray | float], np.ndarray]
 
 
 def fit_last_value(points: Points) -> PointForecast:
-    """The mean of the evaluations at the largest compute, at every compute: nothing more will come.
+    """Forecast the mean of the evaluations at the largest compute, at every compute.
 
     Raises:
         CannotAnswerError: there are no points.
@@ -33,9 +33,7 @@ def fit_last_value(points: Points) -> PointForecast:
 
 
 def fit_log_linear(points: Points) -> PointForecast:
-    """Least squares of a + b log C on the points with C > 0: as much again from every doubling, no ceiling.
-
-    It is not kept within [0, 1].
+    """Fit a + b log C by least squares to the points with C > 0: no ceiling, nor bounds of [0, 1].
 
     Raises:
         CannotAnswerError: fewer than two points at distinct compute above 0.
@@ -50,7 +48,7 @@ def fit_log_linear(points: Points) -> PointForecast:
 
 
 def fit_power_law(points: Points) -> Curve:
-    """Least squares of A - D / C^B with A <= 1 on the points with C > 0, the rival of arXiv 2510.13786.
+    """Fit A - D / C^B with A <= 1 by least squares to the points with C > 0 (arXiv 2510.13786).
 
     It is the power-law family with R_0 = 0, and D = A C_mid^B / 2.
 
@@ -63,7 +61,7 @@ def fit_power_law(points: Points) -> Curve:
 
 
 def fit_gompertz(points: Points, r0: float | None = None) -> Curve:
-    """Least squares of the Gompertz curve, a sigmoid in C; R_0 is its lower asymptote, free unless given.
+    """Fit the Gompertz curve, a sigmoid in C; R_0 is its lower asymptote, free unless given.
 
     Raises:
         CannotAnswerError: fewer points at distinct compute than parameters.
@@ -87,4 +85,4 @@ RIVALS: dict[str, Callable[[Fit], PointForecast]] = {
     "log-linear": lambda result: fit_log_linear(result.points),
     "last value": lambda result: fit_last_value(result.points),
 }
-"""Rivals by name: each is given a fit for its points, and forecasts pass rates (M,) at computes (M,)."""
+"""Rivals by name: from a fit, for its points, to forecasts of pass rates (M,) at computes (M,)."""

@@ -1,10 +1,9 @@
-"""Is one recipe's ceiling higher, or does it get to its own sooner, or is that the seed?
+"""Comparison of recipes: ceilings and efficiencies, with the uncertainty of fits and of seeds.
 
-Every run's posterior is drawn from; draws of two recipes are paired given one and the same family, so that a
-difference is never one of families; and each recipe gets the seed effects that its runs leave open
-(`sides`, `seeds`). Runs that have a partner in the other recipe, with the same base model and prompts, are
-compared with it. Both questions about every recipe enter Holm's correction, so that all verdicts together
-are wrong with probability 1 - level at most.
+Draws of two recipes' posteriors are paired given one and the same family, so that a difference is never one
+of families; and each recipe gets the seed effects that its runs leave open (`sides`, `seeds`). Runs that have
+a partner in the other recipe, with the same base model and prompts, are compared with it. Both questions
+about every recipe enter Holm's correction, so that 1 - level is the family-wise error of all verdicts.
 
 Shapes: n paired draws.
 """
@@ -40,7 +39,7 @@ from scalerl.forecast.sides import (
 )
 
 LITTLE_OF_CEILING = 0.01
-"""Two ceilings by so much apart, given one family or others, are taken to be the same answer."""
+"""Two answers for a difference of ceilings, given one family or others, that differ less are the same."""
 POWER, MOST_SEEDS = 0.8, 100
 _CROSSING_DRAWS = 2048
 _BEYOND = 10.0  # crossings are sought up to so many times the last compute
@@ -48,7 +47,7 @@ _BEYOND = 10.0  # crossings are sought up to so many times the last compute
 
 @dataclass(frozen=True)
 class _Question:
-    """A quantity, the verdicts when the recipe has more and less of it, and if it needs sound ceilings."""
+    """A quantity, the verdicts when the recipe has more and less of it, and if it needs known ceilings."""
 
     quantity: Quantity
     more: Verdict
@@ -96,7 +95,7 @@ def compare(
     given = functools.cache(lambda family: given_family(recipes, seed_prior, family, blocks))
     sides = [draw_sides(recipes, base, name, given, blocks) for name in recipes if name != base]
     asked = [(side, question) for side in sides for question in _QUESTIONS]
-    # What is withheld is still asked: leaving it out would correct the others for less.
+    # What is withheld still counts as a test: leaving it out would correct the others for less.
     p = [1.0 if side.misfit else side.p(question.quantity) for side, question in asked]
     claims = [
         _claim(side, question, raw, adjusted, level, tests=len(p))
@@ -109,8 +108,12 @@ def compare(
             families=side.families,
             ceiling=claims[2 * i],
             efficiency=claims[2 * i + 1],
-            differences=_differences(side, budget, target, level),
-            crossing=_crossing(side, level),
+            differences={
+                name: _difference(side, name, quantity, level)
+                for name, quantity in quantities(budget, target).items()
+                if not (side.misfit and name == "A")
+            },
+            crossing=None if side.misfit else _crossing(side, level),
             common_seeds=side.common,
         )
         for i, side in enumerate(sides)
@@ -120,7 +123,7 @@ def compare(
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p-values, in the order given (Holm 1979): the smallest times m, the next times m - 1, ..."""
+    """Return adjusted p-values, in the order given (Holm 1979): the smallest times m, the next m - 1, ..."""
     order = np.argsort(p, kind="stable")
     adjusted = np.empty(len(p))
     factor = np.arange(len(p), 0, -1)
@@ -129,7 +132,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(difference: float, variance: float, alpha: float) -> int | None:
-    """How many seeds of each side tell a difference with power .8 in a two-sided test; None above 100.
+    """Return the seeds of each side that detect a difference with power .8, two-sided; None above 100.
 
     `variance` is that of the difference of one run of each side, seed and fit together.
     """
@@ -141,14 +144,14 @@ def seeds_needed(difference: float, variance: float, alpha: float) -> int | None
 
 
 def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: float, tests: int) -> Claim:
-    """The verdict on one question, and how many seeds would tell if it is none."""
+    """Give the verdict on one question, and the seeds that would detect the difference."""
     if side.misfit:
         return Claim("inconclusive", None, None, None, None, side.misfit)
     base_n, recipe_n = map(question.quantity, side.recipes)
     difference = float(np.median(recipe_n - base_n))
     # A further run is taken to be worth what these are.
-    counts = [len(fits) for fits in side.fits]
-    variance = counts[0] * float(base_n.var()) + counts[1] * float(recipe_n.var())
+    n_base, n_recipe = (len(fits) for fits in side.fits)
+    variance = n_base * float(base_n.var()) + n_recipe * float(recipe_n.var())
     why = _vague(side) if question.of_ceiling else ""
     verdict = question.more if difference > 0 else question.less
     if not why and adjusted > 1 - level:
@@ -157,18 +160,12 @@ def _claim(side: Sides, question: _Question, p: float, adjusted: float, level: f
         why = why or _decided_by_the_family(side)
     if why:
         verdict = "inconclusive"
-    return Claim(
-        verdict=verdict,
-        p=p,
-        p_adjusted=adjusted,
-        p_runs_only=side.p(question.quantity, runs_only=True),
-        seeds=seeds_needed(difference, variance, (1 - level) / tests),
-        why=why,
-    )
+    seeds = seeds_needed(difference, variance, (1 - level) / tests)
+    return Claim(verdict, p, adjusted, side.p(question.quantity, runs_only=True), seeds, why)
 
 
 def _decided_by_the_family(side: Sides) -> str:
-    """Whether the ceilings lie the other way round with the families that either side favours by itself.
+    """Return a reason where the ceilings lie the other way round given the families of either side alone.
 
     With its ceiling a recipe's own gain is open too, and with that the compute to a share of it.
     """
@@ -183,35 +180,26 @@ def _decided_by_the_family(side: Sides) -> str:
 
 
 def _vague(side: Sides) -> str:
-    """Which recipes have a ceiling that half of their runs or more leave open."""
+    """Return a reason for each recipe whose ceiling half of its runs or more do not identify."""
     doubts = []
     for name, fits in zip(side.names, side.fits, strict=True):
         if not mostly_identified(fits):
-            vague = [fit for fit in fits if not fit.identified]
-            doubts.append(f"the ceiling of {name} is not identified: {vague[0].why}")
+            first = next(fit for fit in fits if not fit.identified)
+            doubts.append(f"the ceiling of {name} is not identified: {first.why}")
     return "; ".join(doubts)
 
 
-def _crossing(side: Sides, level: float) -> Crossing | None:
-    """Where the lead changes; None where no curve describes a run."""
-    if side.misfit:
-        return None
+def _crossing(side: Sides, level: float) -> Crossing:
+    """Find where the lead changes, from the smallest positive compute of all runs to beyond the largest."""
+    computes = [fit.points.compute_N for fits in side.fits for fit in fits]
+    first = min(float(compute_N[compute_N > 0].min()) for compute_N in computes)
+    within = first, _BEYOND * max(float(compute_N.max()) for compute_N in computes)
     base, recipe = (draws.thinned(_CROSSING_DRAWS) for draws in side.recipes)
-    return find_crossing(base, recipe, side.names, _range(side), level)
-
-
-def _differences(
-    side: Sides, budget: float | None, target: float | None, level: float
-) -> dict[str, Difference]:
-    """Every quantity of the pair, A only where it is not withheld; logarithms become ratios."""
-    asked = quantities(budget, target)
-    if side.misfit:
-        del asked["A"]
-    return {name: _difference(side, name, quantity, level) for name, quantity in asked.items()}
+    return find_crossing(base, recipe, side.names, within, level)
 
 
 def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Difference:
-    """Medians of both sides, and of their difference with its intervals."""
+    """Return the medians of both sides, and of their difference with its intervals; logs become ratios."""
     base_n, recipe_n = map(quantity, side.recipes)
     own = [draw_quantiles(value_n, np.array([0.5]))[0] for value_n in (base_n, recipe_n)]
     low, median, high = draw_quantiles(_minus(recipe_n, base_n), np.insert(tails(level), 1, 0.5))
@@ -226,22 +214,15 @@ def _difference(side: Sides, name: str, quantity: Quantity, level: float) -> Dif
 
 
 def _minus(recipe_n: np.ndarray, base_n: np.ndarray) -> np.ndarray:
-    """Difference of values that may be infinite; draws in which both are, alike, say nothing."""
+    """Return the difference of values that may be infinite, without draws in which both are, alike."""
     says_n = np.isfinite(recipe_n) | np.isfinite(base_n) | (recipe_n != base_n)
     return recipe_n[says_n] - base_n[says_n]
-
-
-def _range(side: Sides) -> tuple[float, float]:
-    """From the smallest positive compute of all runs to well beyond the largest."""
-    computes = [fit.points.compute_N for fits in side.fits for fit in fits]
-    first = min(float(compute_N[compute_N > 0].min()) for compute_N in computes)
-    return first, _BEYOND * max(float(compute_N.max()) for compute_N in computes)
 
 
 def _checked(
     recipes: Recipes, base: str | None, budget: float | None, target: float | None, level: float
 ) -> str:
-    """The name of the base, after all arguments were checked."""
+    """Check all arguments, and return the name of the base."""
     names = list(recipes)
     if len(names) < 2:
         raise InputError(f"a comparison needs two recipes or more, found {len(names)}: {', '.join(names)}")

@@ -28,8 +28,8 @@ Verdict = Literal[
 class Difference:
     """Recipe against base in one quantity: a difference in pass rate, or a ratio of computes or exponents.
 
-    `interval` is of the recipes, the seed variance included; `runs_only` of these very runs, without it.
-    Ratios may be 0 or infinite where a target is reached by one side only.
+    `interval` is of the recipes, with the seed variance; `runs_only` of these runs, without it. Ratios may be
+    0 or infinite where only one side reaches a target.
     """
 
     kind: Literal["difference", "ratio"]
@@ -48,12 +48,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Claim:
-    """One question about a pair, answered: the verdict holds family-wise at 1 - level.
+    """The answer to one question about a pair; 1 - level is the family-wise error of the verdicts.
 
     `p` is the two-sided tail mass at no difference, seed variance included; `p_adjusted` the same after Holm
-    over all questions of the comparison; `p_runs_only` without the seed variance, for these very runs.
-    `seeds` is how many of each recipe would tell the observed difference with power .8; None above 100. All
-    are None where no saturating curve describes a run: there is nothing to test then.
+    over all questions of the comparison; `p_runs_only` without the seed variance, for these runs. `seeds` of
+    each recipe detect the observed difference with power .8; None above 100. All are None where no saturating
+    curve describes a run.
     """
 
     verdict: Verdict
@@ -62,7 +62,7 @@ class Claim:
     p_runs_only: float | None
     seeds: int | None
     why: str
-    """What stands in the way of a claim, empty where nothing does."""
+    """The reason that makes the answer inconclusive, or empty."""
 
     def __str__(self) -> str:
         text = self.verdict.upper()
@@ -81,10 +81,10 @@ class Pair:
     """One recipe against the base.
 
     `families` are the weights of the family that both share. `differences` has A, B, C_mid, `compute_to_own`
-    (to three quarters of a recipe's own gain), and, where they were asked for, `pass_rate` at the
-    budget and `compute_to_target`, infinite where the target is above the ceiling. Where no saturating
-    curve describes a run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds
-    both sides have, where they are compared within these alone; None where runs are not paired.
+    (to three quarters of a recipe's own gain) and, with a budget or a target, `pass_rate` at the budget and
+    `compute_to_target`, infinite where the target is above the ceiling. Where no saturating curve describes a
+    run, A is left out of them, and `crossing` is None. `common_seeds` is how many seeds both sides have,
+    where they are compared within these alone; None where runs are not paired.
     """
 
     recipe: str
@@ -112,17 +112,17 @@ class Comparison:
     pairs: tuple[Pair, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `scalerl compare --json` prints; infinite ends and what is withheld are None."""
+        """Return the object that `scalerl compare --json` prints; infinite ends and A withheld are None."""
         found = plain(asdict(self))
         for pair in found["pairs"]:
             pair["differences"] = {"A": None} | pair["differences"]
         return found
 
     def to_frame(self) -> Any:
-        """Every difference as a row of a `pandas.DataFrame`: `median`, `low`, `high` of recipe against base.
+        """Make a `pandas.DataFrame` with a row for every difference: `median`, `low`, `high`.
 
-        `verdict` and `p_adjusted` stand beside what they are about: the ceiling `A`, and `compute_to_own`, by
-        which the efficiency is judged.
+        `verdict` and `p_adjusted` stand in the rows of their quantities: the ceiling `A`, and
+        `compute_to_own`, the efficiency.
 
         Raises:
             InputError: pandas is not installed.
@@ -132,19 +132,18 @@ class Comparison:
         for pair in self.pairs:
             claims = {"A": pair.ceiling, "compute_to_own": pair.efficiency}
             for name, found in pair.differences.items():
-                claim = claims.get(name)
-                ends = (pair.recipe, pair.base, name, found.kind, found.base, found.recipe, found.median)
-                rows.append(
-                    dict(zip(names, (*ends, *found.interval), strict=True))
-                    | ({"verdict": claim.verdict, "p_adjusted": claim.p_adjusted} if claim else {})
-                )
+                values = found.kind, found.base, found.recipe, found.median, *found.interval
+                row = dict(zip(names, (pair.recipe, pair.base, name, *values), strict=True))
+                if claim := claims.get(name):
+                    row |= {"verdict": claim.verdict, "p_adjusted": claim.p_adjusted}
+                rows.append(row)
         return of_rows(rows, (*names, "verdict", "p_adjusted"))
 
     def _repr_html_(self) -> str:
         return view("comparison_html", self)
 
     def priors(self) -> str:
-        """What the answer takes for granted, in one sentence."""
+        """Return the assumptions of the answer as text."""
         prior = self.seed_prior
         paired = any(pair.common_seeds for pair in self.pairs)
         within = "Paired runs are compared within their seeds, and differ beyond what these have in common. "
@@ -157,7 +156,7 @@ class Comparison:
         )
 
     def counted(self, pair: Pair) -> str:
-        """How many runs of recipe and base are behind a pair, in words."""
+        """Return how many runs of recipe and base are behind a pair, in words."""
         runs = self.runs[pair.recipe], self.runs[pair.base]
         if pair.common_seeds is None:
             return "{} and {} seeds".format(*runs)
@@ -166,8 +165,7 @@ class Comparison:
         return f"paired by {pair.common_seeds} common seeds{left_out}"
 
     def rows(self, pair: Pair) -> list[tuple[str, str]]:
-        """One pair as a table for people: a label and what stands beside it."""
-        counts = self.counted(pair)
+        """Return one pair as a table: labels and texts."""
         named = {LABELS.get(name, name): weight for name, weight in pair.families.items()}
         weights = ", ".join(f"{name} {weight:.2f}" for name, weight in named.items() if weight >= 0.005)
         labels = {
@@ -178,7 +176,7 @@ class Comparison:
             "pass_rate": f"pass rate at {self.budget or 0:g}",
             "compute_to_target": f"compute to {self.target or 0:g}",
         }
-        rows = [(f"{pair.recipe} against {pair.base}", f"{counts}   {self.axis}   {weights}")]
+        rows = [(f"{pair.recipe} against {pair.base}", f"{self.counted(pair)}   {self.axis}   {weights}")]
         rows += [("ceiling", str(pair.ceiling)), ("efficiency", str(pair.efficiency))]
         if "A" not in pair.differences:
             rows.append((labels["A"], "withheld"))

@@ -90,7 +90,7 @@ class CrossCheck:
 
 
 def cross_check(fit: Fit, at: Sequence[float] = ()) -> CrossCheck:
-    """`bootstrap` and `profile` beside the posterior given the log-logistic, with the mean curve at computes.
+    """Compute `bootstrap` and `profile` beside the posterior, with the mean curve `at` computes.
 
     Raises:
         CannotAnswerError: as `profile`, or the ceiling is withheld, as no family describes the run.
@@ -152,6 +152,7 @@ def profile(fit: Fit) -> Profile:
             f"{fit.points.source}: {sample.n_points} evaluations leave no degrees of freedom beside "
             f"{2 + sample.n_linear} parameters"
         )
+    # Of the noise model only the whitening by phi counts here: the sd comes from RSS.
     noise = make_noise(sample, SD_RANGE[0], (fit.noise.phi,))
     A_M = np.append(np.linspace(float(sample.y_N.min()), 1.0, _CEILINGS), fit.curve.A)
     A_M, rss_M = _refined(sample, noise, np.unique(A_M))
@@ -221,6 +222,7 @@ def _profile_rss(sample: Sample, noise: Noise, A_M: np.ndarray) -> np.ndarray:
     grid_K2 = grid(log_b, log_mid)
     rss_MK = _given_ceiling(sample, noise, np.broadcast_to(grid_K2, (len(A_M), *grid_K2.shape)), A_M)
     theta_M2, rss_M = grid_K2[np.argmin(rss_MK, axis=1)], rss_MK.min(axis=1)
+    # Each zoom spans one step to either side of the best cell, and halves the step.
     around_K2 = grid(*[np.linspace(-1, 1, _ZOOM)] * 2)
     for _ in range(_ZOOMS):
         cell_MK2 = theta_M2[:, None] + around_K2 * step

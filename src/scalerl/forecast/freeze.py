@@ -1,4 +1,4 @@
-"""A forecast made during a run, in the form in which forecasts.jsonl keeps it."""
+"""A forecast made during a run, as a line of forecasts.jsonl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ def freeze(run: RunRecord, axis: str, target_compute: float) -> dict[str, Any]:
     """
     result = fit(run, x=axis)
     forecast = result.forecast(target_compute)
-    compute_M = _grid(result.points.compute_N, target_compute)
+    # Dense enough to be drawn on a linear and on a logarithmic axis.
+    compute_N = result.points.compute_N
+    first = min(float(compute_N[compute_N > 0].min()), target_compute) / 4
+    even_M = np.linspace(first, target_compute, 81)
+    compute_M = np.union1d(even_M, np.geomspace(first, target_compute, 81)[1:-1])
     median_M, lo_M, hi_M = result.band(compute_M)
     return {
         "made_at_step": run.evals[-1].step,
@@ -33,10 +37,3 @@ def freeze(run: RunRecord, axis: str, target_compute: float) -> dict[str, Any]:
         "fit_json": result.to_json([target_compute]),
         "curve": {"compute": compute_M, "median": median_M, "lo": lo_M, "hi": hi_M},
     }
-
-
-def _grid(compute_N: np.ndarray, target_compute: float) -> np.ndarray:
-    """Where the curve is stored: dense enough to be drawn on a linear and on a logarithmic axis."""
-    first = min(float(compute_N[compute_N > 0].min()), target_compute) / 4
-    even_M = np.linspace(first, target_compute, 81)
-    return np.union1d(even_M, np.geomspace(first, target_compute, 81)[1:-1])

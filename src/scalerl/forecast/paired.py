@@ -1,10 +1,10 @@
-"""Two recipes on the very same held-out prompts: the difference of their pass rates, prompt by prompt.
+"""Two recipes on the same held-out prompts: the difference of their pass rates, prompt by prompt.
 
 Curves answer "on these prompts": the choice of prompts moves all runs alike, and is no noise of theirs. The
-standard error over prompts answers "on other prompts of this kind", for these runs as they are. Paired by
-prompt it is smaller than unpaired, as a prompt that is hard for one recipe is hard for the other.
+standard error over prompts answers "on other prompts of this kind", for these runs. Paired by prompt it is
+smaller than unpaired, as prompts that are hard for one recipe are hard for the other.
 
-Shapes: P prompts.
+Shapes: P prompts, R runs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PairedPrompts:
     """Recipe less base on `n_prompts` common prompts, near the last common compute.
 
     Every run enters with its evaluation nearest to the smallest last compute of all runs, `matched_at`;
-    `base_compute` and `recipe_compute` are where those evaluations are (means over runs). Prompt by prompt
-    the pass rate is the mean over the runs of a recipe.
+    `base_compute` and `recipe_compute` are the computes of those evaluations, means over runs. The pass rate
+    of a prompt is the mean over the runs of a recipe.
     """
 
     prompt_set: str
@@ -47,7 +47,7 @@ class PairedPrompts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return asdict(self)
 
 
@@ -57,7 +57,7 @@ def paired_prompts(
     axis: str = "gpu_hours",
     price: float | None = None,
 ) -> PairedPrompts | None:
-    """Compare the runs of two recipes on common prompts; None where they have not two on record.
+    """Compare the runs of two recipes on common prompts; None with fewer than two on record.
 
     Raises:
         InputError: the axis is unknown or its counters are missing, or a line of prompts cannot be used.
@@ -100,7 +100,7 @@ def paired_prompts(
 def _nearest(
     run: RunRecord, rows: list[dict[str, Any]], computes: dict[int, float], prompt_set: Any, at: float
 ) -> tuple[float, dict[str, float]]:
-    """Compute, and pass rate of every prompt, of the evaluation on a prompt set that is nearest to `at`."""
+    """Return compute, and pass rate of every prompt, of the evaluation on a set that is nearest to `at`."""
     usable = [row for row in rows if row.get("prompt_set") == prompt_set and row.get("step") in computes]
     if not usable:
         raise InputError(f"{run.path / FILE}: no evaluation on set {prompt_set} has its step in evals.jsonl")

@@ -1,8 +1,8 @@
 """Paper mode: the fit and the comparison exactly as the paper makes them, to match published numbers.
 
 Khatri et al., arXiv 2510.13786, section 2 and appendix: R_0 is given; for every A and every C_mid of a grid B
-alone is fitted by least squares, and the cell with the least squared error is kept. Nothing is weighed, and
-nothing says how sure the answer is: for that there is `scalerl.curve.fit`.
+alone is fitted by least squares, and the cell with the least squared error is kept. The answer has no
+uncertainty: for that there is `scalerl.curve.fit`.
 
 Shapes: N points, K nodes of log B, M values of C_mid, L ceilings, Q cells that may still win.
 """
@@ -30,15 +30,12 @@ PAPER_C_MIDS: tuple[float, ...] = tuple(
 )
 """C_mid in GPU-hours: two linear grids, truncated to integers, on which all but one published value lie."""
 PAPER_MIN_COMPUTE = 1500.0
-"""GPU-hours that are left out of the fit, about the first epoch."""
+"""GPU-hours left out of the fit, about the first epoch."""
 SAME_CEILING = 0.02
 """Ceilings that differ by no more are taken for one: three seeds of one recipe lay within +-.015."""
 
-_SPAN = (
-    2 * PAPER_MIN_COMPUTE,
-    10 * PAPER_C_MIDS[-1],
-)  # where the run must end for the paper's grids to serve
-_RUN = 8000.0  # GPU-hours at which most published fits end; the unit that a scaled grid is scaled by
+_SPAN = 2 * PAPER_MIN_COMPUTE, 10 * PAPER_C_MIDS[-1]  # where a run must end for the paper's grids
+_RUN = 8000.0  # GPU-hours at which most published fits end; a scaled grid is scaled by the run over this
 _LOG_B_K = np.linspace(math.log(0.05), math.log(20.0), 64)
 _CURVATURE = 0.235  # bounds the second derivative of the log-logistic share by log B, whatever C and B
 _ZOOM = np.linspace(0.0, 1.0, 9)
@@ -61,25 +58,23 @@ class PaperFit:
 
     @property
     def c_max_over_c_mid(self) -> float:
-        """How far the data reach, in C_mid."""
+        """The largest compute of the data over C_mid."""
         return float(self.points.compute_N.max()) / self.curve.C_mid
 
     def linearised(self, points: Points) -> np.ndarray:
-        """F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1), (N,): on the curve log F = B log C.
+        """Return F = C_mid^B / ((A - R_0) / (R_C - R_0) - 1), (N,): on the curve log F = B log C.
 
         NaN where R_C is not between R_0 and A.
         """
         curve = self.curve
-        gain_N = points.pass_rate_N - curve.R_0
-        inside_N = (gain_N > 0) & (points.pass_rate_N < curve.A)
-        odds_N = np.divide(
-            gain_N, curve.A - points.pass_rate_N, out=np.full(len(points), np.nan), where=inside_N
-        )
+        gain_N, gap_N = points.pass_rate_N - curve.R_0, curve.A - points.pass_rate_N
+        out_N = np.full(len(points), np.nan)
+        odds_N = np.divide(gain_N, gap_N, out=out_N, where=(gain_N > 0) & (gap_N > 0))
         with np.errstate(over="ignore"):
             return np.power(np.float64(curve.C_mid), curve.B) * odds_N
 
     def to_json(self) -> dict[str, Any]:
-        """What was fitted, and to what."""
+        """Return the parameters, and the points that were fitted."""
         curve = self.curve
         return {
             "A": curve.A,
@@ -119,16 +114,22 @@ def paper_fit(
         min_compute: compute below this is left out; by default 1,500 GPU-hours.
         ceilings: the values of A that are tried.
         c_mids: the values of C_mid that are tried, in the unit of the axis. By default the paper's, in
-            GPU-hours. They mean nothing to a run that ends outside of 3,000 to 400,000; there the grids and
-            `min_compute` are scaled, a published run of 8,000 to the run at hand, and a warning says so. (An
-            error would forbid paper mode on every other axis and to every small run.)
+            GPU-hours. Where a run ends outside of 3,000 to 400,000 the grids and `min_compute` are scaled, a
+            published run of 8,000 to the run at hand, with a warning. (An error would rule out paper mode on
+            every other axis and for every small run.)
 
     Raises:
         InputError: R_0 is neither given nor measured, no pass rate, or no ceiling lies above it.
         CannotAnswerError: fewer than three evaluations at distinct compute are left, or they do not rise.
     """
     source: Literal["given", "measured"] = "measured" if r0 is None else "given"
-    r0 = _measured_r0(points) if r0 is None else float(r0)
+    if r0 is None:
+        zero_N = points.compute_N == 0
+        if not zero_N.any():
+            raise InputError(
+                f"{points.source}: the paper's fit needs R_0, and there is no evaluation at C = 0: give r0"
+            )
+        r0 = float(points.pass_rate_N[zero_N].mean())
     if not 0 <= r0 < 1:
         raise InputError(f"R_0 is a pass rate in [0, 1), found {r0:g}")
     scale, warnings = _scale(points) if c_mids is None else (1.0, ())
@@ -151,14 +152,15 @@ def paper_fit(
         )
     left_out = int(np.count_nonzero((points.compute_N > 0) & (points.compute_N < min_compute)))
     curve, rss = _search(chosen, r0, np.array(ceilings), np.array(c_mids))
-    warnings = (*points.warnings, *warnings, *_doubts(curve, chosen, ceilings, c_mids, left_out, min_compute))
-    return PaperFit(curve, rss, source, min_compute, chosen, ceilings, c_mids, warnings)
+    warnings = (*points.warnings, *warnings)
+    found = PaperFit(curve, rss, source, min_compute, chosen, ceilings, c_mids, warnings)
+    return replace(found, warnings=(*warnings, *_doubts(found, left_out)))
 
 
 def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:
-    """`paper_fit` of the points of a fit, with its R_0 where that was given; of a fitted R_0 it makes no use.
+    """Make a `paper_fit` of the points of a fit, with its R_0 where that was given, else the measured one.
 
-    Of a long run the paper's procedure gets the rows of the fit's sample, means of consecutive evaluations.
+    Of a long run the points are the rows of the fit's sample, means of consecutive evaluations.
 
     Raises:
         InputError, CannotAnswerError: as `paper_fit`.
@@ -171,17 +173,8 @@ def paper_fit_of(fit: Fit, min_compute: float | None = None) -> PaperFit:
     return paper_fit(points, r0, min_compute=min_compute)
 
 
-def _measured_r0(points: Points) -> float:
-    zero_N = points.compute_N == 0
-    if not zero_N.any():
-        raise InputError(
-            f"{points.source}: the paper's fit needs R_0, and there is no evaluation at C = 0: give r0"
-        )
-    return float(points.pass_rate_N[zero_N].mean())
-
-
 def _scale(points: Points) -> tuple[float, tuple[str, ...]]:
-    """What the paper's grids are multiplied by, with the warning."""
+    """Return the factor for the paper's grids, and a warning unless it is 1."""
     last = float(points.compute_N.max(initial=0.0))
     if _SPAN[0] <= last <= _SPAN[1] or last == 0.0:
         return 1.0, ()
@@ -192,7 +185,7 @@ def _scale(points: Points) -> tuple[float, tuple[str, ...]]:
 
 
 def _search(points: Points, r0: float, ceiling_L: np.ndarray, c_mid_M: np.ndarray) -> tuple[Curve, float]:
-    """The cell (A, C_mid) whose best B leaves the least squared error, to the last digit of B."""
+    """Return the curve of the least squared error over the cells (A, C_mid), B exact, and that error."""
     y_N = points.pass_rate_N - r0
     x_MN = log_compute(points.compute_N) - np.log(c_mid_M)[:, None]
     gain_L = ceiling_L - r0
@@ -205,7 +198,7 @@ def _search(points: Points, r0: float, ceiling_L: np.ndarray, c_mid_M: np.ndarra
 def _candidates(
     y_N: np.ndarray, x_MN: np.ndarray, gain_L: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The segments of B between neighbouring nodes, (k, m, l), that can hold the least squared error of all.
+    """Return the segments of B between neighbouring nodes, (k, m, l), that can hold the least squared error.
 
     Given B the squared error S is a quadratic in A, so one scan of B serves all ceilings. Along the chord
     between the curves at two nodes, S(t) = (1 - t) S_0 + t S_1 - t (1 - t) D^2 with D their distance; and the
@@ -232,10 +225,11 @@ def _candidates(
 def _zoom(
     low_Q: np.ndarray, high_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray
 ) -> tuple[float, int, float]:
-    """(log B, q, S) of the least squared error over all segments; each round divides them by four."""
+    """Return (log B, q, S) of the least squared error over all segments; each round divides them by 4."""
     while True:
         log_b_QZ = low_Q[:, None] + (high_Q - low_Q)[:, None] * _ZOOM
-        rss_QZ = np.stack([_rss(np.exp(log_b_Q), x_QN, gain_Q, y_N) for log_b_Q in log_b_QZ.T], axis=1)
+        share_ZQN = (LOG_LOGISTIC.share(np.exp(log_b_Q)[:, None], x_QN) for log_b_Q in log_b_QZ.T)
+        rss_QZ = np.stack([np.sum((y_N - gain_Q[:, None] * g) ** 2, axis=1) for g in share_ZQN], axis=1)
         if (high_Q - low_Q).max() < 1e-8:
             q, z = np.unravel_index(rss_QZ.argmin(), rss_QZ.shape)
             return float(log_b_QZ[q, z]), int(q), float(rss_QZ[q, z])
@@ -244,36 +238,24 @@ def _zoom(
         high_Q = log_b_QZ[rows, np.minimum(z_Q + 1, len(_ZOOM) - 1)]
 
 
-def _rss(b_Q: np.ndarray, x_QN: np.ndarray, gain_Q: np.ndarray, y_N: np.ndarray) -> np.ndarray:
-    return np.sum((y_N - gain_Q[:, None] * LOG_LOGISTIC.share(b_Q[:, None], x_QN)) ** 2, axis=1)
-
-
-def _doubts(
-    curve: Curve,
-    points: Points,
-    ceilings: tuple[float, ...],
-    c_mids: tuple[float, ...],
-    left_out: int,
-    min_compute: float,
-) -> tuple[str, ...]:
-    """Where the paper's answer is known to mislead."""
-    doubts = []
-    for name, value, grid in (("A", curve.A, ceilings), ("C_mid", curve.C_mid, c_mids)):
+def _doubts(fit: PaperFit, left_out: int) -> tuple[str, ...]:
+    """Return warnings where the paper's answer is known to mislead; `left_out` evaluations were cut."""
+    curve, doubts = fit.curve, []
+    for name, value, grid in (("A", curve.A, fit.ceilings), ("C_mid", curve.C_mid, fit.c_mids)):
         if len(grid) > 1 and value in (min(grid), max(grid)):
             doubts.append(f"{name} = {value:g} lies on the edge of its grid: the grid chose it, not the data")
     if not _LOG_B_K[0] + 1e-6 < math.log(curve.B) < _LOG_B_K[-1] - 1e-6:
         doubts.append(f"B = {curve.B:.3g} lies on the edge of what is tried (0.05 to 20)")
-    reach = float(points.compute_N.max()) / curve.C_mid
-    if reach < 2:
+    if (reach := fit.c_max_over_c_mid) < 2:
         doubts.append(
             # The standard errors are those that benchmarks/paper_rule.py prints.
             f"the data reach {reach:.2g} C_mid: below 2 the ceiling is a guess (with noise .0075 its "
             "standard error is .03 at 2 C_mid, .06 at 1.6, .48 at 1)"
         )
-    skipped = float((curve(min_compute) - curve.R_0) / (curve.A - curve.R_0))
+    skipped = float((curve(fit.min_compute) - curve.R_0) / (curve.A - curve.R_0))
     if left_out and skipped > 0.1:
         doubts.append(
-            f"leaving out compute under {min_compute:g} leaves out the first {skipped:.0%} of the gain: "
+            f"leaving out compute under {fit.min_compute:g} leaves out the first {skipped:.0%} of the gain: "
             "B then rests on R_0, which is given and not fitted"
         )
     return tuple(doubts)
@@ -297,7 +279,7 @@ class PaperComparison:
         return getattr(self.second.curve, self.by) - getattr(self.first.curve, self.by)
 
     def to_json(self) -> dict[str, Any]:
-        """What was compared, at which ceiling, and the fits."""
+        """Return what was compared, at which ceiling, and the fits."""
         return {
             "by": self.by,
             "difference": self.difference,
@@ -309,9 +291,8 @@ class PaperComparison:
 
     def __str__(self) -> str:
         a, b = self.first.curve, self.second.curve
-        if self.by == "A":
-            answer = f"A differs by {self.difference:+.3f}: {a.A:.3f} and {b.A:.3f}"
-        else:
+        answer = f"A differs by {self.difference:+.3f}: {a.A:.3f} and {b.A:.3f}"
+        if self.by == "B":
             answer = (
                 f"A taken for one, {a.A:.4g}; B differs by {self.difference:+.3f}: {a.B:.3f} and {b.B:.3f}"
             )
@@ -337,16 +318,17 @@ def paper_compare(a: PaperFit, b: PaperFit) -> PaperComparison:
         seeds = "one run each says nothing of the seed; three seeds of one recipe lay within +-.015 in A"
         return PaperComparison("A", a, b, (a, b), (*warnings, seeds))
     held = (a.curve.A + b.curve.A) / 2
-    first, second = (_at_ceiling(fit, held) for fit in (a, b))
+    first, second = (
+        replace(
+            paper_fit(
+                fit.points, fit.curve.R_0, min_compute=fit.min_compute, ceilings=(held,), c_mids=fit.c_mids
+            ),
+            r0_source=fit.r0_source,
+        )
+        for fit in (a, b)
+    )
     claim = (
         "where only A differs, B at an averaged A favours the run with the higher A in 76 to 100 % of the "
         "pairs: compare with intervals before believing it"
     )
     return PaperComparison("B", first, second, (a, b), (*warnings, claim))
-
-
-def _at_ceiling(fit: PaperFit, ceiling: float) -> PaperFit:
-    held = paper_fit(
-        fit.points, fit.curve.R_0, min_compute=fit.min_compute, ceilings=(ceiling,), c_mids=fit.c_mids
-    )
-    return replace(held, r0_source=fit.r0_source)

@@ -1,7 +1,7 @@
-"""Which runs are of one recipe, and what recipes and runs are called.
+"""Groups of runs by recipe, and names of recipes and runs.
 
-Runs are of one recipe where their config.json has the same, but for the seed, the name, and what nothing that
-is trained depends on.
+Runs are of one recipe where their config.json has the same, but for the seed, the name, and settings that do
+not affect the training.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def by_recipe(
     path: Callable[[Run], str],
     named: Mapping[str, list[Run]] | None = None,
 ) -> dict[str, list[Run]]:
-    """The groups that are `named`, then runs by their recipes; a run without one is a recipe by itself.
+    """Return the groups that are `named`, then runs by recipe; a run without one is a recipe by itself.
 
-    A recipe has the name of its first run; where another has that already, with as much of the path beside it
-    as `distinct` needs. `record` is that of a run, where it has one, and `path` is where it was read.
+    A recipe has the name of its first run; where another has that already, with the part of the path that
+    `distinct` adds. `record` gives the record of a run, if it has one, and `path` where it was read.
 
     Raises:
         InputError: two groups would have one name.
@@ -51,7 +51,7 @@ def by_recipe(
 
 
 def recipe_key(record: RunRecord | None, alone: str) -> str:
-    """What runs of one recipe have in common, by their config.json; `alone` where that does not say."""
+    """Return the key of a run's recipe, by its config.json; `alone` where that has no recipe."""
     recipe = record.config.get("recipe") if record else None
     if not isinstance(recipe, dict):
         return alone
@@ -60,12 +60,12 @@ def recipe_key(record: RunRecord | None, alone: str) -> str:
 
 
 def run_name(record: RunRecord | None, path: str) -> str:
-    """What a run is called; a table, which has no record, is called after its file."""
+    """Return the name of a run; that of its file for a table, which has no record."""
     return record.name if record is not None else name_of_path(path)
 
 
 def distinct(names: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """The names, with as much of the path beside one as tells it from others of the same name."""
+    """Return the names, equal ones with as much of the path as makes them distinct."""
     found = list(names)
     for name in {name for name in names if names.count(name) > 1}:
         places = [place for place, other in enumerate(names) if other == name]

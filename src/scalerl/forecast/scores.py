@@ -1,7 +1,7 @@
-"""Scores of probability forecasts, lower is better; all in units of what is forecast (here, pass rate).
+"""Proper scores of probability forecasts, lower is better, in units of what is forecast (here, pass rate).
 
-They are proper: a forecaster does best by saying what it believes (Gneiting and Raftery, "Strictly proper
-scoring rules, prediction, and estimation", JASA 102, 2007). M outcomes, K weighed values or components.
+Gneiting and Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA 102, 2007.
+Shapes: M outcomes, K weighted components.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def covered(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray) -> np.ndarray:
-    """Whether each closed interval holds its outcome, booleans (M,); their mean is the coverage."""
+    """Return whether each closed interval contains its outcome, booleans (M,); the mean is the coverage."""
     return (low_M <= outcome_M) & (outcome_M <= high_M)
 
 
 def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray, level: float) -> np.ndarray:
-    """Width, plus 2 / (1 - level) times the distance by which an outcome is missed, shape (M,).
+    """Return the width, plus 2 / (1 - level) times the distance by which an outcome is missed, (M,).
 
     S = (u - l) + 2 / alpha (l - y)_+ + 2 / alpha (y - u)_+, alpha = 1 - level, for a central interval
     (Gneiting and Raftery 2007, equation 43).
@@ -29,7 +29,7 @@ def interval_score(low_M: np.ndarray, high_M: np.ndarray, outcome_M: np.ndarray,
 def distance(
     mean_KM: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray, outcome_M: np.ndarray
 ) -> np.ndarray:
-    """E|X - y| of M mixtures of normal distributions X and their outcomes y, shape (M,).
+    """Return E|X - y| of M mixtures of normal distributions X and their outcomes y, shape (M,).
 
     sum_i w_i a(y - m_i, s_i^2), where a(m, s^2) is the mean of |N(m, s^2)|; weights need not sum to 1, and an
     sd may be 0. Less `half_spread` it is the continuous ranked probability score, the integral of
@@ -41,7 +41,7 @@ def distance(
 
 
 def half_spread(mean_K: np.ndarray, sd_K: np.ndarray, weight_K: np.ndarray) -> float:
-    """E|X - X'| / 2 of a mixture: sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2. It costs K^2."""
+    """Return E|X - X'| / 2 of a mixture: sum_ij w_i w_j a(m_i - m_j, s_i^2 + s_j^2) / 2. It costs K^2."""
     weight_K = np.asarray(weight_K) / np.sum(weight_K)
     i, j = np.triu_indices(len(weight_K))
     pairs = _mean_abs(mean_K[i] - mean_K[j], np.hypot(sd_K[i], sd_K[j]))
@@ -53,7 +53,7 @@ _erf = np.vectorize(math.erf, otypes=[float])
 
 
 def _mean_abs(mean: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """E|N(mean, sd^2)| = m (2 Phi(m / s) - 1) + 2 s phi(m / s)."""
+    """Return E|N(mean, sd^2)| = m (2 Phi(m / s) - 1) + 2 s phi(m / s)."""
     z = np.divide(mean, sd, out=np.full(np.shape(mean), np.inf), where=sd > 0)
     folded = mean * _erf(z / math.sqrt(2.0)) + sd * math.sqrt(2.0 / math.pi) * np.exp(-0.5 * z * z)
     return np.where(sd > 0, folded, np.abs(mean))

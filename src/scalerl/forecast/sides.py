@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.curve.families import inverses
+from scalerl.curve.families import of_families
 from scalerl.curve.posterior import Draws, Posterior
 from scalerl.curve.result import Fit
 from scalerl.curve.seeds import SeedPrior, SeedSpread, pooled, pooled_alike, shifted, theta_moments
@@ -173,7 +173,7 @@ def ceiling(draws: Draws) -> np.ndarray:
 def efficiency(draws: Draws) -> np.ndarray:
     """Return log C at which a curve has three quarters of its own gain: B and C_mid together, without A."""
     b, share_n = np.exp(draws.log_b_n), np.full(len(draws.A_n), OWN_SHARE)
-    return draws.log_mid_n + inverses(draws.families, draws.family_n, b, share_n)
+    return draws.log_mid_n + of_families(draws.families, draws.family_n, "inverse", b, share_n)
 
 
 def quantities(budget: float | None, target: float | None) -> dict[str, Quantity]:
@@ -201,6 +201,7 @@ def joint_weights(fits: Sequence[Fit]) -> np.ndarray:
     for fit in fits:
         if fit.posterior.families != families:
             raise InputError(f"{fit.points.source}: fit all runs with the same families to compare them")
+        # A family without weight in one run gets none together, but log 0 would make sums of -inf.
         weights = fit.posterior.family_weights()
         log_F += np.log([max(weights[family.name], 1e-300) for family in families])
     weight_F = np.exp(log_F - log_F.max())
@@ -221,6 +222,7 @@ def _draw_pair(
     n: int,
 ) -> tuple[Draws, Draws, Draws, Draws]:
     """Draw mean curves of the chosen runs of base and recipe, then curves of the recipes, of one family."""
+    # A seed for every run and side: shuffles are independent, while families and tau stay paired.
     base, recipe = (
         [given.posteriors[name][row].draws(n, seed=2 * row + side) for row in rows]
         for side, (name, rows) in enumerate(zip(names, chosen, strict=True))

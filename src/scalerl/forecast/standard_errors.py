@@ -40,7 +40,7 @@ class StandardErrors:
 def standard_errors(
     sample: Sample, best: LeastSquares, hessian: Literal["observed", "gauss_newton"] = "observed"
 ) -> StandardErrors:
-    """Square roots of the diagonal of sd^2 H^-1, with H half of the Hessian of the sum of squares.
+    """Return square roots of the diagonal of sd^2 H^-1, H half of the Hessian of the sum of squares.
 
     "observed" is the Hessian itself (R's drc); "gauss_newton" leaves out the second derivatives of the curve
     (NIST StRD, R's nls). Seber and Wild, Nonlinear Regression, 1989, sections 2.1 and 2.8.
@@ -59,6 +59,7 @@ def standard_errors(
         jacobian_N4 = best.curve.jacobian(sample.log_c_N)
         half = jacobian_N4.T @ (sample.weight_N[:, None] * jacobian_N4)
     half = half[np.ix_(free, free)]
+    # Scaled to a diagonal of ones, so that the test of singularity has no units.
     scale = np.sqrt(np.maximum(np.diag(half), 1e-300))
     half = half / np.outer(scale, scale)
     if np.linalg.eigvalsh(half)[0] <= 1e-13:
