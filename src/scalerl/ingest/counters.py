@@ -92,7 +92,11 @@ def _device_seconds(
         return spent
     if seconds.step_N[0] > 0:
         warnings.append(f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it")
-    number, why = (float(devices), "as given") if devices else _devices(log, vocabulary)
+    number, why = _sum(log, vocabulary.device_sums)
+    for name in vocabulary.matches("devices", log.metrics)[:1]:
+        number, why = float(np.median(log.metrics[name].value_N)), name
+    if devices:
+        number, why = float(devices), "as given"
     if not number:
         warnings.append(DEVICES_NOT_LOGGED)
         return seconds
@@ -162,13 +166,6 @@ def _by_the_clock(times: Series) -> Counter:
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
     spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, pace * _window(times.step_N)[0])
     return _added_up(times.step_N, spent_N, how)
-
-
-def _devices(log: Log, vocabulary: Vocabulary) -> tuple[float, str]:
-    """Return the number of devices and where it was found; 0 where it is not logged."""
-    for name in vocabulary.matches("devices", log.metrics):
-        return float(np.median(log.metrics[name].value_N)), name
-    return _sum(log, vocabulary.device_sums)
 
 
 def _sum(log: Log, sums: Sequence[str]) -> tuple[float, str]:

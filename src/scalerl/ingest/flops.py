@@ -51,10 +51,8 @@ def model_cost(path: str | Path) -> ModelCost:
         InputError: there is no such file, or what the cost depends on is missing or no count.
     """
     path = Path(path)
-    return _cost(read_model_config(path), path / "config.json" if path.is_dir() else path)
+    config, file = read_model_config(path), path / "config.json" if path.is_dir() else path
 
-
-def _cost(config: Mapping[str, Any], file: Path) -> ModelCost:
     def whole(*names: str, default: int | None = None) -> int:
         for name in names:
             if value := config.get(name):

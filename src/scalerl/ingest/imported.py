@@ -144,7 +144,11 @@ def as_run(log: Log, vocabulary: Vocabulary, asked: ReadOptions) -> Imported:
     if others:
         taken.insert(1, ("other held-out metrics", f"{listed(others)} ({asked.option} NAME)"))
     columns = _columns(log, vocabulary, taken, warnings)
-    noise = {role: _first(log, vocabulary, role) for role in ("n_prompts", "n_samples", "mean_p_1mp")}
+    noise = {
+        role: log.metrics[name]
+        for role in ("n_prompts", "n_samples", "mean_p_1mp")
+        for name in vocabulary.matches(role, log.metrics)[:1]
+    }
     named: dict[str, Any] = {"n_samples": n_samples(name)}
     points = tuple(
         replace(_point(step, rate, time, made, columns), **(named | _known_noise(noise, step)))
@@ -352,16 +356,10 @@ def _point(
     )
 
 
-def _first(log: Log, vocabulary: Vocabulary, role: str) -> Series | None:
-    return next((log.metrics[name] for name in vocabulary.matches(role, log.metrics)), None)
-
-
-def _known_noise(series: Mapping[str, Series | None], step: float) -> dict[str, Any]:
+def _known_noise(series: Mapping[str, Series], step: float) -> dict[str, Any]:
     """Return the fields of an evaluation's sampling noise, where a trainer logs them all; else nothing."""
-    if any(one is None for one in series.values()):
-        return {}
-    found = {role: one.at(step) for role, one in series.items() if one is not None}
-    if any(math.isnan(value) or value < 0 for value in found.values()):
+    found = {role: one.at(step) for role, one in series.items()}
+    if len(found) < 3 or any(math.isnan(value) or value < 0 for value in found.values()):
         return {}
     return {role: value if role == "mean_p_1mp" else int(value) for role, value in found.items()}
 

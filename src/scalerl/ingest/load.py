@@ -281,12 +281,17 @@ def _records(
     path: str | Path, source: ReadOptions
 ) -> tuple[list[RunRecord] | None, bool, tuple[Unread, ...]]:
     """Read the runs at a path (None: a table, or nothing); whether they are foreign; the unread ones."""
-    if (format := _foreign_format(path, source)) is not None:
+    place = Path(path)
+    with reading(path):
+        is_folder = place.is_dir()
+        is_own = holds_run(place) or bool(runs_below(place)) if is_folder else not place.is_file()
+    # What is no file is a pipe, which can be read only once: nothing looks into it here.
+    format = None if is_own and source.format is None else recognise(place, source.format)
+    if format is not None:
         found = read_source(path, source, format)
         return [one.record for one in found.runs], True, found.unread
-    with reading(path):
-        if not Path(path).is_dir():
-            return None, False, ()
+    if not is_folder:
+        return None, False, ()
     if source.pass_rate is not None:
         raise InputError(f"{path}: a run has its pass rates; --y names a column of a CSV or JSONL file")
     return [RunRecord.read(path)], False, ()
@@ -295,16 +300,6 @@ def _records(
 def _with(record: RunRecord, unread: Sequence[Unread]) -> RunRecord:
     """Add a warning to a record for every run beside it that cannot be read."""
     return replace(record, warnings=(*record.warnings, *map(str, unread)))
-
-
-def _foreign_format(path: str | Path, source: ReadOptions) -> Format | None:
-    """Return the format of another trainer's log; None for a run folder, a table or a pipe."""
-    with reading(path):
-        place = Path(path)
-        is_own = holds_run(place) or bool(runs_below(place)) if place.is_dir() else not place.is_file()
-    if source.format is None and is_own:  # a pipe, too, which can be read only once
-        return None
-    return recognise(Path(path), source.format)
 
 
 def _check_one(records: Sequence[RunRecord], path: str | Path) -> None:

@@ -34,12 +34,7 @@ class ForecastPruner(BasePruner):
 
     Args:
         budget: the step at which a whole trial ends.
-        margin: in pass rate: trials are pruned that would not beat the best by as much. Below 0, only those
-            that would miss it by as much.
-        level: of the intervals; at .95 a trial's curve is, at one look, above the bound that condemns it with
-            probability .025. A trial is looked at about five to eight times, and may be condemned at each.
-        noise_sd: sampling noise of one evaluation, where it is known.
-        early: do not wait until a trial's ceiling is identified.
+        margin: as of `Rule`, and so are `level`, `noise_sd` and `early`.
 
     Raises:
         InputError: an argument is out of its range; and by `prune`, if the study does not maximise or a value

@@ -36,12 +36,7 @@ class ForecastScheduler(FIFOScheduler):
         metric: the pass rate among what a trial reports; by default that of `TuneConfig`.
         time_attr: the compute of the trial so far among what it reports; iterations by default, which count
             the same in all trials only if they cost the same.
-        margin: in pass rate: trials are stopped that would not beat the best by as much. Below 0, only those
-            that would miss it by as much.
-        level: of the intervals; at .95 a trial's curve is, at one look, above the bound that condemns it with
-            probability .025. A trial is looked at about five to eight times, and may be condemned at each.
-        noise_sd: sampling noise of one evaluation, where it is known.
-        early: do not wait until a trial's ceiling is identified.
+        margin: as of `Rule`, and so are `level`, `noise_sd` and `early`.
         pause: False stops hopeless trials for good. Paused ones count against `max_concurrent_trials`.
         resume_paused: when no other trial runs or waits, resume the paused ones, the most promising first,
             and run them to their end.

@@ -56,7 +56,8 @@ class Rule:
         budget: compute of a whole trial, at which trials are compared, in the unit in which they report.
         margin: in pass rate. Trials are stopped that would not beat the best by as much; below 0, only those
             that would miss it by as much.
-        level: of the intervals, at one look; a trial is looked at about five to eight times.
+        level: of the intervals; at .95 a trial's curve is, at one look, above the bound that stops it with
+            probability .025. A trial is looked at about five to eight times, and may be stopped at each.
         noise_sd: sampling noise of one evaluation, where it is known; none is assumed to have less.
         early: also stop trials whose ceiling is not identified. Their intervals are wide, and a trial that is
             below the best by more than that is hopeless all the same.

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,15 +102,15 @@ class ForecastCallback(TrainerCallback):
         Raises:
             InputError: an argument is not valid, or one that goes with it is missing.
         """
-        _check(target, end, axis, stop_at, devices)
+        _check(target, end, axis, stop_at)
         check_options(r0, min_compute, level=level)
         if axis == "dollars":
             in_dollars(np.empty(0), price)
         if axis == "flops" and model is None:
             raise InputError("the axis 'flops' needs the model's folder or config.json: model=...")
         self._target, self._end, self._axis, self._price = target, end, axis, price
-        self._pass_rate, self._devices = pass_rate, devices
-        self._cost = None if model is None else model_cost(model)
+        cost = None if model is None else model_cost(model)
+        self._asked = ReadOptions(pass_rate, devices=devices, model=cost, option="pass_rate=")
         self._options: dict[str, Any] = {"r0": r0, "min_compute": min_compute, "level": level}
         self._stops = stop_at is not None
         self._folder = None if run_folder is None else Path(run_folder)
@@ -196,8 +197,8 @@ class ForecastCallback(TrainerCallback):
     def _import(self, args: TrainingArguments, state: TrainerState) -> Imported:
         """The run as the importer has it from a trainer_state.json."""
         folder = Path(str(args.output_dir))
-        devices = self._devices or args.world_size * max(args.n_gpu, 1)
-        asked = ReadOptions(self._pass_rate, devices=devices, model=self._cost, option="pass_rate=")
+        devices = self._asked.devices or args.world_size * max(args.n_gpu, 1)
+        asked = replace(self._asked, devices=devices)
         builder = LogBuilder(str(folder), trainer_state.FORMAT.name, name_of(folder), wanted(asked))
         trainer_state.fill(builder, vars(state), folder)
         return run_of(builder.build(), asked)
@@ -254,17 +255,14 @@ class ForecastCallback(TrainerCallback):
                 tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
-def _check(
-    target: float | None, end: float | None, axis: str, stop_at: str | None, devices: float | None
-) -> None:
+def _check(target: float | None, end: float | None, axis: str, stop_at: str | None) -> None:
     check_target(0.0 if target is None else target, 0.0)
     if axis not in AXES:
         raise InputError(f"unknown compute axis {axis!r}: choose one of {', '.join(AXES)}")
     if end is None and axis != "steps":
         raise InputError(f"on the axis '{axis}' the end of a training is not known: give it, end=...")
-    for name, value in (("the end", end), ("the number of devices", devices)):
-        if value is not None and not (math.isfinite(number_of(value, name)) and value > 0):
-            raise InputError(f"{name} is a number above 0, found {value:g}")
+    if end is not None and not 0 < number_of(end, "the end") < math.inf:
+        raise InputError(f"the end is a number above 0, found {end:g}")
     if stop_at not in (None, "no-go"):
         raise InputError(f"stop_at is 'no-go' or None, found {stop_at!r}")
     if stop_at is not None and target is None:

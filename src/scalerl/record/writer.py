@@ -22,9 +22,6 @@ from scalerl.record.cut import cut_record
 from scalerl.record.folder import RECORDS, RunFolder
 from scalerl.record.reader import SCHEMA, EvalPoint
 
-_CHECKPOINTED = "checkpointed"
-"""The key of config.json that records that there has been a checkpoint."""
-
 
 class RunWriter:
     """Writes a run folder, one whole line at a time; no other code writes there, and no other process.
@@ -86,8 +83,8 @@ class RunWriter:
             self._write_config()
 
     def checkpointed(self) -> None:
-        """Record that the run has had a checkpoint."""
-        self.change(**{_CHECKPOINTED: True})
+        """Record in config.json that the run has had a checkpoint."""
+        self.change(checkpointed=True)
 
     def _write_config(self) -> None:
         with _writing(self.path):

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 from scalerl import limits
 from scalerl.errors import InputError
 from scalerl.jsonl import check_not_utf16, parse_lines
+from scalerl.record.reader import name_of_path
 
 HEAD = 2**20
 """Bytes by which a file is recognised."""
@@ -191,5 +192,4 @@ def name_of(path: Path, below: Path | None = None) -> str:
     """
     if below not in (None, path):
         return path.relative_to(below).as_posix()
-    name = path.absolute().name
-    return (path.absolute().stem if path.is_file() else name) or name or str(path)
+    return name_of_path(path.absolute())

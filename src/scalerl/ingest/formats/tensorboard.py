@@ -214,19 +214,14 @@ def _number(tensor: memoryview) -> float | None:
     for field, _, value in protobuf.fields(tensor):
         if isinstance(value, int):
             dtype = value if field == 1 else dtype
-        elif field == 2 and not _is_one(value):
-            return None
+        elif field == 2 and any(protobuf.integer(dim, 1) != 1 for dim in protobuf.parts(value, 2)):
+            return None  # a TensorShapeProto of several numbers
         elif field in _FLOAT_FIELDS and len(found) <= 8:  # what is longer is no number, however much follows
             found += value[:16]
     layout = _FLOATS.get(dtype)
     if layout is None or struct.calcsize(layout) != len(found):
         return None
     return float(struct.unpack(layout, found)[0])
-
-
-def _is_one(shape: memoryview) -> bool:
-    """Whether a tensor of this TensorShapeProto has one number."""
-    return all(protobuf.integer(dim, 1) == 1 for dim in protobuf.parts(shape, 2))
 
 
 def _check(data: bytes) -> int:

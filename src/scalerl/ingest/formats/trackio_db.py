@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,10 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(uri, uri=True, timeout=10)) as database:
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.ROW.most)
             database.execute("PRAGMA trusted_schema = OFF")
-            database.set_progress_handler(_timeouts(_bytes_of(path)), _STEPS_AT_ONCE)
+            # Pages of a damaged file may lead to one another in a circle, or a hundred of them to each of a
+            # hundred: SQLite is stopped once it works for longer than a file of this size can need.
+            left = itertools.count(10 + _bytes_of(path) * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
+            database.set_progress_handler(lambda: next(left) < 0, _STEPS_AT_ONCE)
             yield database
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter in its messages on a damaged file
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
@@ -101,15 +104,6 @@ def _bytes_of(path: Path) -> int:
     """Return the size of the file and of its write-ahead log."""
     ahead = path.with_name(f"{path.name}-wal")
     return path.stat().st_size + (ahead.stat().st_size if ahead.is_file() else 0)
-
-
-def _timeouts(size: int) -> Callable[[], bool]:
-    """Return a handler that stops SQLite once it works for longer than a file of this size can need.
-
-    Pages of a damaged file may lead to one another in a circle, or a hundred of them to each of a hundred.
-    """
-    left = itertools.count(10 + size * _STEPS_PER_BYTE // _STEPS_AT_ONCE, -1)
-    return lambda: next(left) < 0
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:

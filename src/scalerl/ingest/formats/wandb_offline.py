@@ -124,12 +124,10 @@ def _read_run(parts: Sequence[_Part], wanted: Wanted, room: Room) -> Log:
     cells = builder.cells()
     kept = {name: one.row_V for name, one in cells.items() if wanted(name)}
     own_R = _own_steps(cells, kept, segments, builder)
-    builder.set_steps(_calls(segments, builder) if own_R is None else own_R)
-    for name in cells.keys() - kept.keys():
-        builder.drop(name)
     if not builder.names and not cells:
         builder.notes.append("no numbers were logged")
-    return builder.build()
+    step_R = _calls(segments, builder) if own_R is None else own_R
+    return builder.build(step_R, cells.keys() - kept.keys())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,22 +150,20 @@ class LogBuilder:
         row, kept = -1, 0
         for name, value in values.items():
             is_kept = self.names.get(name)
-            if is_kept is False or value is None:  # that it has numbers is known
+            if is_kept is False or value is None:  # it is known to have numbers, and not wanted
                 continue
-            if type(value) is float and value - value == 0.0:  # most are, and none of the others is finite
-                number = value
-                is_kept = is_kept or self._is_wanted(name)
-            else:
-                number = as_number(value)
-                is_kept = is_kept or self._is_kept(name, value, number)
-            if not is_kept:
+            number = value if type(value) is float else as_number(value)
+            if is_kept is None and not self._keeps(name, value, number):
                 continue
             if row < 0:
                 row = len(self._steps)
                 self._steps.append(step)
                 self._times.append(time)
                 self._lines.append(min(max(line, 0), _LAST_LINE))
-            column = self._columns.get(name) or self._new_column(name)
+            column = self._columns.get(name)
+            if column is None:
+                self._room.add_column()
+                column = self._columns[name] = _Column()
             if number is None:
                 if not _is_answer(value):
                     continue
@@ -176,11 +174,18 @@ class LogBuilder:
             kept += 1
         self._room.add_values(kept)
 
-    def _is_kept(self, name: str, value: Any, number: float | None) -> bool:
-        """Whether a value is kept of a metric that has had no number yet."""
-        if number is not None and math.isfinite(number):
-            return self._is_wanted(name)
-        return (number is not None or _is_answer(value)) and (name in self._columns or self._asks_for(name))
+    def _keeps(self, name: str, value: Any, number: float | None) -> bool:
+        """Whether to keep a value of a metric without a finite number so far; with one it gets its name."""
+        if number is None and not _is_answer(value):
+            return False
+        if len(name) > limits.NAME.most:
+            self._long_names += 1
+            return False
+        is_wanted = name in self._columns or self._wanted(name)
+        has_number = number is not None and math.isfinite(number)
+        if has_number and (is_wanted or len(self.names) < MOST_NAMES):
+            self.names[name] = is_wanted
+        return is_wanted
 
     @property
     def n_rows(self) -> int:
@@ -191,23 +196,22 @@ class LogBuilder:
         """Return a copy of the steps of the rows so far, (R,)."""
         return np.array(self._steps)
 
-    def set_steps(self, step_R: np.ndarray) -> None:
-        """Replace the steps of the rows so far."""
-        self._steps = array("d", step_R.tobytes())
-
     def cells(self) -> dict[str, Cells]:
         """Return what was kept so far, by metric."""
         return {name: column.cells() for name, column in self._columns.items()}
 
-    def drop(self, name: str) -> None:
-        """Leave out the values of a metric; its name is still listed."""
-        del self._columns[name]
+    def build(self, step_R: np.ndarray | None = None, unwanted: Set[str] = frozenset()) -> Log:
+        """Return the log of all rows so far.
 
-    def build(self) -> Log:
-        """Return the log of all rows so far."""
+        Args:
+            step_R: the steps of the rows, where others than those that were given count.
+            unwanted: metrics whose values are left out; their names are still listed.
+        """
+        cells = {name: one for name, one in self.cells().items() if name not in unwanted}
+        step_R = np.frombuffer(self._steps) if step_R is None else step_R
         line_R = np.frombuffer(self._lines, dtype=np.uintc) * np.uintc(self._format in _OF_LINES)
-        rows = LogRows(np.frombuffer(self._steps), np.frombuffer(self._times), line_R, self._streams)
-        values, omitted, restarts, is_cut = arrange(rows, self.cells())
+        rows = LogRows(step_R, np.frombuffer(self._times), line_R, self._streams)
+        values, omitted, restarts, is_cut = arrange(rows, cells)
         notes = [*self.notes, *_notes(omitted, restarts, is_cut)]
         if self._long_names:
             what = f"of names with more than {limits.NAME.most:,} characters"
@@ -222,23 +226,6 @@ class LogBuilder:
             tuple(notes),
             omitted,
         )
-
-    def _is_wanted(self, name: str) -> bool:
-        known = self.names.get(name)
-        if known is None:
-            known = self._asks_for(name)
-            if known or (len(self.names) < MOST_NAMES and len(name) <= limits.NAME.most):
-                self.names[name] = known
-        return known
-
-    def _asks_for(self, name: str) -> bool:
-        """Whether the metric is wanted; one with too long a name is counted, and not looked for."""
-        self._long_names += len(name) > limits.NAME.most
-        return len(name) <= limits.NAME.most and self._wanted(name)
-
-    def _new_column(self, name: str) -> _Column:
-        self._room.add_column()
-        return self._columns.setdefault(name, _Column())
 
 
 class _Column:
