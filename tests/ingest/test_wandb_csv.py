@@ -205,6 +205,7 @@ def test_only_what_is_wanted(tmp_path):
         ('"Step","r - a"\n"1","2"\n"nan","2"\n', "line 3: expected a step in 'Step', found 'nan'"),
         ('"Step","r - a"\n"-1","2"\n', "line 2: expected a step in 'Step', found '-1'"),
         ('"Step","r - a"\n"1e400","2"\n', "line 2: expected a step in 'Step', found '1e400'"),
+        ('"Step","r - a"\n"1_0","2"\n', "line 2: expected a step in 'Step', found '1_0'"),
         ('"Step","r - a"\n1,2,3\n', "line 2: 3 cells for 2 columns"),
         (b'"Step","r - a"\n1,\xff\n', "not a text in UTF-8"),
         ('"Step","r - a"\n1,2\n'.encode("utf-16"), "UTF-16"),

@@ -286,6 +286,7 @@ def test_values_nested_in_one_piece_as_older_versions_have_them(tmp_path):
         "n": {"x": 1, "y": {"z": 2.5, "h": media}},
         "h": media,
         "loss": 3,
+        "_wandb": {"x": 1},
         "_runtime": 5,
     }.items():
         record.history.item.add(key=key, value_json=json.dumps(value))

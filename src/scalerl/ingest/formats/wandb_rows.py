@@ -130,18 +130,17 @@ class WandbReader:
         row: dict[str, Any] = {}
         nested, kept = False, self._builder.names
         for name, text in items:
-            if kept.get(name) is False or not text:  # that it has numbers is known, and it is not wanted
+            if not name or kept.get(name) is False or not text:  # of no use, or known and not wanted
                 continue
             if text[0] in _NUMERIC:
                 row[name] = float(text)
             elif text[0] == ord("{"):  # as older versions log nested values, in one piece
                 row |= flat(parse_json(text, str(self._path)), f"{name}.", where=str(self._path))
                 nested = True
-            elif text[0] in b'"NItf':  # no value is null, or a list
+            elif text[0] in b'"NItf' and text != b'""':  # null, a list and an empty text are no values
                 row[name] = text.decode(errors="replace").strip('"')
-        row.pop("", None)
-        if not math.isnan(step):
-            row.setdefault("_step", step)
+        if not math.isnan(step) and math.isnan(finite(row.get("_step"))):
+            row["_step"] = step
         media = {name.removesuffix("_type") for name in row if name.endswith("._type")}
         if media or nested:  # of media the sizes are numbers, too
             return {

@@ -153,7 +153,9 @@ class LogBuilder:
             if is_kept is False or value is None:  # it is known to have numbers, and not wanted
                 continue
             number = value if type(value) is float else as_number(value)
-            if is_kept is None and not self._keeps(name, value, number):
+            if number is None and not _is_answer(value):
+                continue
+            if is_kept is None and not self._keeps(name, number):
                 continue
             if row < 0:
                 row = len(self._steps)
@@ -165,8 +167,6 @@ class LogBuilder:
                 self._room.add_column()
                 column = self._columns[name] = _Column()
             if number is None:
-                if not _is_answer(value):
-                    continue
                 column.texts.append(len(column.rows))
                 number = math.nan
             column.rows.append(row)
@@ -174,10 +174,8 @@ class LogBuilder:
             kept += 1
         self._room.add_values(kept)
 
-    def _keeps(self, name: str, value: Any, number: float | None) -> bool:
-        """Whether to keep a value of a metric without a finite number so far; with one it gets its name."""
-        if number is None and not _is_answer(value):
-            return False
+    def _keeps(self, name: str, number: float | None) -> bool:
+        """Whether to keep a value of a metric without a finite number so far, which is named from then on."""
         if len(name) > limits.NAME.most:
             self._long_names += 1
             return False
