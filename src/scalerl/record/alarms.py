@@ -38,11 +38,7 @@ class Alarm:
 
 
 def read_alarms(path: Path, warnings: list[str]) -> tuple[Alarm, ...]:
-    """Read the alarms and warnings of a run in the order in which they began; none without a file.
-
-    Raises:
-        InputError: a line cannot be read.
-    """
+    """Read the alarms and warnings of a run in the order in which they began; none without a file."""
     found: dict[tuple[str, str, int], Alarm] = {}
     for line, row in read_jsonl(path, warnings) if path.is_file() else []:
         try:

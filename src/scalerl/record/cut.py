@@ -50,12 +50,7 @@ def cut_record(folder: Path, lengths: Mapping[str, int]) -> None:
 
 
 def end_cut(folder: Path) -> None:
-    """Finish the cut that `cut_record` has prepared, if there is one.
-
-    Raises:
-        InputError: it cannot be read.
-        OSError: the disk does not take it.
-    """
+    """Finish the cut that `cut_record` has prepared, if there is one; errors as of that."""
     prepared = folder / CUT
     if not prepared.is_file():
         return

@@ -271,11 +271,7 @@ class RunRecord:
         return in_dollars(compute, price) if axis == "dollars" else compute
 
     def training_compute(self, axis: str, price: float | None = None) -> np.ndarray:
-        """Return `compute` as it is fitted: 0 at step 0, as devices that start up train nothing.
-
-        Raises:
-            InputError: as `compute`.
-        """
+        """Return `compute` as it is fitted: 0 at step 0, as devices that start up train nothing."""
         step_N = np.array([point.step for point in self.evals])
         return np.where(step_N == 0, 0.0, self.compute(axis, price))
 

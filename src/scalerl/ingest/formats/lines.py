@@ -125,11 +125,7 @@ def csv_rows(file: BinaryIO, source: str, **dialect: Any) -> Iterator[tuple[int,
 
 
 def json_rows(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file with their line numbers; an unfinished last line is noted.
-
-    Raises:
-        InputError: a line that is not the last is no JSON object, or one is longer than `ROW` allows.
-    """
+    """Yield the objects of a JSONL file with their line numbers; an unfinished last line is noted."""
     return parse_lines(lines(path), str(path), notes)
 
 

@@ -48,12 +48,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> Sequence[Log]:
-    """Read every run of the chart.
-
-    Raises:
-        InputError: it is no such file, its x axis is none of steps, or a line is wrong; it names the line.
-        OSError: it cannot be opened.
-    """
+    """Read every run of the chart."""
     with path.open("rb") as file:
         check_not_utf16(file.read(2), str(path))
         file.seek(0)

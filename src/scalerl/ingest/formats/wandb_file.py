@@ -48,11 +48,7 @@ class Trouble:
 
 
 def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
-    """Yield the records of a file whose checksums hold; what is wrong is counted in `trouble`.
-
-    Raises:
-        InputError: the file is empty or begins as no such file does.
-    """
+    """Yield the records of a file whose checksums hold; what is wrong is counted in `trouble`."""
     parts: list[bytes] = []
     size = 0
     for kind, data in _chunks(path, trouble):
@@ -79,13 +75,14 @@ def records(path: Path, trouble: Trouble) -> Iterator[bytes]:
 def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
     """Yield kind and data of every chunk; kind 0 where some may be missing."""
     with path.open("rb") as file:
-        check_header(file.read(len(MAGIC)), path)
+        _check_header(file.read(len(MAGIC)), path)
         file.seek(0)
-        start, block = len(MAGIC), file.read(_BLOCK)
-        while len(block) == _BLOCK:
+        start, is_last = len(MAGIC), False
+        while not is_last:
+            block = file.read(_BLOCK)
+            is_last = len(block) < _BLOCK
             yield from _of_block(block, start, trouble)
-            start, block = 0, file.read(_BLOCK)
-        yield from _of_block(block, start, trouble)
+            start = 0
 
 
 def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
@@ -109,8 +106,8 @@ def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int,
     trouble.torn |= is_last and start < len(block)
 
 
-def check_header(head: bytes, path: Path) -> None:
-    """Raise InputError unless a file begins as those of W&B do."""
+def _check_header(head: bytes, path: Path) -> None:
+    """Raise an InputError unless a file starts as those of W&B do."""
     expected = "expected a run-ID.wandb as W&B writes it"
     if not head:
         raise InputError(f"{path}: the file is empty (nothing was logged, or not yet); {expected}")

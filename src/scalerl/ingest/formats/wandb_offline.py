@@ -48,12 +48,7 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
-    """Read every run once, in the order of their starts; the files of a resumed run are one run.
-
-    Raises:
-        InputError: there is no such file, or none that can be read.
-        OSError: a file cannot be opened.
-    """
+    """Read every run once, in the order of their starts; the files of a resumed run are one run."""
     runs: dict[str, list[_Part]] = {}
     unread: list[Unread] = []
     for file in _files(path):

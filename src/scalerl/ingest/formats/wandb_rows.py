@@ -57,11 +57,7 @@ class WandbReader:
         """The names of metrics by the bytes of their keys; empty of what is no metric."""
 
     def read(self) -> None:
-        """Read all records of the file.
-
-        Raises:
-            InputError: it is none of W&B's, or holds more than the limits allow.
-        """
+        """Read all records of the file; an InputError says that it is none of W&B's, or too large."""
         path, trouble = self._path, Trouble()
         for record in records(path, trouble):
             try:
@@ -201,11 +197,7 @@ def _is_below(name: str, media: Set[str]) -> bool:
 
 
 def identify(path: Path) -> tuple[str, str, float]:
-    """Return id, name and start (Unix seconds) of a file's run; its file name and NaN if they are lost.
-
-    Raises:
-        InputError: it is no file of W&B's.
-    """
+    """Return id, name and start (Unix seconds) of a file's run; its file name and NaN if they are lost."""
     for n, record in enumerate(records(path, Trouble())):
         try:
             run = part(record, _RUN)
