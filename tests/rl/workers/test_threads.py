@@ -11,6 +11,13 @@ from scalerl.rl.config.settings import Checkpointing
 from scalerl.rl.placement.ray.generator_actor import GeneratorActor
 from scalerl.rl.workers.ray import actors
 from scalerl.rl.workers.ray.actors import SupervisedActor
+from scalerl.rl.workers.supervision import backoff
+
+
+def test_the_pause_before_a_retry_doubles_up_to_a_limit():
+    assert [backoff(n) for n in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert backoff(3, longest=1.25) == 1.25
+    assert backoff(5000) == 60.0  # a day of retries; 2.0**5000 is no float
 
 
 class Handle:

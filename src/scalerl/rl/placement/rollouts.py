@@ -66,5 +66,6 @@ class AssignedGroups(OrderedGroups, Generic[W]):
     ) -> None:
         """Take complete groups from a worker: sequence numbers, sizes, and packed rollouts."""
         self._keep(*completed)
+        # Only now: until they are kept, a resume must find them in flight.
         for seq_no in completed[0]:
             del worker.in_flight[seq_no]

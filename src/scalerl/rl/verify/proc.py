@@ -72,7 +72,7 @@ def running(pid: int) -> bool:
 def threads(pid: int) -> int:
     """Return how many threads a process has."""
     try:
-        return Path(f"/proc/{pid}/task").stat().st_nlink - 2
+        return Path(f"/proc/{pid}/task").stat().st_nlink - 2  # a folder's own two links; no listing
     except OSError:
         return 0
 
@@ -125,6 +125,7 @@ def end(root: int, kept: Collection[int]) -> None:
 
 def reap(kept: Collection[int]) -> None:
     """Take the status of ended children of this process, but for those in `kept`."""
+    # Adopted orphans too: as zombies they would fill the process table of a long run.
     for pid in children(os.getpid()):
         if pid not in kept:
             with contextlib.suppress(ChildProcessError):

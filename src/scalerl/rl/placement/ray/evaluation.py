@@ -49,6 +49,7 @@ class EvaluationActor(WorkerActor):
 
     def evaluate(self, weights: StoredWeights, version: int) -> EvaluationResult:
         """Sample every held-out prompt, and verify the completions."""
+        # `fetch` raises LearnerLostError where the learner is gone: that is no loss of this actor.
         return self._evaluator.evaluate(weights.fetch(), version)
 
     def _beat(self) -> None:
@@ -85,6 +86,7 @@ class SupervisedEvaluation(EvaluationWorker):
         assert self._evaluating is not None
         if self._evaluating.wait(seconds):
             return self._evaluating.result()[0]
+        # Not `ping`, which is answered while the evaluation hangs: `beats` rises with decode steps.
         if self._beats_call is None:
             self._beats_call = self._actor.handle.beats.remote()
         elif ray.wait([self._beats_call], timeout=0)[0]:

@@ -244,6 +244,7 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
         for worker in self._workers:
             if time.monotonic() >= worker.offer_at:
                 self._offer_to(worker)
+        # In order of admission: training waits for the oldest group.
         if self._unassigned and self.alive:
             unassigned, self._unassigned = sorted(self._unassigned.items()), {}
             for seq_no, group in unassigned:
@@ -276,6 +277,7 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
         worker.reported(counters)
         if what == "installed":
             worker.has_installed(value)
+            # Behind the floor its tokens would be staler than those that were admitted for.
             if value >= self._floor and not worker.taking_part:
                 worker.taking_part = True
                 self._timeline.arrived(self.role, name, node, f"takes part from version {value}")

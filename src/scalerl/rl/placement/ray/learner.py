@@ -49,6 +49,7 @@ class TrainerActor(WorkerActor):
     def address_to_meet(self) -> str:
         """Return a free address of this node, at which the ranks find each other; called on the first."""
         address = ray.util.get_node_ip_address()
+        # The port is free at this instant only: the store listens at it next.
         with socket.socket() as probe:
             probe.bind((address, 0))
             return f"{address}:{probe.getsockname()[1]}"
@@ -124,6 +125,7 @@ class RayRanks:
     def begin(self, name: str, *args: Any) -> Pending[Any]:
         """Do the same, without waiting for it."""
         check()
+        # `put` once: as arguments of each call the batch would be copied for every rank.
         arguments = dict.fromkeys(self.actors, (name, ray.put(args)))
         return _OfFirst(self._start(arguments, "all", f"done its part of `{name}`"), self._losses)
 
@@ -181,7 +183,7 @@ class RayRanks:
         while pings and time.monotonic() < ends:
             for ref in ray.wait(list(pings), timeout=_AFTERMATH / 10)[0]:
                 actor = pings.pop(ref)
-                try:
+                try:  # a rank that merely failed answers; one that died raises
                     ray.get(ref, timeout=_AFTERMATH)
                 except RayActorError as error:
                     return actor.lost(error)
@@ -232,6 +234,7 @@ class RayLearner(LearnerGroup):
     def weights(self) -> StoredWeights:
         """Put the current weights into the object store, and return references to them."""
         found = self._actors.call("stored_weights", "put its weights into the object store", self._bucket_mib)
+        # The ranks took turns with the buckets: by number they are in the order of the model again.
         buckets = sorted((bucket for of_rank in found for bucket in of_rank), key=lambda bucket: bucket[0])
         return StoredWeights((bucket for _, bucket in buckets), self._seconds)
 

@@ -108,7 +108,7 @@ class RayVerifier(ActorPool[VerifierWorker], Verification):
             worker.share = None
         size = max(math.ceil(len(completions) / (SHARES * len(self._workers))), self._smallest)
         self._completions, self._jobs = completions, Jobs(len(completions), size, self._advance)
-        self._jobs.wait(0.0)
+        self._jobs.wait(0.0)  # the actors start now, not when the driver first waits
         return self._jobs
 
     def _advance(self, seconds: float) -> None:
@@ -124,6 +124,7 @@ class RayVerifier(ActorPool[VerifierWorker], Verification):
 
     def _received(self, worker: VerifierWorker, value: list[Outcome]) -> None:
         self._losses = worker.losses = 0
+        # The share of an earlier `submit` is not waited for: its indices mean other completions now.
         if worker.share is not None:
             self._jobs.complete(worker.share, value)
         worker.share = None

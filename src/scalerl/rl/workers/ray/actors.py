@@ -87,6 +87,7 @@ class SupervisedActor:
         with self._lock:
             self._pinged += self._clock.unpolled()
             now = time.monotonic()
+            # The driver polls in tight loops, and each ping is a call through Ray.
             if now < self._check_at:
                 return
             self._check_at = now + _INTERVAL
@@ -156,6 +157,7 @@ class Calls:
     def _poll(self, timeout: float) -> None:
         check()
         self._ends += self._clock.unpolled()
+        # All that are ready, and not the first: one that failed may be behind many that run on.
         done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=timeout)
         for ref in done:
             value_of(ref, self._calls[ref])  # raises at once where one has failed, while others still run
@@ -181,8 +183,10 @@ def value_of(ref: Any, actor: SupervisedActor) -> Any:
         ScalerlError: what the actor raised, where it is meant for the user.
     """
     try:
+        # A finished call may still wait here: a large result is fetched from the store of another node.
         return ray.get(ref, timeout=actor.heartbeat)
     except RayTaskError as error:
+        # An error for the user (a model that cannot be loaded) must reach them as it is, without Ray's trace.
         if isinstance(error.cause, ScalerlError):
             raise error.cause from None
         raise actor.lost(brief_error(error.cause)) from error

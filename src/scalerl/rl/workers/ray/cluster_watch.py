@@ -64,6 +64,7 @@ def watched(head: str, own: str, heartbeat: float) -> Iterator[None]:
     except ClusterLostError:
         raise
     except Exception as error:
+        # Calls to Ray fail in many ways once it is gone, mostly before the thread has noticed why.
         if why := watch.lost or watch.look(0.0):
             watch.lost = why
             raise ClusterLostError(why) from error
@@ -79,6 +80,8 @@ class LastWords:
 
     def __init__(self, line: str) -> None:
         script = 'read -r end || printf "%s\\n" "$0" >&2'
+        # A shell: Ray may end this process at any instant by _exit or SIGKILL, after which only another
+        # process can write. It reads until the pipe closes, which the kernel does for a killed writer.
         command = ["/bin/sh", "-c", script, line]
         self._other = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
@@ -173,7 +176,7 @@ def _has_ended(path: str) -> bool:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return True
-        except OSError:
+        except OSError:  # a full backlog or a timeout: it lives
             pass
     return False
 

@@ -53,6 +53,7 @@ class ActorWorker:
 
     def request(self) -> SupervisedActor:
         """Request an actor, which comes when there is room."""
+        # Both calls are queued at once: the actor begins to load as soon as it has a place.
         handle, self.starting = self.start()
         self.placing = handle.where.remote()
         self.actor = SupervisedActor(self.name, handle, self.timeouts.heartbeat)
@@ -100,6 +101,7 @@ class ActorWorker:
     def release(self) -> None:
         """Kill the actor; the next is requested after a pause."""
         assert self.actor is not None
+        # One that hangs must be killed, or its resources stay taken and the next never gets room.
         self.actor.kill()
         self.actor = self.placing = self.starting = self.call = None
         self.taking_part = False
@@ -177,6 +179,7 @@ class ActorPool(ABC, Generic[W]):
         """
         check()
         unpolled = self._clock.unpolled()
+        # A step of the learner may take minutes, in which this process polls nothing.
         self._none_since += unpolled
         for worker in self._workers:
             worker.excuse(unpolled)
@@ -208,7 +211,7 @@ class ActorPool(ABC, Generic[W]):
             self._received(worker, value)
 
     def _attempt(self, worker: W, do: Callable[[W], None]) -> None:
-        if worker.actor is None:
+        if worker.actor is None:  # lost by an earlier call of the same poll
             return
         try:
             do(worker)

@@ -18,6 +18,7 @@ class Timeline:
 
     def generated(self, who: str, node: str, at: float, busy: float) -> None:
         """Record that a generator has decoded for `busy` seconds since its last report, until `at`."""
+        # By node too: an actor that has moved began another span, by another clock.
         key = who, node
         new = {"role": "generate", "who": who, "node": node, "began": self._last.get(key, at - busy)}
         span = self._spans.setdefault(key, new | {"ended": at, "busy": 0.0})
@@ -35,6 +36,7 @@ class Timeline:
 
     def events(self) -> list[dict[str, Any]]:
         """Return those since the last call; threads may add to them meanwhile."""
+        # A fixed number: iterating over a deque that a thread appends to raises RuntimeError.
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def lines(self, step: int, began: float, seconds: float) -> list[dict[str, Any]]:
