@@ -197,7 +197,7 @@ def test_an_interrupt_is_one_line(log, capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scalerl.cli.fit.read_data", interrupt)
+    monkeypatch.setattr("scalerl.ingest.load.read_data", interrupt)
     assert main(["fit", str(log)]) == 130
     assert capsys.readouterr().err == "scalerl: interrupted\n"
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from scalerl.cli import watch
 from scalerl.cli.main import main
 from scalerl.cli.watch import Follower
+from scalerl.ingest import load
 from scalerl.ingest.imported import ReadOptions
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.standing import StandingQuery
@@ -298,8 +299,8 @@ def test_how_old_the_last_line_is_comes_from_the_files_where_the_log_has_no_time
 
 def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluation(tmp_path, monkeypatch):
     run = Growing(tmp_path / "run", 8)
-    read, times = watch.read_data, []
-    monkeypatch.setattr(watch, "read_data", lambda *words: times.append(0) or read(*words))
+    read, times = load.read_data, []
+    monkeypatch.setattr(load, "read_data", lambda *words: times.append(0) or read(*words))
     followed = follower(run.path)
     assert followed.look()
     assert [followed.look() for _ in range(3)] == [False] * 3
@@ -317,13 +318,13 @@ def test_a_source_is_read_when_it_has_changed_and_fitted_when_it_has_an_evaluati
 
 def test_a_large_source_is_looked_at_less_often(tmp_path, monkeypatch):
     run = Growing(tmp_path / "run", 2)
-    read, clock = watch.read_data, [0.0]
+    read, clock = load.read_data, [0.0]
 
     def slow(*words):
         clock[0] += 0.3
         return read(*words)
 
-    monkeypatch.setattr(watch, "read_data", slow)
+    monkeypatch.setattr(load, "read_data", slow)
     monkeypatch.setattr(watch, "monotonic", lambda: clock[0])
     followed = follower(run.path)
     followed.look()

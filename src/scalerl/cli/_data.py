@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scalerl.cli._arguments import add_shared, compute, pass_rate, positive
 from scalerl.cli._text import print_warnings
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.imported import ReadOptions
-from scalerl.ingest.load import (
-    STANDARD_INPUT,
-    Data,
-    check_devices,
-    mixed_devices,
-    read_all,
-    read_data,
-)
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.ingest.formats.format import Unread
+    from scalerl.ingest.imported import ReadOptions
+    from scalerl.ingest.load import Data
 
 T = TypeVar("T")
 
@@ -54,6 +47,8 @@ def add_source_arguments(command: argparse.ArgumentParser) -> None:
 
 def read_options(args: argparse.Namespace) -> ReadOptions:
     """Return how a log is to be read, from `add_source_arguments` and --y."""
+    from scalerl.ingest.imported import ReadOptions
+
     return ReadOptions(args.y, args.format, args.trainer, args.run_name, args.devices, args.model)
 
 
@@ -70,6 +65,7 @@ def read_each(
             logs of other trainers, and there is none.
     """
     from scalerl.ingest.formats.format import Unread
+    from scalerl.ingest.load import STANDARD_INPUT, read_all
 
     found: dict[str, list[Data]] = {}
     unread: list[Unread] = []
@@ -97,6 +93,7 @@ def read_each(
 
 def _runs_at(path: str) -> list[str]:
     """Return the run folders in a folder that is not one itself; otherwise the path."""
+    from scalerl.ingest.load import STANDARD_INPUT
     from scalerl.record.reader import holds_run, runs_below
 
     place = Path(path)
@@ -148,6 +145,8 @@ def check_options(args: argparse.Namespace, found: Sequence[Data]) -> None:
 
 def check_one_axis(found: Sequence[Data]) -> None:
     """Raise an InputError that names the axes there are, unless all runs are on one axis, in one unit."""
+    from scalerl.ingest.load import check_devices, mixed_devices
+
     first = found[0] if found else None
     other = next((data for data in found if first and data.points.axis != first.points.axis), None)
     runs = [(data.path, data.record) for data in found]
@@ -174,6 +173,8 @@ def read_siblings(paths: Sequence[str], own: Data, args: argparse.Namespace, **o
     Raises:
         InputError: a sibling cannot be read, or was evaluated on other prompts, as far as is on record.
     """
+    from scalerl.ingest.load import read_data
+
     siblings = [read_data(path, own.points.axis, read_options(args), args.price) for path in paths]
     check_options(args, [own, *siblings])
     if not siblings:

@@ -10,13 +10,13 @@ from scalerl.cli._arguments import add_shared, examples, positive
 from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import CannotAnswerError, InputError, counted
-from scalerl.ingest.load import Data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit
     from scalerl.forecast.paired import PairedPrompts
     from scalerl.forecast.paper import PaperComparison, PaperFit
     from scalerl.ingest.formats.format import Unread
+    from scalerl.ingest.load import Data
 
     Run = tuple[Data, Fit]
 

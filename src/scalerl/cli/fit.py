@@ -10,10 +10,10 @@ from scalerl.cli._arguments import add_shared, compute, computes, examples, posi
 from scalerl.cli._data import add_data_arguments, check_options, fit_options, read_options, read_siblings
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.errors import InputError
-from scalerl.ingest.load import Data, read_data
 
 if TYPE_CHECKING:
     from scalerl.curve import Fit, Points
+    from scalerl.ingest.load import Data
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> None:
     """Fit, and print the table or the JSON."""
     if (args.target is None) != (args.budget is None):
         raise InputError("--target and --budget belong together: the pass rate to reach, and at what compute")
+    from scalerl.ingest.load import read_data
+
     data = read_data(args.run_or_file, args.x, read_options(args), args.price)
     points = data.points
     if args.paper:

@@ -12,7 +12,6 @@ from scalerl.cli._arguments import add_shared, examples
 from scalerl.cli._data import add_source_arguments, read_options
 from scalerl.cli._text import print_json, print_table, print_warnings
 from scalerl.files import folder_name
-from scalerl.ingest.load import read_source
 
 if TYPE_CHECKING:
     from scalerl.ingest.imported import Imported
@@ -43,6 +42,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read the source, write a folder for every run in it, and print which metric was used for what."""
+    from scalerl.ingest.load import read_source
     from scalerl.record.folder import check_unused
     from scalerl.record.writer import RunWriter
 

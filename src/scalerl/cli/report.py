@@ -13,11 +13,11 @@ from scalerl.cli._arguments import add_shared, examples, positive
 from scalerl.cli._data import add_data_arguments, check_one_axis, fit_options, paths_of, read_each, recipes_of
 from scalerl.cli._text import print_json, print_warnings
 from scalerl.errors import CannotAnswerError, InputError
-from scalerl.ingest.load import Data, is_run_folder
 
 if TYPE_CHECKING:
     from scalerl.forecast.comparison import Comparison
     from scalerl.ingest.formats.format import Unread
+    from scalerl.ingest.load import Data
     from scalerl.view.runs.gathered import RunsView
     from scalerl.view.runs.overlay import OverlayRun
 
@@ -70,6 +70,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the page or the figure, and print where it is."""
+    from scalerl.ingest.load import is_run_folder
+
     asked = [name for name in _OF_SEVERAL if getattr(args, name) not in (None, False, [])]
     if args.figure:
         if args.output or asked or len(args.runs) != 1:

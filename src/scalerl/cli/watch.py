@@ -19,13 +19,12 @@ from scalerl.cli._data import add_data_arguments, read_options
 from scalerl.cli._text import print_warnings
 from scalerl.errors import InputError
 from scalerl.files import Changing, written
-from scalerl.ingest.imported import ReadOptions
-from scalerl.ingest.load import STANDARD_INPUT, read_data
 from scalerl.tty import console_for
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scalerl.ingest.imported import ReadOptions
     from scalerl.view.facts.standing import Standing, StandingQuery
 
 _REDRAW = 1.0
@@ -62,6 +61,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Follow the run until it ends, or until Ctrl-C or SIGTERM."""
+    from scalerl.ingest.load import STANDARD_INPUT
     from scalerl.view.facts.standing import StandingQuery
 
     if args.run_or_file == STANDARD_INPUT:
@@ -136,6 +136,7 @@ class Follower:
             return False
 
     def _read(self) -> Standing:
+        from scalerl.ingest.load import read_data
         from scalerl.view.facts.standing import stand
 
         data = read_data(self.path, self._x, self._options, self._price)
