@@ -16,7 +16,7 @@ from scalerl.study.page.figures import forest_figure, study_figures
 from scalerl.study.page.page import print_study, study_html, study_latex, write_study_report
 from scalerl.study.verdict.answers import answers
 from scalerl.view.figures.overlay_figures import RunPoints, linearised
-from scalerl.view.labels import apart, short_names
+from scalerl.view.style import apart, short_names
 
 
 class Checker(HTMLParser):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from scalerl.curve import Points
 from scalerl.record.alarms import Alarm
 from scalerl.view import closing_rows, health_svg, report_html
-from scalerl.view.facts.alarm_rows import health_text
+from scalerl.view.facts.notices import health_text
 from scalerl.view.facts.standing import StandingQuery, stand
 
 ALARMS = (

@@ -14,11 +14,10 @@ from scalerl.errors import InputError
 from scalerl.view import curve_figure, curve_svg, frozen_forecasts, health_svg, main_forecast
 from scalerl.view.facts.curve_view import axis_for, curve_view
 from scalerl.view.figures.health_figure import always_zero, in_blocks, running_mean, tokens_per_second
-from scalerl.view.labels import apart
 from scalerl.view.run.roles import in_flight_rows
 from scalerl.view.run.strata import Stratum, strata, strata_svg
 from scalerl.view.runs.overlay import OverlayRun, overlay
-from scalerl.view.style import inline_svg, new_figure
+from scalerl.view.style import apart, inline_svg, new_figure
 
 
 def test_the_figure_shows_the_forecast_as_stored(run):

@@ -11,7 +11,7 @@ import pytest
 from scalerl.curve import Points, fit
 from scalerl.ingest import load_run
 from scalerl.view import report_html
-from scalerl.view.facts.facts import counted
+from scalerl.view.facts.facts import compute_rows
 from scalerl.view.numbers import duration, rate, rate_interval
 from scalerl.view.runs.gathered import RunsView, assumptions
 from scalerl.view.runs.overlay import OverlayRun
@@ -32,12 +32,12 @@ def log(tmp_path_factory):
 
 
 def test_what_a_log_does_not_split_is_unknown_and_not_zero(log, run):
-    rows = dict(counted(log))
+    rows = dict(compute_rows(log))
     assert rows["steps"].startswith(duration(240 * 900.0 * 8))
     assert [rows[name] for name in ("generating", "training", "idle devices")] == ["–"] * 3
     # Our own trainer measures each, and a zero of it is one.
     seconds = replace(run.evals[-1].device_seconds, idle=0.0)
-    own = dict(counted(replace(run, evals=(replace(run.evals[-1], device_seconds=seconds),))))
+    own = dict(compute_rows(replace(run, evals=(replace(run.evals[-1], device_seconds=seconds),))))
     assert "steps" not in own
     assert own["idle devices"] == "0 s"
     assert own["training"].startswith(duration(seconds.train))

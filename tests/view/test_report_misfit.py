@@ -14,8 +14,8 @@ from scalerl.curve import fit
 from scalerl.forecast.freeze import freeze
 from scalerl.record.reader import RunRecord
 from scalerl.view import closing_rows, curve_figure, frozen_forecasts, main_forecast, report_html
-from scalerl.view.facts.ceiling import ceiling_text, part_that_holds, to_tell_text
 from scalerl.view.facts.curve_view import curve_view
+from scalerl.view.facts.notices import ceiling_text, part_that_holds, to_tell_text
 from scalerl.view.figures.curve_figure import _draw
 from scalerl.view.numbers import unit_for
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from scalerl.view.numbers import many
 from scalerl.view.run.roles import balances, busy_shares, ledger_rows, role_rows, roles_svg
 
 
@@ -79,4 +78,3 @@ def test_the_chart_names_both_roles_and_the_places_of_the_groups():
 
 def test_one_of_something_is_one():
     assert dict(ledger_rows([step(1)], [{"lost": {"steps": 1}}]))["resumed"] == "1 time, running 1 step again"
-    assert many(2400, "evaluation") == "2,400 evaluations"

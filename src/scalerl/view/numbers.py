@@ -61,11 +61,6 @@ def axis_name(axis: str) -> str:
     return f"{_ONE[axis]}s" if axis in _ONE else axis
 
 
-def many(count: int, name: str) -> str:
-    """So many of something: `1 evaluation`, `2,400 evaluations`."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
 def family_name(name: str) -> str:
     """A family of curves as people write it: `Fréchet` for `frechet`; another name stays as it is."""
     return LABELS.get(name, name)

@@ -1,4 +1,4 @@
-"""The look of every figure: one palette, one font, and SVG text that takes its colours from the page.
+"""The look of every figure: palette, font, labels, and SVG text that takes its colours from the page.
 
 Figures are drawn with the light palette. In the page each colour becomes a CSS variable, so that one SVG
 serves light, dark and print; a figure saved as a file keeps the colours as they are.
@@ -9,11 +9,16 @@ from __future__ import annotations
 import html
 import io
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scalerl.errors import InputError, WriteError
+import numpy as np
+
+from scalerl.errors import InputError
+from scalerl.files import write_atomically
+from scalerl.view.assets import writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,18 +37,19 @@ CEILING = "#00805c"
 PURPLE = "#aa4499"
 SKY = "#2a95d5"
 
+LOOKS = ((INK, "o"), (FORECAST, "s"), (LATER, "^"), (CEILING, "D"), (PURPLE, "v"), (SKY, "P"))
+"""Colour and marker, the base's first: told apart with every common colour deficiency, and in grey."""
+RUN_LOOKS = ((FORECAST, "o"), (LATER, "s"), (CEILING, "^"), (PURPLE, "D"), (INK, "v"), (SKY, "P"))
+"""The same for runs, none of which is a base: as the chart of a page has them (scalerl/view/web/marks.js)."""
+DASHES = ("-", "--", ":", "-.")
+LONGEST = 26
+"""Letters of a name in a figure."""
+
 _VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    GRID: "grid",
-    WINDOW: "window",
-    PAPER: "paper",
-    FORECAST: "forecast",
-    LATER: "later",
-    CEILING: "ceiling",
-    PURPLE: "purple",
-    SKY: "sky",
+    **{INK: "ink", MUTED: "muted", GRID: "grid", WINDOW: "window", PAPER: "paper"},
+    **{FORECAST: "forecast", LATER: "later", CEILING: "ceiling", PURPLE: "purple", SKY: "sky"},
 }
+"""The CSS variable of each colour, as templates/look.html has them."""
 
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
@@ -117,6 +123,83 @@ def inline_svg(figure: Figure, name: str, described: str, themed: bool = True) -
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(described)}" ', 1)
 
 
+def run_look(place: int) -> tuple[str, str, str]:
+    """Colour, marker and dashes of the run at a place, as in the chart of a page."""
+    turn, colour = divmod(place, len(RUN_LOOKS))
+    marker = RUN_LOOKS[(place + turn) % len(RUN_LOOKS)][1]
+    return RUN_LOOKS[colour][0], marker, DASHES[turn % len(DASHES)]
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Names that fit beside a figure, no two alike; the tables have them whole.
+
+    Long ones lose the tables of their fields (`optimiser.lr=1e-4` becomes `lr=1e-4`), then their middle.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        text = "".join(letter if letter.isprintable() else " " for letter in name)
+        if len(text) > LONGEST:
+            text = re.sub(r"[^\s=]+\.(?=[^\s.=]+=)", "", text)
+        text = _elided(text, LONGEST)
+        if text in found.values():
+            text = f"{_elided(text, LONGEST - 5)} ({len(found) + 1})"
+        found[name] = text
+    return found
+
+
+def _elided(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 12]}…{text[-11:]}"
+
+
+def apart(heights: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The heights moved as little as keeps them `gap` apart, within [low, high] where that is wide enough."""
+    order = np.argsort(heights, kind="stable")
+    wanted = np.clip(np.asarray(heights, dtype=float)[order], low, high)
+    # Least squares with an order: neighbours that are too close share their mean place.
+    offset = gap * np.arange(len(wanted))
+    blocks: list[list[float]] = []
+    for value in wanted - offset:
+        blocks.append([float(value), 1.0])
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            last, before = blocks.pop(), blocks.pop()
+            weight = before[1] + last[1]
+            blocks.append([(before[0] * before[1] + last[0] * last[1]) / weight, weight])
+    placed = np.repeat([value for value, _ in blocks], [int(n) for _, n in blocks]) + offset
+    placed -= max(float(placed.max(initial=low)) - high, 0.0)
+    found = np.empty(len(placed))
+    found[order] = np.maximum(placed, low + offset)
+    return found.tolist()
+
+
+def note(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    data: str = "",
+    offset: tuple[float, float] = (0, 0),
+    **look: Any,
+) -> None:
+    """Write `text` at `at`, moved by `offset` points.
+
+    `at` counts in the data along the axes that `data` names ("", "x", "y"), in fractions of the frame along
+    the others.
+    """
+    coordinates = tuple("data" if name in data else "axes fraction" for name in "xy")
+    axes.annotate(text, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **look)
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]], points: float = 11.0) -> None:
+    """Name lines at the right edge of the frame, from (height in data, text, colour), kept apart."""
+    if not ends:
+        return
+    height = axes.bbox.height / axes.figure.dpi * 72
+    to_frame = axes.transScale + axes.transLimits
+    heights = [float(to_frame.transform((axes.get_xlim()[0], value))[1]) for value, _, _ in ends]
+    gap = points / height
+    for place, (_, text, colour) in zip(apart(heights, gap, gap / 2, 1 - gap / 2), ends, strict=True):
+        note(axes, text, (1.012, place), va="center", color=colour)
+
+
 FIGURES = (".svg", ".png", ".pdf")
 """Endings of the files that a figure is written to."""
 
@@ -128,21 +211,16 @@ def save_figure(figure: Figure, path: Path) -> Path:
         InputError: the name ends otherwise.
         WriteError: the disk does not take it.
     """
-    from scalerl.files import write_atomically
-
-    try:
+    if path.suffix not in FIGURES:
+        raise InputError(f"{path}: a figure is written as {', '.join(FIGURES[:-1])} or {FIGURES[-1]}")
+    with writing(path), style():
         if path.suffix == ".svg":
             write_atomically(path, _svg(figure))
-        elif path.suffix == ".png":
-            with style():
-                figure.savefig(path, format="png", dpi=200)
-        elif path.suffix == ".pdf":
-            with style():
-                figure.savefig(path, format="pdf", metadata={"CreationDate": None})
         else:
-            raise InputError(f"{path}: a figure is written as {', '.join(FIGURES[:-1])} or {FIGURES[-1]}")
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
+            more: dict[str, Any] = (
+                {"dpi": 200} if path.suffix == ".png" else {"metadata": {"CreationDate": None}}
+            )
+            figure.savefig(path, **more)
     return path
 
 

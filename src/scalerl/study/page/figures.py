@@ -20,9 +20,19 @@ from scalerl.study.verdict.curves import arm_curves
 from scalerl.study.verdict.forecast_scores import JudgedForecast
 from scalerl.study.verdict.verdict import StudyVerdict, is_made
 from scalerl.view.figures.overlay_figures import ArmCurve, linearised_figure, overlay_figure
-from scalerl.view.labels import short_names
 from scalerl.view.numbers import percent, signed, unit_for
-from scalerl.view.style import FORECAST, INK, LATER, MUTED, PAPER, new_figure, plain_rates, style
+from scalerl.view.style import (
+    FORECAST,
+    INK,
+    LATER,
+    MUTED,
+    PAPER,
+    new_figure,
+    note,
+    plain_rates,
+    short_names,
+    style,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,24 +43,8 @@ _WHOLE = (0.0, 1.0)
 _WIDEST_RATIO = 20.0
 """Ratios beyond which an interval leaves the forest plot through its edge."""
 _ROUND_RATIOS = (
-    0.5,
-    2.0,
-    0.8,
-    1.2,
-    0.2,
-    5.0,
-    0.1,
-    10.0,
-    0.6,
-    1.5,
-    0.9,
-    1.1,
-    0.7,
-    1.4,
-    0.95,
-    1.05,
-    0.05,
-    20.0,
+    *(0.5, 2.0, 0.8, 1.2, 0.2, 5.0, 0.1, 10.0, 0.6),
+    *(1.5, 0.9, 1.1, 0.7, 1.4, 0.95, 1.05, 0.05, 20.0),
 )
 """Ticks beside 1, those that are wanted most first."""
 
@@ -138,14 +132,7 @@ def _forest_panel(axes: Axes, rows: Sequence[tuple[Difference | None, Claim]], l
         if found is not None:
             colour = _effect(axes, place, found, claim, (low, high))
         text = claim_text(claim) if found is not None else "withheld"
-        axes.annotate(
-            text,
-            (1.02, place),
-            xycoords=("axes fraction", "data"),
-            va="center_baseline",
-            color=colour,
-            annotation_clip=False,
-        )
+        note(axes, text, (1.02, place), "y", va="center_baseline", color=colour)
     axes.set_title(label, color=MUTED, loc="left", fontsize=9)
     axes.grid(visible=False, axis="y")
     axes.tick_params(left=False, labelleft=not ratio)

@@ -15,8 +15,8 @@ from scalerl.study.verdict.arm_fits import ArmSummary
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, RunPoints
-from scalerl.view.labels import short_names
 from scalerl.view.numbers import Unit
+from scalerl.view.style import short_names
 
 _DRAWS = 2048
 _MOST_POINTS = 2400

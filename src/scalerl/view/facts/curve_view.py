@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record.reader import RunRecord
-from scalerl.view.facts.ceiling import misfit_in_words, part_that_holds
 from scalerl.view.facts.frozen import Band, FrozenForecast
+from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.numbers import Unit, as_float, as_mapping, pair, percent, unit_for
 
 if TYPE_CHECKING:

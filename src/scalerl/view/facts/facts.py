@@ -61,8 +61,8 @@ def head(run: RunRecord, axis: str) -> Rows:
     return rows
 
 
-def counted(run: RunRecord) -> Rows:
-    """What counts as training compute."""
+def compute_rows(run: RunRecord) -> Rows:
+    """Return what counts as training compute."""
     last, flops = run.evals[-1], _flops_unit(run)
     tokens, seconds = unit_for("tokens", last.tokens.generated), last.device_seconds
     split = [
@@ -82,8 +82,8 @@ def counted(run: RunRecord) -> Rows:
     ]
 
 
-def apart(run: RunRecord) -> Rows:
-    """What was spent and is no part of the training compute: evaluating, start-up, and the base model."""
+def uncounted_rows(run: RunRecord) -> Rows:
+    """Return what was spent and is not training compute: evaluating, start-up, and the base model."""
     last, base = run.evals[-1], as_mapping(run.config.get("base"))
     seconds = last.device_seconds
     rows = [("evaluating", duration(seconds.evaluate))]

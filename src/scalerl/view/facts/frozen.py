@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.record.reader import EvalPoint, RunRecord
-from scalerl.view.facts.ceiling import misfit_in_words
+from scalerl.view.facts.notices import misfit_in_words
 from scalerl.view.numbers import as_float, as_mapping, pair, percent, rate, rate_interval
 
 REACHED = 0.05
@@ -58,6 +58,8 @@ class FrozenForecast:
     def from_row(cls, row: Mapping[str, Any]) -> FrozenForecast:
         """Read one parsed line of forecasts.jsonl."""
         fit = as_mapping(row.get("fit_json"))
+        made = fit.get("forecast")
+        first = made[0] if isinstance(made, list) and made else None  # the one for the target
         return cls(
             made_at_step=as_float(row.get("made_at_step")),
             axis=str(row.get("axis", "gpu_hours")),
@@ -65,7 +67,7 @@ class FrozenForecast:
             target_compute=as_float(row.get("target_compute")),
             mean=as_float(row.get("mean")),
             prediction=pair(row.get("prediction")),
-            rerun=_rerun(fit.get("forecast")),
+            rerun=pair(as_mapping(first).get("rerun")),
             band=_band(row.get("curve")),
             fit=fit,
         )
@@ -87,8 +89,13 @@ class FrozenForecast:
         return f"{share} of the compute"
 
     def covers(self, pass_rate: float) -> bool:
-        """Whether the prediction interval holds `pass_rate`, its ends included."""
+        """Whether `pass_rate` lies inside the prediction interval, its ends included."""
         return self.prediction[0] <= pass_rate <= self.prediction[1]
+
+    @property
+    def text(self) -> str:
+        """The mean and the prediction interval."""
+        return f"{rate(self.mean)} {rate_interval(self.prediction)}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,13 @@ class Outcome:
     def word(self) -> str:
         """`inside`, `outside` or `not measured`."""
         return "not measured" if self.inside is None else ("inside" if self.inside else "outside")
+
+    @property
+    def text(self) -> str:
+        """What was measured, and whether it lies inside; or how far the run is."""
+        if self.measured is None:
+            return f"not yet: the run stands at {percent(self.progress)} of the target"
+        return f"{rate(self.measured.pass_rate)}: {self.word}"
 
 
 def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
@@ -123,8 +137,8 @@ def judge(run: RunRecord, forecast: FrozenForecast) -> Outcome:
     if off > (REACHED if progress < 1 else 2 * REACHED) or compute_N[nearest] <= forecast.compute:
         return Outcome(None, None, progress)
     measured = run.evals[nearest]
-    known = math.isfinite(forecast.width)
-    return Outcome(measured, forecast.covers(measured.pass_rate) if known else None, progress)
+    inside = forecast.covers(measured.pass_rate) if math.isfinite(forecast.width) else None
+    return Outcome(measured, inside, progress)
 
 
 def frozen_forecasts(run: RunRecord) -> list[FrozenForecast]:
@@ -140,23 +154,14 @@ def main_forecast(forecasts: list[FrozenForecast]) -> FrozenForecast | None:
 
 def sentence(forecast: FrozenForecast, outcome: Outcome) -> str:
     """The result in one sentence, as the page and the terminal give it."""
-    stated = f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}"
-    if outcome.measured is None:
-        result = f"not measured yet: the run stands at {percent(outcome.progress)} of the target"
-    else:
-        result = f"measured {rate(outcome.measured.pass_rate)}: {outcome.word}"
-    text = f"Forecast at {forecast.share_in_words}: {stated}; {result}. Width {rate(forecast.width)}."
+    verb = "measured" if outcome.measured else "not measured"
+    result = f"{verb} {outcome.text.removeprefix('not ')}"
+    text = f"Forecast at {forecast.share_in_words}: {forecast.text}; {result}. Width {rate(forecast.width)}."
     if math.isfinite(sum(forecast.rerun)):
         text += f" Another seed: {rate_interval(forecast.rerun)}."
     if misfit := misfit_in_words(forecast.fit.get("lack_of_fit")):
         text += f" No saturating curve described the run then: {misfit}."
     return text
-
-
-def _rerun(forecasts: Any) -> tuple[float, float]:
-    """Of the first entry of `forecast` in the fit's JSON, which is the one for the target."""
-    first = forecasts[0] if isinstance(forecasts, list) and forecasts else None
-    return pair(as_mapping(first).get("rerun"))
 
 
 def _band(curve: Any) -> Band | None:

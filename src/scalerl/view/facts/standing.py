@@ -1,9 +1,9 @@
 """How a run stands while it is under way: what is measured, what is forecast, and how fast it goes.
 
-    run = stand(points, record, Asked(target=0.6))
+    run = stand(points, record, StandingQuery(target=0.6)).fitted()
     run.forecast, run.chance, run.eta(now), run.to_json(now)
 
-Whoever follows a run shows this: `scalerl watch` in a terminal or as lines, `scalerl serve` in a page.
+`scalerl watch` shows it in a terminal or as lines, `scalerl serve` in a page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from scalerl.errors import CannotAnswerError
 from scalerl.jsonl import read_last
 from scalerl.record.alarms import Alarm
-from scalerl.record.reader import RunRecord, final_folder
+from scalerl.record.reader import EvalPoint, RunRecord, final_folder
 from scalerl.view.numbers import Unit, as_float, as_mapping, unit_for
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from scalerl.curve.answers import Chance
 
 _RECENT = 6
-"""Evaluations over which the speed is measured: a run that was resumed is judged by what came after."""
+"""Evaluations over which the speed is measured: of a resumed run, soon those after the resume alone."""
 
 
 @dataclass(frozen=True)
 class StandingQuery:
-    """What is asked of a run that is followed."""
+    """The question about a run that is followed: a target, a budget, and how to fit."""
 
     target: float | None = None
     """Pass rate to reach."""
@@ -57,7 +57,7 @@ class Standing:
     """The last line of steps.jsonl; empty where there is none."""
     ended: bool = False
     written: float = math.nan
-    """Unix seconds at which its files were written to last; NaN where nobody looked, as times are logged."""
+    """Unix seconds at which its files were written to last; NaN where times are logged instead."""
     found: Fit | CannotAnswerError = field(repr=False, default=CannotAnswerError("not fitted yet"))
 
     @property
@@ -101,7 +101,7 @@ class Standing:
 
     @property
     def budget(self) -> float:
-        """Compute at which the run ends; NaN where nobody says it on this axis."""
+        """Compute at which the run ends; NaN where it is not given on this axis."""
         if self.asked.budget is not None:
             return self.asked.budget if self.asked.axis in (None, self.points.axis) else math.nan
         own = as_mapping(self.record.config.get("budget")) if self.record is not None else {}
@@ -135,21 +135,26 @@ class Standing:
         return self.fit.chance(self.asked.target, self.end)
 
     @property
+    def evals(self) -> tuple[EvalPoint, ...]:
+        """The evaluations on record; a table has none."""
+        return self.record.evals if self.record is not None else ()
+
+    @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Alarms and warnings that had begun by the last line."""
         step = math.inf if self.last_step is None else self.last_step
-        told = self.record.alarms if self.record is not None else ()
-        return tuple(alarm for alarm in told if alarm.first <= step)
+        known = self.record.alarms if self.record is not None else ()
+        return tuple(alarm for alarm in known if alarm.first <= step)
 
     @property
     def health_is_watched(self) -> bool:
-        """Whether anybody looks for alarms; where nobody does, that there are none says nothing."""
+        """Whether the trainer checks its health; if not, an empty list of alarms says nothing."""
         return self.record is not None and self.record.health_is_watched
 
     @property
     def time(self) -> float:
         """Unix seconds of the last evaluation; NaN where they were not logged."""
-        return self.record.evals[-1].time if self.record is not None and self.record.evals else math.nan
+        return self.evals[-1].time if self.evals else math.nan
 
     @property
     def last_line(self) -> float:
@@ -160,9 +165,9 @@ class Standing:
     def health(self, name: str) -> float:
         """`truncated`, `entropy` or `mean_length`: of the last step, else of the last evaluation."""
         value = as_float(self.row.get(name))
-        if math.isfinite(value) or self.record is None or not self.record.evals:
+        if math.isfinite(value) or not self.evals:
             return value
-        return as_float(getattr(self.record.evals[-1], name))
+        return as_float(getattr(self.evals[-1], name))
 
     @property
     def speed(self) -> float:
@@ -172,12 +177,10 @@ class Standing:
     @property
     def tokens_per_second(self) -> float:
         """Tokens generated per second of wall time, over the last evaluations."""
-        evals = self.record.evals if self.record is not None else ()
-        return self._per_second(np.array([point.tokens.generated for point in evals]))
+        return self._per_second(np.array([point.tokens.generated for point in self.evals]))
 
     def _per_second(self, amount_N: np.ndarray) -> float:
-        evals = self.record.evals if self.record is not None else ()
-        time_N = np.array([point.time for point in evals])[-_RECENT:]
+        time_N = np.array([point.time for point in self.evals])[-_RECENT:]
         if len(time_N) < 2 or not time_N[-1] > time_N[0]:
             return math.nan
         recent_N = amount_N[-_RECENT:]
@@ -224,9 +227,15 @@ class Standing:
             "share": self.share,
             "forecast": self.forecast.to_json() if self.forecast else None,
             "no_forecast": self.why_no_fit,
-            "ceiling": self._ceiling(),
-            "target": self._target(),
-            "alarms": [self._alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
+            "ceiling": self.fit and _ceiling(self.fit),
+            "target": self.chance
+            and {
+                "pass_rate": self.asked.target,
+                "compute": self.end,
+                "verdict": self.chance.verdict,
+                "probability": self.chance.probability,
+            },
+            "alarms": [_alarm(alarm) for alarm in self.alarms] if self.health_is_watched else None,
             "truncated": self.health("truncated"),
             "entropy": self.health("entropy"),
             "mean_length": self.health("mean_length"),
@@ -238,38 +247,25 @@ class Standing:
             "ended": self.ended,
         }
 
-    def _ceiling(self) -> dict[str, Any] | None:
-        if self.fit is None:
-            return None
-        low, high = self.fit.intervals.A
-        return {
-            "A": self.fit.ceiling,
-            "interval": None if self.fit.misfit else [low, high],
-            "identified": self.fit.identified,
-            "why": self.fit.why,
-            "lack_of_fit": self.fit.lack_of_fit,
-        }
 
-    def _target(self) -> dict[str, Any] | None:
-        if self.chance is None:
-            return None
-        told = self.chance
-        return {
-            "pass_rate": self.asked.target,
-            "compute": self.end,
-            "verdict": told.verdict,
-            "probability": told.probability,
-        }
+def _ceiling(fit: Fit) -> dict[str, Any]:
+    return {
+        "A": fit.ceiling,
+        "interval": None if fit.misfit else list(fit.intervals.A),
+        "identified": fit.identified,
+        "why": fit.why,
+        "lack_of_fit": fit.lack_of_fit,
+    }
 
-    @staticmethod
-    def _alarm(alarm: Alarm) -> dict[str, Any]:
-        return {
-            "metric": alarm.metric,
-            "level": alarm.level,
-            "since": alarm.first,
-            "until": alarm.last,
-            "text": str(alarm),
-        }
+
+def _alarm(alarm: Alarm) -> dict[str, Any]:
+    return {
+        "metric": alarm.metric,
+        "level": alarm.level,
+        "since": alarm.first,
+        "until": alarm.last,
+        "text": str(alarm),
+    }
 
 
 def stand(points: Points, record: RunRecord | None, asked: StandingQuery) -> Standing:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.errors import counted
 from scalerl.record.reader import RunRecord
 from scalerl.view.facts.curve_view import Change, CurveView, curve_view
-from scalerl.view.facts.frozen import FrozenForecast
-from scalerl.view.numbers import many, rate
+from scalerl.view.facts.frozen import Band, FrozenForecast
+from scalerl.view.numbers import rate
 from scalerl.view.style import (
     CEILING,
     FORECAST,
@@ -23,6 +24,7 @@ from scalerl.view.style import (
     WINDOW,
     inline_svg,
     new_figure,
+    note,
     plain_rates,
     save_figure,
     style,
@@ -57,7 +59,7 @@ def curve_svg(
     Raises:
         InputError: the counters behind the compute axis are missing.
     """
-    described = f"Pass rate against training compute, {many(len(run.evals), 'evaluation')}"
+    described = f"Pass rate against training compute, {counted(len(run.evals), 'evaluation')}"
     return inline_svg(_draw(curve_view(run, fit, frozen, part)), "curve", described)
 
 
@@ -100,9 +102,7 @@ def draw_curve(axes: Axes, view: CurveView) -> None:
     if math.isfinite(view.window):
         axes.axvspan(0, view.window, color=WINDOW, lw=0, zorder=0)
     if view.band:
-        band = view.band
-        axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=FORECAST, alpha=0.18, lw=0)
-        axes.plot(band.compute_M, band.median_M, color=FORECAST, lw=1.6)
+        _draw_band(axes, view.band, FORECAST, 0.18, 1.6)
     if view.frozen and math.isfinite(view.frozen.width):
         draw_intervals(axes, [view.target], [view.frozen.prediction])
 
@@ -120,10 +120,13 @@ def draw_change(axes: Axes, change: Change) -> None:
     if math.isfinite(change.at):
         axes.axvline(change.at, color=LATER, lw=1.2, ls=_DASHES, zorder=1)
     if change.band:
-        band = change.band
         axes.axvspan(*change.keep, ymax=0.014, color=CEILING, lw=0)
-        axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=CEILING, alpha=0.15, lw=0)
-        axes.plot(band.compute_M, band.median_M, color=CEILING, lw=1.4)
+        _draw_band(axes, change.band, CEILING, 0.15, 1.4)
+
+
+def _draw_band(axes: Axes, band: Band, colour: str, alpha: float, width: float) -> None:
+    axes.fill_between(band.compute_M, band.lo_M, band.hi_M, color=colour, alpha=alpha, lw=0)
+    axes.plot(band.compute_M, band.median_M, color=colour, lw=width)
 
 
 def draw_evaluations(axes: Axes, view: CurveView, size: float) -> None:
@@ -146,10 +149,14 @@ def draw_evaluations(axes: Axes, view: CurveView, size: float) -> None:
 
 def draw_levels(axes: Axes, view: CurveView) -> None:
     """The ceiling, and the one that was known beforehand."""
-    if math.isfinite(view.known_ceiling):
-        axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
+    _draw_known_ceiling(axes, view)
     if view.ceilings and math.isfinite(view.ceilings[-1].A):
         axes.axhline(view.ceilings[-1].A, color=CEILING, lw=1.1, ls=(0, (6, 3)), zorder=1)
+
+
+def _draw_known_ceiling(axes: Axes, view: CurveView) -> None:
+    if math.isfinite(view.known_ceiling):
+        axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
 
 
 def finish_linear(axes: Axes, view: CurveView, more: Sequence[tuple[Line2D, str]] = ()) -> None:
@@ -184,8 +191,7 @@ def _ceiling_panel(axes: Axes, view: CurveView) -> None:
             axes.plot([place, place], [lo, hi], color=CEILING, lw=5, alpha=0.35, solid_capstyle="butt")
         if math.isfinite(ceiling.A):
             axes.plot([place], [ceiling.A], "o", ms=5, color=CEILING)
-    if math.isfinite(view.known_ceiling):
-        axes.axhline(view.known_ceiling, color=MUTED, lw=1.1, ls=(0, (1, 1.6)), zorder=1)
+    _draw_known_ceiling(axes, view)
     axes.set_xlim(-0.7, len(view.ceilings) - 0.3)
     names = [ceiling.data.replace(" ", "\n", 1) for ceiling in view.ceilings]
     axes.set_xticks(range(len(names)), names)
@@ -204,15 +210,7 @@ def _label_levels(axes: Axes, view: CurveView) -> None:
         levels.append((last.A, f"ceiling A {rate(last.A)}{doubt} ({last.data})", CEILING))
     known = sorted((level for level in levels if math.isfinite(level[0])), reverse=True)
     for (height, text, colour), (offset, align) in zip(known, ((3, "bottom"), (-3, "top")), strict=False):
-        axes.annotate(
-            text,
-            (0.012, height),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, offset),
-            textcoords="offset points",
-            va=align,
-            color=colour,
-        )
+        note(axes, text, (0.012, height), "y", (0, offset), va=align, color=colour)
 
 
 def _entries(view: CurveView) -> list[tuple[Line2D, str]]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.record.alarms import Alarm
-from scalerl.view.labels import apart
 from scalerl.view.numbers import as_float, as_mapping, plain
-from scalerl.view.style import FORECAST, INK, LATER, MUTED, inline_svg, new_figure, style
+from scalerl.view.style import FORECAST, INK, LATER, MUTED, apart, inline_svg, new_figure, note, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +92,6 @@ def tokens_per_second(steps: Steps) -> np.ndarray:
 
 
 def _one(title: str, unit: str, of: str | Values, largest: bool = False, **options: Any) -> Panel:
-    """A panel of one line."""
     return Panel(title, unit, (HealthLine(of, largest=largest),), **options)
 
 
@@ -212,15 +210,7 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title(panel.title, loc="left", weight="bold", pad=15)
-    axes.annotate(
-        panel.unit,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 4),
-        textcoords="offset points",
-        fontsize=8,
-        color=MUTED,
-    )
+    note(axes, panel.unit, (0, 1), offset=(0, 4), fontsize=8, color=MUTED)
     x_N = in_blocks(step_N)
     ends = []
     for line, colour in zip(panel.lines, (FORECAST, LATER), strict=False):
@@ -242,16 +232,8 @@ def _draw_panel(axes: Axes, panel: Panel, steps: Steps, step_N: np.ndarray) -> N
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     heights = apart([(value - low) / (high - low) for value, _ in ends], _APART, -math.inf, math.inf)
     for (value, name), height in zip(ends, heights, strict=True):
-        axes.annotate(
-            f"{name} {plain(value)}".strip(),
-            (1, height),
-            xycoords="axes fraction",
-            xytext=(2, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=INK,
-        )
+        text = f"{name} {plain(value)}".strip()
+        note(axes, text, (1, height), offset=(2, 0), va="center", fontsize=8, color=INK)
 
 
 def _mark(axes: Axes, step_N: np.ndarray, alarms: Sequence[Alarm]) -> None:

@@ -18,9 +18,8 @@ import numpy as np
 from scalerl.curve.families import Curve
 from scalerl.errors import counted
 from scalerl.view.facts.frozen import Band
-from scalerl.view.labels import LOOKS, label_ends
 from scalerl.view.numbers import Unit, plain, rate
-from scalerl.view.style import MUTED, new_figure, plain_rates, style
+from scalerl.view.style import LOOKS, MUTED, label_ends, new_figure, note, plain_rates, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,31 +138,37 @@ def linearised(run: RunPoints) -> tuple[np.ndarray, np.ndarray, int]:
 def _drawn(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     """All arms in one frame, or a panel for each; a crowd without a base in one frame again, unnamed."""
     crowded = len(arms) > _MOST_PANELS and not any(arm.base for arm in arms)
-    lay_out = _one if len(arms) <= len(LOOKS) else _crowd if crowded else _many
     with style():
-        return lay_out(arms, unit, plot)
+        if len(arms) <= len(LOOKS) or crowded:
+            return _one(arms, unit, plot, crowded)
+        return _many(arms, unit, plot)
 
 
-def _one(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
-    longest = max(len(plot.name(arm)) for arm in arms)
-    left = 0.062 + 0.016 * plot.label.count("\n")
-    figure, axes = _frame(arms, plot, left, 0.98 - 0.0076 * longest)
-    ends = [(plot.draw(axes, arm, look, True), plot.name(arm), look[0]) for arm, look in _looks(arms)]
-    plot.axis(axes)
-    _mark(axes, plot, unit)
-    label_ends(axes, ends)
-    axes.set_xlabel(f"training compute ({unit.name}, logarithmic)")
-    return figure
-
-
-def _frame(arms: Sequence[ArmCurve], plot: _Plot, left: float, right: float) -> tuple[Figure, Axes]:
-    """A figure of one frame for all arms."""
+def _one(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot, crowded: bool) -> Figure:
+    """One frame for all arms; where it is `crowded` they are grey, and have neither bands nor names."""
+    longest = 0 if crowded else max(len(plot.name(arm)) for arm in arms)
     figure = new_figure(10.0, 4.6)
-    figure.subplots_adjust(left=left, right=right, bottom=0.11, top=0.985)
+    figure.subplots_adjust(
+        left=0.062 + 0.016 * plot.label.count("\n"),
+        right=0.985 if crowded else 0.98 - 0.0076 * longest,
+        bottom=0.11,
+        top=0.985,
+    )
     axes = figure.subplots()
     _compute_axis(axes, _computes(arms, plot), wide=True)
     axes.set_ylabel(plot.label)
-    return figure, axes
+    ends: list[tuple[float, str, str]] = []
+    if crowded:
+        for arm in arms:
+            band = arm.band and Band(arm.band.compute_M, *[arm.band.median_M] * 3)
+            plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o", "-"), False)
+    else:
+        ends = [(plot.draw(axes, arm, look, True), plot.name(arm), look[0]) for arm, look in _looks(arms)]
+    plot.axis(axes)
+    _mark(axes, plot, unit)
+    label_ends(axes, ends)
+    axes.set_xlabel(f"training compute ({unit.name}, logarithmic){f'; {len(arms)} runs' if crowded else ''}")
+    return figure
 
 
 def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
@@ -183,7 +188,7 @@ def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
         look = arm.look or (*LOOKS[1], "-")
         plot.draw(axes, arm, look, False)
         axes.set_title(_name(arm), loc="left", color=look[0], fontsize=9)
-        axes.annotate(plot.beside(arm), (0.96, 0.06), xycoords="axes fraction", ha="right", color=look[0])
+        note(axes, plot.beside(arm), (0.96, 0.06), ha="right", color=look[0])
     plot.axis(panels[0])
     for axes in panels[: len(others)]:
         _mark(axes, plot, unit, named=axes is panels[0])
@@ -195,17 +200,6 @@ def _many(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
     below = f"training compute ({unit.name}, logarithmic){black}"
     figure.supxlabel(below, fontsize=9, color=MUTED, y=0.06 / height)
     figure.supylabel(plot.label, fontsize=9, color=MUTED, x=0.006)
-    return figure
-
-
-def _crowd(arms: Sequence[ArmCurve], unit: Unit, plot: _Plot) -> Figure:
-    figure, axes = _frame(arms, plot, 0.062, 0.985)
-    for arm in arms:
-        band = arm.band and Band(arm.band.compute_M, *[arm.band.median_M] * 3)
-        plot.draw(axes, replace(arm, band=band), (f"{MUTED}50", "o", "-"), False)
-    plot.axis(axes)
-    _mark(axes, plot, unit)
-    axes.set_xlabel(f"training compute ({unit.name}, logarithmic); {len(arms)} runs")
     return figure
 
 
@@ -226,21 +220,16 @@ def _computes(arms: Sequence[ArmCurve], plot: _Plot) -> tuple[float, float]:
 def _mark(axes: Axes, plot: _Plot, unit: Unit, named: bool = True) -> None:
     """The budget and the target, as lines that say what they are."""
     look = {"color": MUTED, "lw": 1.0, "ls": ":", "zorder": 1}
-    beside = {"color": MUTED, "fontsize": 8, "textcoords": "offset points"}
+    beside = {"color": MUTED, "fontsize": 8, "va": "bottom"}
     if math.isfinite(plot.budget):
         axes.axvline(plot.budget, **look)
+        if named:
+            text = f"budget {unit.show(plot.budget * unit.size)}"
+            note(axes, text, (plot.budget, 0.0), "x", (-3, 4), ha="right", **beside)
     if math.isfinite(plot.target):
         axes.axhline(plot.target, **look)
-    if named and math.isfinite(plot.budget):
-        text, at = f"budget {unit.show(plot.budget * unit.size)}", (plot.budget, 0.0)
-        axes.annotate(
-            text, at, xycoords=("data", "axes fraction"), xytext=(-3, 4), ha="right", va="bottom", **beside
-        )
-    if named and math.isfinite(plot.target):
-        text, at = f"target {rate(plot.target)}", (0.0, plot.target)
-        axes.annotate(
-            text, at, xycoords=("axes fraction", "data"), xytext=(3, 2), ha="left", va="bottom", **beside
-        )
+        if named:
+            note(axes, f"target {rate(plot.target)}", (0.0, plot.target), "y", (3, 2), ha="left", **beside)
 
 
 def _overlay(axes: Axes, arm: ArmCurve, look: Look, large: bool) -> float:

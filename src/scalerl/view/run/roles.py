@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.errors import counted
 from scalerl.view.facts.facts import Rows
 from scalerl.view.figures.health_figure import in_blocks
-from scalerl.view.numbers import as_float, as_mapping, duration, many, percent, plain
-from scalerl.view.style import FORECAST, INK, LATER, inline_svg, new_figure, style
+from scalerl.view.numbers import as_float, as_mapping, duration, percent, plain
+from scalerl.view.style import FORECAST, INK, LATER, inline_svg, new_figure, note, style
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Steps = Sequence[Mapping[str, Any]]
@@ -40,13 +42,13 @@ def ledger_rows(steps: Steps, lost: Sequence[Mapping[str, Any]] = ()) -> Rows:
     rows += [(label, plain(as_float(last[name]))) for name, label in FATES if last.get(name)]
     wrong = [row for row in steps if not balances(as_mapping(row.get("ledger")))]
     rows.append(
-        ("the sums", f"DO NOT BALANCE at {many(len(wrong), 'step')}" if wrong else "balance at every step")
+        ("the sums", f"DO NOT BALANCE at {counted(len(wrong), 'step')}" if wrong else "balance at every step")
     )
     if restarted := as_float(steps[-1].get("restarted")):
         rows.append(("begun again, as a process had died", plain(restarted)))
     if lost:
         again = int(np.nansum([as_float(as_mapping(row.get("lost")).get("steps")) for row in lost]))
-        rows.append(("resumed", f"{many(len(lost), 'time')}, running {many(again, 'step')} again"))
+        rows.append(("resumed", f"{counted(len(lost), 'time')}, running {counted(again, 'step')} again"))
     return rows
 
 
@@ -168,14 +170,6 @@ def _seconds(row: Mapping[str, Any], role: str, apart: bool) -> tuple[float, flo
     return busy, idle, held - generators if apart else held
 
 
-def _name(axes: Any, name: str, height: float, colour: str) -> None:
-    axes.annotate(
-        f"{name} {plain(height)}",
-        (1, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(3, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=colour,
-    )
+def _name(axes: Axes, name: str, height: float, colour: str) -> None:
+    """Name a line and its last value at the right edge."""
+    note(axes, f"{name} {plain(height)}", (1, height), "y", (3, 0), va="center", fontsize=8, color=colour)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.view.numbers import as_float, rate
-from scalerl.view.style import FORECAST, GRID, INK, MUTED, PAPER, inline_svg, new_figure, style
+from scalerl.view.style import FORECAST, GRID, INK, MUTED, PAPER, inline_svg, new_figure, note, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,13 +69,8 @@ def _draw(groups: Sequence[Stratum], first_step: int, last_step: int) -> Figure:
             axes.plot([group.start, group.end], [row, row], color=GRID, lw=4, zorder=1)
             axes.plot([group.start], [row], "o", ms=6, mfc=PAPER, mec=MUTED, mew=1.3)
             axes.plot([group.end], [row], "o", ms=6.5, color=FORECAST)
-            axes.annotate(
-                f"{rate(group.start)} → {rate(group.end)}",
-                (1.01, row),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                color=INK,
-            )
+            text = f"{rate(group.start)} → {rate(group.end)}"
+            note(axes, text, (1.01, row), "y", va="center", color=INK)
         _name_dots(axes, groups[0], first_step, last_step)
         axes.set_yticks(range(len(groups)), labels)
         axes.set_ylim(len(groups) - 0.5, -1.1)
@@ -88,20 +83,14 @@ def _draw(groups: Sequence[Stratum], first_step: int, last_step: int) -> Figure:
 
 def _name_dots(axes: Any, group: Stratum, first_step: int, last_step: int) -> None:
     """Label the two dots of the first row, away from each other."""
-    left_is_start = group.start <= group.end
-    for value, text, colour, right in (
-        (group.start, f"step {first_step}", MUTED, left_is_start),
-        (group.end, f"step {last_step}", FORECAST, not left_is_start),
+    start_is_left = group.start <= group.end
+    for value, step, colour, is_left in (
+        (group.start, first_step, MUTED, start_is_left),
+        (group.end, last_step, FORECAST, not start_is_left),
     ):
-        axes.annotate(
-            text,
-            (value, -0.35),
-            xytext=(4 if right else -4, 2),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="bottom",
-            color=colour,
-        )
+        # `right` of the text is its own edge: the label of the left dot ends at it.
+        look = {"ha": "right" if is_left else "left", "va": "bottom", "color": colour}
+        note(axes, f"step {step}", (value, -0.35), "xy", (4 if is_left else -4, 2), **look)
 
 
 def _is_whole(evaluation: Mapping[str, Any]) -> bool:

@@ -12,10 +12,9 @@ from scalerl.curve.families import Curve
 from scalerl.errors import InputError, WriteError
 from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
-from scalerl.view.labels import run_look, short_names
 from scalerl.view.runs.gathered import RunsView
 from scalerl.view.runs.overlay import OverlayRun, mean_band, places_between, thin
-from scalerl.view.style import FIGURES, save_figure
+from scalerl.view.style import FIGURES, run_look, save_figure, short_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ import numpy as np
 
 from scalerl.errors import InputError
 from scalerl.record.reader import RunRecord
-from scalerl.view.facts.ceiling import misfit_in_words, part_that_holds
 from scalerl.view.facts.frozen import Band, FrozenForecast, frozen_forecasts, judge, main_forecast
+from scalerl.view.facts.notices import misfit_in_words, part_that_holds
 from scalerl.view.numbers import unit_for
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from scalerl.errors import WriteError
 from scalerl.files import write_atomically
 from scalerl.view import formats
 from scalerl.view.assets import CHART, asset, page, script_json
-from scalerl.view.facts.ceiling import sentence
+from scalerl.view.facts.notices import sentence
 from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
 from scalerl.view.runs.overlay import overlay

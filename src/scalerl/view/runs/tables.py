@@ -8,9 +8,8 @@ from dataclasses import replace
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
 from scalerl.record.reader import RunRecord
-from scalerl.view.facts.alarm_rows import NOT_CHECKED, WHO_CHECKS, health_text
-from scalerl.view.facts.ceiling import misfit_in_words
 from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge
+from scalerl.view.facts.notices import NOT_CHECKED, WHO_CHECKS, health_text, misfit_in_words
 from scalerl.view.numbers import DASH, p_value, percent, rate, rate_interval, unit_for
 from scalerl.view.runs.gathered import RunsView, last_measured
 from scalerl.view.runs.overlay import OverlayRun

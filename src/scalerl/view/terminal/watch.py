@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scalerl.record.alarms import Alarm
-from scalerl.view.facts.alarm_rows import NOT_CHECKED, alarm_text
-from scalerl.view.facts.ceiling import ceiling_text, to_tell_text
 from scalerl.view.facts.curve_view import known_ceiling
 from scalerl.view.facts.frozen import frozen_forecasts, judge, main_forecast, sentence
+from scalerl.view.facts.notices import NOT_CHECKED, alarm_text, ceiling_text, to_tell_text
 from scalerl.view.facts.standing import Standing
 from scalerl.view.numbers import duration, percent, plain, rate, rate_interval
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _LEAST_ROWS, _MOST_ROWS = 7, 18
 """Of the plot."""
 _SPARE = ("", "speed", "frozen", "to tell it", "why withheld", "last line")
-"""Rows that a console does without where it has no room for all, the least missed first."""
+"""Rows that are left out where the console is too small for all, in this order."""
 
 
 def view(
@@ -65,10 +64,12 @@ def view(
 
 def title(run: Standing) -> str:
     """The name of the run, and where it is."""
-    state = "ended" if run.ended else ""
-    step = f"step {run.last_step:,}" if run.last_step is not None else ""
-    share = f"{percent(run.share)} of the budget" if math.isfinite(run.share) else ""
-    return "  ".join(part for part in (run.name, state, step, share) if part)
+    parts = [run.name, "ended" if run.ended else ""]
+    if run.last_step is not None:
+        parts.append(f"step {run.last_step:,}")
+    if math.isfinite(run.share):
+        parts.append(f"{percent(run.share)} of the budget")
+    return "  ".join(part for part in parts if part)
 
 
 def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
@@ -80,21 +81,22 @@ def view_rows(run: Standing, now: float) -> list[tuple[str, str]]:
         asked = f"{run.asked.target:g} at {run.unit.show(run.end)}"
         rows.append(("verdict", f"{asked}: {run.chance.answer}"))
     rows += [("" if n else "health", text) for n, text in enumerate(_health(run))]
-    if speed := _speed(run):
-        rows.append(("speed", speed))
+    speeds = [f"{run.unit.show(3600 * run.speed)} per hour"] if run.speed > 0 else []
+    if speeds := [*speeds, *_token_speed(run)]:
+        rows.append(("speed", "  ".join(speeds)))
     rows.append(("last line", _last(run, now)))
     return rows
 
 
 def _forecast_rows(run: Standing) -> list[tuple[str, str]]:
-    fit, told = run.fit, run.forecast
-    if fit is None or told is None:
+    fit, forecast = run.fit, run.forecast
+    if fit is None or forecast is None:
         return [("forecast", run.why_no_fit)] if len(run.points) else []
     at = f"{run.where} ({run.unit.show(run.end)})"
     fit_json = fit.to_json()
     known = known_ceiling(run.record) if run.record is not None else math.nan
     rows = [
-        ("forecast", f"{rate(told.mean)} {rate_interval(told.prediction)}  {at}"),
+        ("forecast", f"{rate(forecast.mean)} {rate_interval(forecast.prediction)}  {at}"),
         ("ceiling A", ceiling_text(fit_json, known)),
     ]
     if fit.misfit:
@@ -115,22 +117,18 @@ def _health(run: Standing) -> list[str]:
         for name, show in figures.items()
         if math.isfinite(run.health(name))
     ]
-    told = [f"open: {alarm_text(still)}"] if still else []
-    told += [f"{over} over"] if over else []
+    found = [f"open: {alarm_text(still)}"] if still else []
+    found += [f"{over} over"] if over else []
     if not run.health_is_watched:
-        told = [NOT_CHECKED]
+        found = [NOT_CHECKED]
     elif not run.alarms and shown:
-        told = ["no alarms"]
-    return [text for text in ("; ".join(told), "  ".join(shown)) if text]
+        found = ["no alarms"]
+    return [text for text in ("; ".join(found), "  ".join(shown)) if text]
 
 
-def _speed(run: Standing) -> str:
-    parts = []
-    if run.speed > 0:
-        parts.append(f"{run.unit.show(3600 * run.speed)} per hour")
-    if run.tokens_per_second > 0:
-        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
-    return "  ".join(parts)
+def _token_speed(run: Standing) -> list[str]:
+    speed = run.tokens_per_second
+    return [f"{speed / 1000:.1f}k tokens/s"] if speed > 0 else []
 
 
 def _last(run: Standing, now: float) -> str:
@@ -165,8 +163,7 @@ def line(run: Standing, now: float = math.nan) -> str:
         parts.append(f"{percent(run.share)} of the budget")
     where = "of the end" if math.isfinite(run.budget) else run.where
     parts.append(f"pass rate {run.pass_rate:.3f}")
-    if run.tokens_per_second > 0:
-        parts.append(f"{run.tokens_per_second / 1000:.1f}k tokens/s")
+    parts += _token_speed(run)
     parts.append(forecast_line(run.points, run.found, run.end, where))
     if run.chance is not None:
         parts.append(run.chance.answer)

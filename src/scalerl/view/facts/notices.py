@@ -1,0 +1,164 @@
+"""The ceiling and the alarms of a run in words.
+
+Of the ceiling: its interval, or why there is none and at what compute it is expected to be identified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scalerl.errors import CannotAnswerError, counted
+from scalerl.record.alarms import Alarm
+from scalerl.record.reader import RunRecord
+from scalerl.view.numbers import (
+    DASH,
+    Unit,
+    as_float,
+    as_mapping,
+    pair,
+    plain,
+    rate,
+    rate_interval,
+    unit_for,
+)
+
+if TYPE_CHECKING:
+    from scalerl.curve import Fit
+
+_KINDS = {
+    "peaked": "the run has peaked",
+    "jump": "the pass rate jumps",
+    "regime": "the slope changes for good",
+    "residuals": "slow waves around every curve",
+}
+_ROUNDING = 1e-9
+"""The ends of the part that holds went through a logarithm: they are evaluations, which it must keep."""
+
+_LONGEST_LIST = 3
+"""Alarms that are named; the others are counted."""
+NOT_CHECKED = "not checked"
+WHO_CHECKS = "only the trainer of scalerl looks for alarms"
+Notice = tuple[str, str]
+"""What a reader must know before any number: in a few words, and in full."""
+
+
+def ceiling_text(fit_json: Mapping[str, Any], known: float = math.nan) -> str:
+    """Return the median of A with its interval, and whether the ceiling `known` beforehand lies inside.
+
+    A forecast that was stored without medians gives its interval alone. A is withheld where no family of
+    curves describes the run.
+    """
+    A = as_float(as_mapping(fit_json.get("median")).get("A"))
+    lo, hi = pair(as_mapping(fit_json.get("intervals")).get("A"))
+    text = f"withheld: {misfit_in_words(kind)}" if (kind := fit_json.get("lack_of_fit")) else "not fitted"
+    if math.isfinite(lo + hi):
+        text = f"{rate(A)} {rate_interval((lo, hi))}".removeprefix(f"{DASH} ")
+        text += "" if fit_json.get("identified", True) else ", not identified"
+    if math.isfinite(known):
+        text += f"; known beforehand {rate(known)}"
+        if math.isfinite(lo + hi):
+            text += ": inside" if lo <= known <= hi else ": outside"
+    return text
+
+
+def misfit_in_words(kind: str | None) -> str:
+    """Return why no family describes the run, by `Fit.lack_of_fit`; empty where one does."""
+    return _KINDS.get(str(kind), str(kind)) if kind else ""
+
+
+def to_tell_text(fit_json: Mapping[str, Any], unit: Unit, spent: float = math.nan) -> str:
+    """Return the compute at which the ceiling is expected to be identified; empty where it is already.
+
+    `spent` is the compute so far, in units of the axis, where the answer should name the multiple.
+    """
+    identified = fit_json.get("identified") is not False
+    ending = as_mapping(fit_json.get("left_out")).get("ending")
+    if identified or fit_json.get("lack_of_fit") or ending or "compute_to_tell" not in fit_json:
+        return ""
+    compute = as_float(fit_json["compute_to_tell"])
+    if not math.isfinite(compute):
+        return "not expected within 8 times the compute so far"
+    times = f" ({plain(compute / spent)} times the compute so far)" if spent > 0 else ""
+    return f"about {unit.show(compute)} in all{times}"
+
+
+def notices(fit: Fit, part: Fit | None) -> list[Notice]:
+    """Return what stands above all numbers of the fit on the whole run; `part` is the fit of what holds."""
+    spent = float(fit.points.compute_N[-1])
+    unit = unit_for(fit.axis, spent)
+    if fit.ending:
+        return [("The newest evaluations have no number.", sentence(fit.ending))]
+    if fit.misfit is not None:
+        text = f"{sentence(fit.misfit.why)} The ceiling of the whole run is withheld."
+        if part is not None and fit.misfit.keep is not None:
+            low, high = (plain(end / unit.size) for end in fit.misfit.keep)
+            ceiling = ceiling_text(part.to_json())
+            text += f" The part from {low} to {high} {unit.name} is fitted alone: ceiling A {ceiling}."
+        return [("No saturating curve describes this run.", text)]
+    if fit.identified:
+        return []
+    needed = f"To tell it: {to_tell_text(fit.to_json(), unit, spent)}."
+    return [("Too early to tell the ceiling.", f"{sentence(fit.why)} {needed}")]
+
+
+def part_that_holds(fit: Fit) -> Fit | None:
+    """Fit the part of a run that saturating curves describe; None where there is no such part."""
+    from scalerl.curve import fit as fit_curve
+
+    if fit.misfit is None or fit.misfit.keep is None:
+        return None
+    low, high = fit.misfit.keep[0] * (1 - _ROUNDING), fit.misfit.keep[1] * (1 + _ROUNDING)
+    # Not by min_compute, which keeps step 0: after a jump that was evaluated otherwise.
+    part = fit.points.select((fit.points.compute_N >= low) & (fit.points.compute_N <= high))
+    r0 = fit.r0_value if fit.r0_source == "given" else None
+    try:
+        return fit_curve(part, r0=r0, level=fit.intervals.level)
+    except CannotAnswerError:
+        return None  # it is too short, or does not rise
+
+
+def sentence(text: str) -> str:
+    """Return a reason as a sentence of its own."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def health_text(run: RunRecord | None) -> str:
+    """Return all alarms in one line, `none`, or `NOT_CHECKED`."""
+    return (alarm_text(run.alarms) or "none") if run is not None and run.health_is_watched else NOT_CHECKED
+
+
+def alarm_rows(alarms: Sequence[Alarm]) -> list[dict[str, str]]:
+    """Return a row of the table for every alarm and warning, alarms first."""
+    return [
+        {
+            "level": alarm.level,
+            "metric": alarm.metric.replace("_", " "),
+            "steps": alarm.steps,
+            "worst": plain(alarm.worst),
+            "threshold": plain(alarm.threshold),
+        }
+        for alarm in sorted(alarms, key=lambda alarm: alarm.level != "alarm")
+    ]
+
+
+def alarm_notices(alarms: Sequence[Alarm]) -> list[Notice]:
+    """Return what stands at the head of the page where there were alarms; warnings are no notice."""
+    if not (found := [alarm for alarm in alarms if alarm.level == "alarm"]):
+        return []
+    title = "A health alarm." if len(found) == 1 else f"{len(found)} health alarms."
+    return [(title, f"{_list(found)}. The curve may not be the same before and after.")]
+
+
+def alarm_text(alarms: Sequence[Alarm]) -> str:
+    """Return all alarms and warnings in one line; empty without any."""
+    found = [alarm for alarm in alarms if alarm.level == "alarm"]
+    counts = ((len(found), "alarm"), (len(alarms) - len(found), "warning"))
+    in_words = ", ".join(counted(n, name) for n, name in counts if n)
+    return f"{in_words}: {_list(found or alarms)}" if alarms else ""
+
+
+def _list(alarms: Sequence[Alarm]) -> str:
+    named = "; ".join(map(str, alarms[:_LONGEST_LIST]))
+    return named + (f"; and {len(alarms) - _LONGEST_LIST} more" if len(alarms) > _LONGEST_LIST else "")
