@@ -104,9 +104,9 @@ def test_forecasts_stand_beside_what_was_measured(verdict):
     for row, judged in zip(rows, verdict.forecasts, strict=True):
         measured = judged.outcome.measured
         assert row["measured"] == (measured.pass_rate if measured else None)
-        assert row["inside"] == judged.outcome.word
+        assert row["outcome"] == judged.outcome.word
         assert (row["forecast_low"], row["forecast_high"]) == judged.forecast.prediction
-    assert "not measured" in {row["inside"] for row in rows}  # of the run that was cut short
+    assert "not measured" in {row["outcome"] for row in rows}  # of the run that was cut short
     scores = by_key(scores_table(verdict.scores))
     assert [row["rms"] for row in scores] == [score.rms for score in verdict.scores]
     assert [row["rms_power_law"] for row in scores] == [

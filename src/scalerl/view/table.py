@@ -114,14 +114,9 @@ def words(text: str) -> Cell:
     return Cell(text or DASH, (text,))
 
 
-def count(value: int, shown: str | None = None) -> Cell:
-    """A cell with a whole number."""
-    return Cell(str(value) if shown is None else shown, (value,))
-
-
-def share(value: float, text: str) -> Cell:
-    """A cell with a number that is shown as `text`."""
-    return Cell(text, (value,))
+def number(value: float | None, text: str | None = None) -> Cell:
+    """A cell with a number, shown as `text` or as it is."""
+    return Cell(str(value) if text is None else text, (value,))
 
 
 def rate_cell(found: Estimate | None, without: str = DASH) -> Cell:
@@ -147,11 +142,6 @@ def difference_cell(found: Difference | None, without: str = DASH) -> Cell:
     if found.kind == "difference":
         return Cell(signed(found.median), raw, signed_interval(found.interval))
     return Cell(f"×{open_plain(found.median)}", raw, open_interval(found.interval))
-
-
-def interval_cell(ends: Interval) -> Cell:
-    """An interval of rates alone."""
-    return Cell(rate_interval(ends), ends)
 
 
 def changes_in_words(changes: Mapping[str, Any]) -> str:

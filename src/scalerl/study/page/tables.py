@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +14,20 @@ from scalerl.study.verdict.answers import budget_text, claim_text
 from scalerl.study.verdict.arm_fits import ArmSummary, FittedRun
 from scalerl.study.verdict.forecast_scores import ForecastScore
 from scalerl.study.verdict.measured import measured_table
-from scalerl.study.verdict.verdict import WORDS, StudyVerdict, kind_of
-from scalerl.view.numbers import DASH, Unit, as_float, as_mapping, percent, plain, rate, signed, unit_for
+from scalerl.study.verdict.verdict import WORDS, Kind, StudyVerdict, kind_of
+from scalerl.view.numbers import (
+    DASH,
+    Unit,
+    as_float,
+    as_mapping,
+    percent,
+    plain,
+    rate,
+    rate_interval,
+    signed,
+    unit_for,
+)
+from scalerl.view.runs.tables import frozen_table
 from scalerl.view.table import (
     Cell,
     Mark,
@@ -23,17 +36,19 @@ from scalerl.view.table import (
     TableColumn,
     amount_cell,
     changes_in_words,
-    count,
     difference_cell,
-    interval_cell,
+    number,
     rate_cell,
-    share,
     spread_keys,
     words,
 )
 
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
 _CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
+_MARKS: dict[Kind, Mark] = {
+    **{"base": "base", "noise": "", "no claim": "open", "not compared": "open"},
+    **{"both": "moved", "ceiling": "moved", "efficiency": "moved"},
+}
 
 
 def study_tables(verdict: StudyVerdict) -> list[Table]:
@@ -67,11 +82,13 @@ def verdict_table(verdict: StudyVerdict) -> Table:
         TableColumn("compute to 3/4 of own gain, against base", spread_keys("compute_to_own_ratio")),
         TableColumn("ceiling A", (*spread_keys("A"), "fitted", "identified")),
         TableColumn(f"pass rate at {budget_text(verdict)}", (*spread_keys("pass_rate_at_budget"), "reached")),
+    ]
+    if target is not None:
+        columns.append(TableColumn(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
+    columns += [
         TableColumn("exponent B", spread_keys("B")),
         TableColumn(f"C_mid ({unit.name})", spread_keys("C_mid")),
     ]
-    if target is not None:
-        columns.insert(7, TableColumn(f"{unit.name} to {rate(target)}", spread_keys("compute_to_target")))
     rows = tuple(_arm_row(verdict, arm, unit, target is not None) for arm in verdict.arms)
     level = percent(verdict.comparison.level) if verdict.comparison else "95 %"
     note = (
@@ -87,56 +104,40 @@ def _arm_row(verdict: StudyVerdict, arm: ArmSummary, unit: Unit, target: bool) -
     base = arm.name == verdict.study.plan["base"]
     finished = arm.stability.outcomes.get("finished", 0)
     differences = pair.differences if pair else {}
-    withheld = "withheld" if any(fit.misfit for fit in arm.fits) else DASH
+    kind: Kind = kind_of(pair) if pair else "base" if base else "not compared"
+    ceiling = rate_cell(found.get("A"), "withheld" if any(fit.misfit for fit in arm.fits) else DASH)
+    # Where not all runs came to the budget, the pass rate there is extrapolated.
+    reached = arm.reached(verdict.budget)
     cells = [
         words(arm.name),
-        _verdict_cell(verdict, arm, pair, base),
+        _verdict_cell(kind, pair, verdict.not_compared.get(arm.name, "")),
         Cell(f"{finished}/{len(arm.runs)}", (finished, len(arm.runs))),
         difference_cell(differences.get("A"), "base" if base else "withheld" if pair else DASH),
         difference_cell(differences.get("compute_to_own"), "base" if base else DASH),
-        _ceiling_cell(arm, withheld),
-        _pass_rate_cell(verdict, arm),
+        _of_runs(ceiling, arm, arm.identified, "identified", (len(arm.fits), arm.identified)),
+        _of_runs(rate_cell(found.get("pass_rate")), arm, reached, "there", (reached,)),
+        *([amount_cell(found.get("compute_to_target"), unit)] if target else []),
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), unit),
     ]
-    if target:
-        cells.insert(7, amount_cell(found.get("compute_to_target"), unit))
-    return Row(tuple(cells), "base" if base else _mark(pair))
+    return Row(tuple(cells), _MARKS[kind])
 
 
-def _mark(pair: Pair | None) -> Mark:
-    kind = kind_of(pair) if pair else "not compared"
-    return "moved" if kind in ("both", "ceiling", "efficiency") else "" if kind == "noise" else "open"
+def _of_runs(cell: Cell, arm: ArmSummary, runs: int, what: str, raw: tuple[int, ...]) -> Cell:
+    """The cell, and beside it of how many runs it holds where those are not all; `raw` are more numbers."""
+    fitted = len(arm.fits)
+    beside = f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
+    return Cell(cell.text, (*cell.raw, *raw), beside)
 
 
-def _ceiling_cell(arm: ArmSummary, withheld: str) -> Cell:
-    fitted, cell = len(arm.fits), rate_cell(arm.quantities.get("A"), withheld)
-    beside = _beside(cell, arm.identified, fitted, "identified")
-    return Cell(cell.text, (*cell.raw, fitted, arm.identified), beside)
-
-
-def _pass_rate_cell(verdict: StudyVerdict, arm: ArmSummary) -> Cell:
-    """At the budget; where not all runs came to it, it is extrapolated."""
-    reached, cell = arm.reached(verdict.budget), rate_cell(arm.quantities.get("pass_rate"))
-    return Cell(cell.text, (*cell.raw, reached), _beside(cell, reached, len(arm.fits), "there"))
-
-
-def _beside(cell: Cell, runs: int, fitted: int, what: str) -> str:
-    """What stands beside a cell already, and of how many runs it holds where those are not all."""
-    return f"{cell.beside}\n{runs} of {fitted} {what}".lstrip() if runs < fitted else cell.beside
-
-
-def _verdict_cell(verdict: StudyVerdict, arm: ArmSummary, pair: Pair | None, base: bool) -> Cell:
+def _verdict_cell(kind: Kind, pair: Pair | None, why: str) -> Cell:
     if pair is None:
-        kind = "base" if base else "not compared"
-        why = verdict.not_compared.get(arm.name, "")
         return Cell(WORDS[kind], (WORDS[kind], *(None, None, None, None, why) * 2), why)
     claims = {"ceiling": pair.ceiling, "efficiency": pair.efficiency}
     said = [f"{name}: {claim_text(claim)}" for name, claim in claims.items() if not claim.why]
     reasons = dict.fromkeys(claim.why for claim in claims.values() if claim.why)
     raw = (getattr(claim, name) for claim in claims.values() for name in _CLAIMS)
-    kind = WORDS[kind_of(pair)]
-    return Cell(kind, (kind, *raw), "\n".join([*said, *reasons]))
+    return Cell(WORDS[kind], (WORDS[kind], *raw), "\n".join([*said, *reasons]))
 
 
 def stability_table(verdict: StudyVerdict) -> Table:
@@ -153,18 +154,15 @@ def stability_table(verdict: StudyVerdict) -> Table:
     for arm in verdict.arms:
         found = arm.stability
         alarms = ", ".join(f"{kind.replace('_', ' ')} {n}" for kind, n in found.alarms.items())
-        rows.append(
-            Row(
-                (
-                    words(arm.name),
-                    *(count(found.outcomes.get(outcome, 0)) for outcome in _OUTCOMES),
-                    count(found.retried),
-                    share(found.truncated, percent(found.truncated)),
-                    Cell(alarms or "none", (json.dumps(dict(found.alarms)),)),
-                    Cell("; ".join(found.causes) or DASH, ("; ".join(found.causes),)),
-                )
-            )
+        cells = (
+            words(arm.name),
+            *(number(found.outcomes.get(outcome, 0)) for outcome in _OUTCOMES),
+            number(found.retried),
+            number(found.truncated, percent(found.truncated)),
+            Cell(alarms or "none", (json.dumps(dict(found.alarms)),)),
+            words("; ".join(found.causes)),
         )
+        rows.append(Row(cells))
     note = (
         "Retried: attempts that failed, of runs that were tried again. Truncated: mean share of completions "
         "over the evaluations of all runs; 10 to 15 % went with runs that broke in the paper."
@@ -184,64 +182,34 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
         TableColumn("interval score", ("score",)),
         TableColumn("rms error", ("rms",)),
         TableColumn("bias", ("bias",)),
-        *(TableColumn(f"rms: {name}", (f"rms_{_word(name)}",)) for name in rivals),
+        *(TableColumn(f"rms: {name}", (f"rms_{re.sub('[^a-z]+', '_', name)}",)) for name in rivals),
     )
-    rows = tuple(
-        Row(
-            (
-                share(score.share, percent(score.share)),
-                count(score.forecasts),
-                count(score.open),
-                share(score.coverage, percent(score.coverage)),
-                _fine(score.width),
-                _fine(score.score),
-                _fine(score.rms),
-                share(score.bias, signed(score.bias)),
-                *(_fine(score.rivals_rms.get(name)) for name in rivals),
-            )
+    rows = []
+    for score in scores:
+        cells = (
+            number(score.share, percent(score.share)),
+            number(score.forecasts),
+            number(score.open),
+            number(score.coverage, percent(score.coverage)),
+            *map(_fine, (score.width, score.score, score.rms)),
+            number(score.bias, signed(score.bias)),
+            *(_fine(score.rivals_rms.get(name)) for name in rivals),
         )
-        for score in scores
-    )
+        rows.append(Row(cells))
     note = (
         "Every forecast was on the disk before its outcome. Open: forecasts without one, as their runs "
         "failed, were stopped or are under way. Coverage: share of intervals that held what was measured. "
         "Interval score: width, plus 40 times (at 95 %) the distance by which an outcome was missed; lower "
         "is better. The rivals saw the same evaluations, and are pooled where they answered."
     )
-    return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, rows, note)
+    return Table("forecast_scores", "Frozen forecasts, by share of the compute", columns, tuple(rows), note)
 
 
 def forecasts_table(verdict: StudyVerdict) -> Table:
     """One row per frozen forecast."""
-    columns = (
-        TableColumn("arm", ("arm",), prose=True),
-        TableColumn("seed", ("seed",)),
-        TableColumn("made at", ("share",)),
-        TableColumn("made at compute, for compute", ("axis", "compute", "target_compute"), prose=True),
-        TableColumn("forecast", spread_keys("forecast")),
-        TableColumn("measured", ("measured",)),
-        TableColumn("outcome", ("inside",), prose=True),
-    )
-    rows = []
-    for judged in verdict.forecasts:
-        made, measured = judged.forecast, judged.outcome.measured
-        unit = unit_for(made.axis, made.target_compute)
-        spent = plain(made.compute / unit.size)
-        interval = interval_cell(made.prediction)
-        cells = (
-            words(judged.arm),
-            count(judged.seed),
-            share(made.share, percent(made.share)),
-            Cell(
-                f"{spent} for {unit.show(made.target_compute)}",
-                (made.axis, made.compute, made.target_compute),
-            ),
-            Cell(rate(made.mean), (made.mean, *made.prediction), interval.text),
-            share(measured.pass_rate, rate(measured.pass_rate)) if measured else Cell(DASH, (None,)),
-            words(judged.outcome.word),
-        )
-        rows.append(Row(cells, "open" if judged.outcome.inside is False else ""))
-    return Table("forecasts", "Every frozen forecast", columns, tuple(rows))
+    columns = (TableColumn("arm", ("arm",), prose=True), TableColumn("seed", ("seed",)))
+    found = (((words(one.arm), number(one.seed)), one.forecast, one.outcome) for one in verdict.forecasts)
+    return frozen_table("Every frozen forecast", columns, found)
 
 
 def decisions_table(verdict: StudyVerdict) -> Table:
@@ -263,7 +231,7 @@ def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
     value, tried = as_float(row.get("value")), as_mapping(row.get("tried"))
     gains = as_mapping(row.get("gains"))
     if row["decision"] == "learning rate":
-        listed = ", ".join(f"{key}: {_found(result)}" for key, result in tried.items())
+        listed = ", ".join(f"{key}: {rate(result)}" for key, result in tried.items())
         text = f"{value:g}" + (f" of {len(tried)} tried ({listed})" if tried else "")
     elif row["decision"] == "combined":
         listed = ", ".join(f"{arm} {signed(as_float(gain))}" for arm, gain in gains.items())
@@ -275,7 +243,7 @@ def _decision_row(row: Mapping[str, Any], unit: Unit) -> Row:
         words(row["arm"]),
         words(row["decision"]),
         Cell(text, (budget, probability, value, json.dumps(tried or gains))),
-        share(saved, plain(saved / unit.size)),
+        number(saved, plain(saved / unit.size)),
     )
     return Row(cells, "open" if row["decision"] == "stopped" else "")
 
@@ -308,10 +276,10 @@ def _run_cells(verdict: StudyVerdict, fitted: FittedRun, unit: Unit) -> tuple[Ce
     spent = _spent_compute(verdict, fitted)
     return (
         words(run.plan.arm),
-        count(run.plan.seed),
+        number(run.plan.seed),
         words(run.outcome),
-        count(len(run.attempts)),
-        share(last, rate(last)),
+        number(len(run.attempts)),
+        number(last, rate(last)),
         Cell(plain(spent / unit.size), (verdict.axis, spent)),
         _fit_cell(fitted, unit),
         words(run.cause),
@@ -338,7 +306,7 @@ def _fit_cell(fitted: FittedRun, unit: Unit) -> Cell:
     shape = f"B {plain(fit.median.B)}, C_mid {plain(fit.median.C_mid / unit.size)}"
     if fit.misfit:
         return Cell(f"A withheld: {fit.why}", raw)
-    text = f"A {rate(A)} {interval_cell(fit.intervals.A).text}, {shape}"
+    text = f"A {rate(A)} {rate_interval(fit.intervals.A)}, {shape}"
     return Cell(text, raw, "" if fit.identified else "not identified")
 
 
@@ -375,16 +343,7 @@ def plan_rows(verdict: StudyVerdict) -> list[tuple[str, str]]:
     return rows
 
 
-def _found(result: Any) -> str:
-    number = as_float(result)
-    return rate(number) if math.isfinite(number) else DASH
-
-
 def _fine(value: float | None) -> Cell:
     """Four decimals: errors of forecasts are small."""
     known = value is not None and math.isfinite(value)
     return Cell(f"{value:.4f}".removeprefix("0") if known else DASH, (value,))
-
-
-def _word(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name.replace("'", "")).strip("_")

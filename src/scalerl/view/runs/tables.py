@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from scalerl.curve.result import Fit
 from scalerl.forecast.comparison import Claim, Comparison, Difference, Pair
-from scalerl.record.reader import RunRecord
 from scalerl.view.facts.frozen import FrozenForecast, Outcome, frozen_forecasts, judge
 from scalerl.view.facts.notices import NOT_CHECKED, WHO_CHECKS, health_text, misfit_in_words
 from scalerl.view.numbers import DASH, p_value, percent, rate, rate_interval, unit_for
@@ -16,16 +16,13 @@ from scalerl.view.runs.overlay import OverlayRun
 from scalerl.view.table import (
     Cell,
     Estimate,
-    Mark,
     Row,
     Table,
     TableColumn,
     amount_cell,
-    count,
     difference_cell,
-    interval_cell,
+    number,
     rate_cell,
-    share,
     spread_keys,
     words,
 )
@@ -57,27 +54,26 @@ def curves_table(view: RunsView) -> Table:
         TableColumn("ceiling A", spread_keys("A")),
         TableColumn("efficiency B", spread_keys("B")),
         TableColumn(f"C_mid ({view.unit.name})", spread_keys("C_mid")),
-        TableColumn("ceiling identified", ("identified", "why"), prose=True),
     ]
-    if view.budget is not None:
-        at = view.unit.show(view.budget)
-        columns[6:6] = [
-            TableColumn(f"forecast at {at}, one evaluation", spread_keys("forecast")),
-            TableColumn("another seed", ("rerun_low", "rerun_high")),
-        ]
-        if view.target is not None:
-            columns.insert(
-                8, TableColumn(f"reaches {rate(view.target)}?", ("verdict", "probability"), prose=True)
-            )
     note = (
         f"Posterior medians with {percent(view.level)} intervals. A averages the families of curves, B and "
         "C_mid are for the log-logistic curve."
     )
     if view.budget is not None:
+        columns += [
+            TableColumn(
+                f"forecast at {view.unit.show(view.budget)}, one evaluation", spread_keys("forecast")
+            ),
+            TableColumn("another seed", ("rerun_low", "rerun_high")),
+        ]
+        if view.target is not None:
+            header = f"reaches {rate(view.target)}?"
+            columns.append(TableColumn(header, ("verdict", "probability"), prose=True))
         note += (
             " The forecast is the mean curve at the budget with the interval of one evaluation there, its "
             "noise included; another seed: the mean curve of a rerun of the recipe."
         )
+    columns.append(TableColumn("ceiling identified", ("identified", "why"), prose=True))
     rows = tuple(_curve_row(view, run) for run in view.runs)
     return Table("curves", "Curves and forecasts", tuple(columns), rows, note)
 
@@ -91,8 +87,8 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
         found = {n: Estimate(getattr(fit.median, n), getattr(fit.intervals, n)) for n in names}
     cells = [
         words(run.name),
-        count(len(run.points), f"{len(run.points):,}"),
-        share(last, rate(last)),
+        number(len(run.points), f"{len(run.points):,}"),
+        number(last, rate(last)),
         rate_cell(found.get("A"), "withheld" if fit is not None else DASH),
         amount_cell(found.get("B")),
         amount_cell(found.get("C_mid"), view.unit),
@@ -101,14 +97,16 @@ def _curve_row(view: RunsView, run: OverlayRun) -> Row:
         cells += _forecast_cells(fit, view.budget)
         if view.target is not None:
             cells.append(_verdict_cell(fit, view.target, view.budget))
-    return Row((*cells, _identified_cell(run)), _mark(fit))
+    cells.append(_identified_cell(run))
+    return Row(tuple(cells), "" if fit is not None and fit.identified else "open")
 
 
 def _forecast_cells(fit: Fit | None, budget: float) -> list[Cell]:
     if fit is None:
         return [rate_cell(None), Cell(DASH, (None, None))]
     forecast = fit.forecast(budget)
-    return [rate_cell(Estimate(forecast.mean, forecast.prediction)), interval_cell(forecast.rerun)]
+    mean = rate_cell(Estimate(forecast.mean, forecast.prediction))
+    return [mean, Cell(rate_interval(forecast.rerun), forecast.rerun)]
 
 
 def _verdict_cell(fit: Fit | None, target: float, budget: float) -> Cell:
@@ -127,10 +125,6 @@ def _identified_cell(run: OverlayRun) -> Cell:
         return Cell("no fit", ("no fit", run.reason), run.reason)
     word = misfit_in_words(fit.lack_of_fit) or ("yes" if fit.identified else "no")
     return Cell(word, (word, fit.why), fit.why)
-
-
-def _mark(fit: Fit | None) -> Mark:
-    return "" if fit is not None and fit.identified else "open"
 
 
 def comparison_table(view: RunsView) -> Table:
@@ -155,10 +149,9 @@ def comparison_table(view: RunsView) -> Table:
         )
         asked.append("compute_to_target")
     columns.append(TableColumn("curves cross", ("crossing_probability",)))
-    rows = tuple(_pair_row(view, pair, asked) for pair in found.pairs)
-    return Table(
-        "comparison", f"Compared with {found.base}", tuple(columns), rows, _how_to_compare(view, found)
-    )
+    rows = tuple(_pair_row(found, pair, asked) for pair in found.pairs)
+    title = f"Compared with {found.base}"
+    return Table("comparison", title, tuple(columns), rows, _how_to_compare(view, found))
 
 
 def _how_to_compare(view: RunsView, found: Comparison) -> str:
@@ -180,18 +173,17 @@ def _how_to_compare(view: RunsView, found: Comparison) -> str:
     )
 
 
-def _pair_row(view: RunsView, pair: Pair, asked: list[str]) -> Row:
-    assert view.comparison is not None
+def _pair_row(found: Comparison, pair: Pair, asked: list[str]) -> Row:
     differences, crossing = pair.differences, pair.crossing
     probability = crossing.probability if crossing else math.nan
     cells = [
-        Cell(pair.recipe, (pair.recipe, view.comparison.runs[pair.recipe]), view.comparison.counted(pair)),
-        _claim_cell(pair.ceiling, view.comparison.level),
+        Cell(pair.recipe, (pair.recipe, found.runs[pair.recipe]), found.counted(pair)),
+        _claim_cell(pair.ceiling, found.level),
         _difference_cell(differences.get("A"), "withheld", pair.ceiling),
-        _claim_cell(pair.efficiency, view.comparison.level),
+        _claim_cell(pair.efficiency, found.level),
         _difference_cell(differences.get("compute_to_own"), claim=pair.efficiency),
         *(_difference_cell(differences.get(name)) for name in asked),
-        share(probability, percent(probability)),
+        number(probability, percent(probability)),
     ]
     claims = {pair.ceiling.verdict, pair.efficiency.verdict}
     moved = claims - {"inconclusive", "not significant"}
@@ -226,8 +218,27 @@ def _claim_cell(claim: Claim, level: float) -> Cell:
 
 def forecasts_table(view: RunsView) -> Table:
     """One row per forecast that was frozen while a run went on."""
-    columns = (
-        TableColumn("run", ("run",), prose=True),
+    found = []
+    for run in view.runs:
+        for forecast in frozen_forecasts(run.record) if run.record is not None else ():
+            # Counters that a later copy of a run lacks leave a forecast without its outcome.
+            logged = run.record is not None and forecast.axis in run.record.logged_axes()
+            outcome = judge(run.record, forecast) if run.record and logged else Outcome(None, None, math.nan)
+            found.append(((words(run.name),), forecast, outcome))
+    columns = (TableColumn("run", ("run",), prose=True),)
+    return frozen_table("Frozen forecasts, and what came of them", columns, found)
+
+
+def frozen_table(
+    title: str,
+    columns: tuple[TableColumn, ...],
+    forecasts: Iterable[tuple[tuple[Cell, ...], FrozenForecast, Outcome]],
+) -> Table:
+    """Forecasts as they were frozen, beside what was measured.
+
+    `columns` say of which run a forecast is, and each forecast comes with its cells of these columns.
+    """
+    columns += (
         TableColumn("made at step", ("step",)),
         TableColumn("compute spent", ("share",)),
         TableColumn("for", ("axis", "target_compute"), prose=True),
@@ -235,33 +246,21 @@ def forecasts_table(view: RunsView) -> Table:
         TableColumn("measured", ("measured",)),
         TableColumn("outcome", ("outcome",), prose=True),
     )
-    rows = tuple(
-        _frozen_row(run.name, run.record, forecast)
-        for run in view.runs
-        if run.record is not None
-        for forecast in frozen_forecasts(run.record)
-    )
+    rows = []
+    for cells, forecast, outcome in forecasts:
+        step, target = forecast.made_at_step, forecast.target_compute
+        measured = outcome.measured.pass_rate if outcome.measured else None
+        cells += (
+            number(step, f"{step:.0f}" if step >= 0 else DASH),
+            number(forecast.share, percent(forecast.share)),
+            Cell(unit_for(forecast.axis, target).show(target), (forecast.axis, target)),
+            rate_cell(Estimate(forecast.mean, forecast.prediction)),
+            number(measured, rate(measured)),
+            words(outcome.word),
+        )
+        rows.append(Row(cells, "open" if outcome.inside is False else ""))
     note = "As they were written while the run went on; nothing in them was fitted again."
-    return Table("forecasts", "Frozen forecasts, and what came of them", columns, rows, note)
-
-
-def _frozen_row(name: str, record: RunRecord, forecast: FrozenForecast) -> Row:
-    # Counters that a later copy of a run lacks leave a forecast without its outcome.
-    logged = forecast.axis in record.logged_axes()
-    outcome = judge(record, forecast) if logged else Outcome(None, None, math.nan)
-    step = forecast.made_at_step
-    unit = unit_for(forecast.axis, forecast.target_compute)
-    measured = outcome.measured.pass_rate if outcome.measured else math.nan
-    cells = (
-        words(name),
-        share(step, f"{step:.0f}" if step >= 0 else DASH),
-        share(forecast.share, percent(forecast.share)),
-        Cell(unit.show(forecast.target_compute), (forecast.axis, forecast.target_compute)),
-        Cell(rate(forecast.mean), (forecast.mean, *forecast.prediction), rate_interval(forecast.prediction)),
-        share(measured, rate(measured)),
-        words(outcome.word),
-    )
-    return Row(cells, "open" if outcome.inside is False else "")
+    return Table("forecasts", title, columns, tuple(rows), note)
 
 
 def health_table(view: RunsView) -> Table:
