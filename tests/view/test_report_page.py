@@ -257,8 +257,9 @@ def test_the_page_is_written_whole_beside_the_run_or_where_told(make_run, tmp_pa
     assert {path.name for path in run.path.iterdir()} == before | {"report.html"}
     elsewhere = write_report(run.path, out=tmp_path / "page.html")
     assert elsewhere.read_text() == (run.path / "report.html").read_text()
-    with pytest.raises(WriteError, match=r"nowhere/page\.html: No such file"):
-        write_report(run, out=tmp_path / "nowhere" / "page.html")
+    assert write_report(run, out=tmp_path / "new" / "page.html").read_text() == elsewhere.read_text()
+    with pytest.raises(WriteError, match=r"page\.html/below\.html: File exists"):
+        write_report(run, out=elsewhere / "below.html")
 
 
 def test_numbers_of_an_older_page_do_not_stay(make_run):

@@ -100,8 +100,9 @@ def _figure(folder: str, out: Path, level: float) -> Path:
 
 
 def _several(args: argparse.Namespace) -> None:
+    from scalerl.view.assets import write_text
     from scalerl.view.runs.gathered import warnings_of
-    from scalerl.view.runs.page import runs_latex, runs_markdown, write_runs_report, write_text
+    from scalerl.view.runs.page import runs_latex, runs_markdown, write_runs_report
 
     if args.target is not None and args.budget is None:
         raise InputError("--target is the pass rate to reach at --budget: give that, too")

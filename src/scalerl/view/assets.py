@@ -33,12 +33,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write one file, whole or not at all, and return where it is.
+    """Write one file, whole or not at all, its folder too, and return where it is.
 
     Raises:
         WriteError: the disk does not take it.
     """
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return path
 

@@ -10,7 +10,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from scalerl.view.table import Cell, Raw, Table, TableColumn
@@ -75,7 +75,9 @@ def latex(table: Table) -> str:
     return "\n".join(_latex_part(table, columns, n, len(parts)) for n, columns in enumerate(parts))
 
 
-LATEX_HEAD = "% For the preamble: \\usepackage{booktabs,longtable}\n"
+def latex_document(tables: Iterable[Table]) -> str:
+    """All tables, to be read by `\\input`."""
+    return "\n".join(["% For the preamble: \\usepackage{booktabs,longtable}\n", *map(latex, tables)])
 
 
 def _latex_parts(table: Table) -> list[list[int]]:
@@ -146,7 +148,7 @@ def _latex_width(table: Table, place: int) -> int:
 
 
 def _latex_column(table: Table, place: int) -> str:
-    """Prose that is long wraps; other words stand at the left, numbers at the right."""
+    # Prose that is long wraps; other words stand at the left, numbers at the right.
     if not table.columns[place].prose:
         return "r"
     wraps = _latex_content(table, place) > _LONGEST_PROSE
@@ -202,7 +204,9 @@ def _csv_value(value: Raw) -> str:
 
 def plain_text(table: Table) -> str:
     """A table for a pipe: columns apart by two spaces, long prose wrapped."""
-    texts = [[_wrapped(cell.whole) for cell in row.cells] for row in table.rows]
+    texts = [
+        [textwrap.wrap(one_line(cell.whole), _WIDEST) or [""] for cell in row.cells] for row in table.rows
+    ]
     heads = [textwrap.wrap(column.header, 16) for column in table.columns]
     widths = [
         max(len(line) for cell in (head, *(row[place] for row in texts)) for line in cell)
@@ -213,10 +217,6 @@ def plain_text(table: Table) -> str:
     for cells in texts:
         lines += _aligned(cells, widths, table.columns)
     return "\n".join(lines)
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(one_line(text), _WIDEST) or [""]
 
 
 def _aligned(cells: Sequence[list[str]], widths: Sequence[int], columns: Sequence[TableColumn]) -> list[str]:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scalerl.errors import WriteError
-from scalerl.files import write_atomically
+from scalerl.errors import counted
 from scalerl.study.page.tables import plan_rows, runs_table, stability_table, study_tables, verdict_table
 from scalerl.study.verdict.answers import HEADINGS, Answer, answers, budget_text
 from scalerl.study.verdict.verdict import StudyVerdict
 from scalerl.tty import console_for
 from scalerl.view import formats
-from scalerl.view.assets import link, page, without_folders
+from scalerl.view.assets import link, page, without_folders, write_text
 from scalerl.view.table import Table
 
 if TYPE_CHECKING:
@@ -57,14 +56,7 @@ def write_study_report(verdict: StudyVerdict, folder: str | Path, figures: Seque
         "report.csv": formats.csv_text(*formats.joined(verdict_table(verdict), stability_table(verdict))),
         "runs.csv": formats.csv_text(runs_table(verdict).keys, runs_table(verdict).raw_rows()),
     }
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomically(folder / name, text)
-            written.append(folder / name)
-    except OSError as error:
-        raise WriteError(f"{folder}: {error.strerror or error}") from error
+    written = [write_text(folder / name, text) for name, text in texts.items()]
     for one in made:
         written += [save_figure(one.figure, folder / f"{one.name}.{ending}") for ending in figures]
     return written
@@ -80,8 +72,7 @@ def study_html(
     from scalerl.study.page.figures import study_figures
 
     figures = study_figures(verdict) if figures is None else figures
-    content = _content(verdict, folder or verdict.study.path, figures)
-    return page("study.html", content)
+    return page("study.html", _content(verdict, folder or verdict.study.path, figures))
 
 
 def study_markdown(verdict: StudyVerdict) -> str:
@@ -101,15 +92,7 @@ def study_markdown(verdict: StudyVerdict) -> str:
 
 def study_latex(verdict: StudyVerdict) -> str:
     """All tables in LaTeX, to be read by `\\input`."""
-    return "\n".join([formats.LATEX_HEAD, *(formats.latex(table) for table in study_tables(verdict))])
-
-
-def study_text(verdict: StudyVerdict) -> str:
-    """The answers and the table of verdicts as plain text."""
-    found = [study_name(verdict), _head(verdict), "", formats.plain_text(_short(verdict)), ""]
-    found += [formats.one_line(str(one)) for one in answers(verdict)]
-    found += ["", *(f"{label}: {formats.one_line(text)}" for label, text in _doubts(verdict))]
-    return "\n".join([*found, assumptions(verdict)]).rstrip("\n")
+    return formats.latex_document(study_tables(verdict))
 
 
 def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
@@ -117,8 +100,11 @@ def print_study(verdict: StudyVerdict, file: TextIO | None = None) -> None:
     stream = sys.stdout if file is None else file
     if (console := console_for(stream)) is not None:
         _print_rich(verdict, console)
-    else:
-        print(study_text(verdict), file=stream)
+        return
+    found = [study_name(verdict), _head(verdict), "", formats.plain_text(_short(verdict)), ""]
+    found += [formats.one_line(str(one)) for one in answers(verdict)]
+    found += ["", *(f"{label}: {formats.one_line(text)}" for label, text in _doubts(verdict))]
+    print("\n".join([*found, assumptions(verdict)]).rstrip("\n"), file=stream)
 
 
 def _print_rich(verdict: StudyVerdict, console: Console) -> None:
@@ -154,11 +140,10 @@ def assumptions(verdict: StudyVerdict) -> str:
 
 
 def _head(verdict: StudyVerdict) -> str:
-    arms, runs = len(verdict.arms), len(verdict.study.runs)
     finished = sum(run.outcome == "finished" for run in verdict.study.runs)
     return (
-        f"{arms} arm{'s' * (arms != 1)}, {finished} of {runs} runs finished, pass rates compared at "
-        f"{budget_text(verdict)}."
+        f"{counted(len(verdict.arms), 'arm')}, {finished} of {len(verdict.study.runs)} runs finished, "
+        f"pass rates compared at {budget_text(verdict)}."
     )
 
 
@@ -179,14 +164,10 @@ def _warnings(verdict: StudyVerdict) -> list[str]:
 def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]) -> dict[str, Any]:
     from scalerl.view.style import inline_svg
 
-    drawn = {
-        one.name: {
-            "svg": inline_svg(one.figure, one.name, one.title),
-            "title": one.title,
-            "caption": one.caption,
-        }
-        for one in figures
-    }
+    links = []  # in the order of the table of runs
+    for run in (run for arm in verdict.arms for run in arm.runs):
+        target = verdict.study.path / run.run.plan.folder / "report.html"
+        links.append(link(target, folder) if target.is_file() else "")
     return {
         "name": study_name(verdict),
         "head": _head(verdict),
@@ -194,8 +175,9 @@ def _content(verdict: StudyVerdict, folder: Path, figures: Sequence[StudyFigure]
         "cautions": verdict.cautions,
         "warnings": _warnings(verdict),
         "tables": {table.name: table for table in study_tables(verdict)},
-        "figures": drawn,
-        "links": _links(verdict, folder),
+        "figures": {one.name: one for one in figures},
+        "svg": {one.name: inline_svg(one.figure, one.name, one.title) for one in figures},
+        "links": links,
         "plan": plan_rows(verdict),
         "assumptions": assumptions(verdict),
     }
@@ -206,13 +188,3 @@ def _grouped(found: Sequence[Answer]) -> list[tuple[str, str, list[Answer]]]:
     grouped = sorted(HEADINGS.items(), key=lambda item: item[0] == "base")
     made = [(kind, heading, [one for one in found if one.kind == kind]) for kind, heading in grouped]
     return [(kind.replace(" ", "-"), heading, group) for kind, heading, group in made if group]
-
-
-def _links(verdict: StudyVerdict, folder: Path) -> list[str]:
-    """The page of every run as a relative address, in the order of the table; empty where there is none."""
-    links = []
-    for arm in verdict.arms:
-        for run in arm.runs:
-            target = verdict.study.path / run.run.plan.folder / "report.html"
-            links.append(link(target, folder) if target.is_file() else "")
-    return links

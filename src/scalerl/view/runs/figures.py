@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scalerl.curve.families import Curve
-from scalerl.errors import InputError, WriteError
+from scalerl.errors import InputError
+from scalerl.view.assets import writing
 from scalerl.view.facts.frozen import Band
 from scalerl.view.figures.overlay_figures import ArmCurve, Look, RunPoints, linearised_figure, overlay_figure
 from scalerl.view.runs.gathered import RunsView
@@ -33,10 +34,8 @@ def write_figures(view: RunsView, path: Path) -> list[Path]:
     made = runs_figures(view)
     if path.suffix in FIGURES:
         return [save_figure(made["overlay"], path)]
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
     return [
         save_figure(figure, path / f"{name}{ending}") for name, figure in made.items() for ending in FIGURES
     ]

@@ -10,10 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from scalerl.errors import WriteError
-from scalerl.files import write_atomically
 from scalerl.view import formats
-from scalerl.view.assets import CHART, asset, page, script_json
+from scalerl.view.assets import CHART, asset, page, script_json, write_text
 from scalerl.view.facts.notices import sentence
 from scalerl.view.numbers import axis_name, percent, rate
 from scalerl.view.runs.gathered import RunsView, assumptions, taken, warnings_of
@@ -21,32 +19,13 @@ from scalerl.view.runs.overlay import overlay
 from scalerl.view.runs.tables import runs_tables
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Write one file, whole or not at all.
-
-    Raises:
-        WriteError: the disk does not take it.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
-    return path
-
-
 def write_runs_report(view: RunsView, out: str | Path) -> Path:
-    """Write the page of several runs, and return where it is.
+    """Write the page of several runs, which links to nothing, and return where it is.
 
     Raises:
         WriteError: the disk does not take it.
     """
-    return write_text(Path(out), runs_html(view))
-
-
-def runs_html(view: RunsView) -> str:
-    """The page as text; the same for the same input. It links to nothing: it is sent, and read elsewhere."""
-    return page("runs.html", _content(view))
+    return write_text(Path(out), page("runs.html", _content(view)))
 
 
 def _content(view: RunsView) -> dict[str, Any]:
@@ -97,4 +76,4 @@ def runs_markdown(view: RunsView) -> str:
 
 def runs_latex(view: RunsView) -> str:
     """All tables in LaTeX, to be read by `\\input`."""
-    return "\n".join([formats.LATEX_HEAD, *(formats.latex(table) for table in runs_tables(view))])
+    return formats.latex_document(runs_tables(view))
