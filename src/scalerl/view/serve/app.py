@@ -45,7 +45,7 @@ _FILES = {
     "/plotly-basic.min.js": (WEB / "plotly-basic.min.js", "text/javascript"),
 }
 _BEAT = 15.0
-"""Seconds after which a stream without news sends a line all the same, so that nobody between cuts it."""
+"""Seconds after which a stream without news sends a line all the same, so that no proxy closes it."""
 _TICK = 0.25
 _SLICE = 0.25
 """Seconds for which changed runs are read at a stretch, before all are looked at again."""
@@ -55,25 +55,25 @@ _MOST_STREAMS = 100
 _FIRST_LOOK = 1.0
 """Seconds that the list waits for the first look at the folder to be done."""
 _IDLE = 20.0
-"""Seconds after the last request from which on nobody looks at the folder."""
+"""Seconds after the last request from which on the folder is not looked at."""
 
 
 class Looker:
-    """The thread that looks at the folder and fits, as long as somebody looks at the page."""
+    """The thread that looks at the folder and fits, as long as a page is open."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
         self.streams = 0
-        self._asked = float("-inf")
+        self._touched = float("-inf")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, after what is under way."""
+        """Stop it after the present look or fit."""
         self._stop.set()
 
     @property
@@ -81,13 +81,13 @@ class Looker:
         """Whether `stop` was called: streams end then."""
         return self._stop.is_set()
 
-    def asked(self) -> None:
-        """Somebody has asked for something."""
-        self._asked = time.monotonic()
+    def touch(self) -> None:
+        """Note that a request has come."""
+        self._touched = time.monotonic()
 
     def _work(self) -> None:
         while not self.stopped:
-            if not self.streams and time.monotonic() - self._asked > _IDLE:
+            if not self.streams and time.monotonic() - self._touched > _IDLE:
                 self._stop.wait(_TICK)
                 continue
             try:
@@ -103,7 +103,7 @@ class Looker:
 def make_app(
     store: RunStore, hosts: Iterable[str] | None, token: str | None = None, cookie: str = "scalerl"
 ) -> tuple[ASGIApp, Looker]:
-    """The application, and what looks at the folder for it. `hosts`, `token`, `cookie`: see `Guard`."""
+    """Make the application, and its `Looker`. `hosts`, `token` and `cookie` are those of `Guard`."""
     looker = Looker(store)
 
     @asynccontextmanager
@@ -122,7 +122,7 @@ def make_app(
         Route("/events", _events(looker)),
     ]
     inner = Starlette(routes=routes, lifespan=life, exception_handlers={Exception: _broken})
-    # Around all of it: as a middleware it would not see the answer to what nobody has thought of.
+    # Around all of it: as a middleware it would not see the answer to an unforeseen exception.
     return Guard(inner, hosts, token, cookie), looker
 
 
@@ -143,11 +143,11 @@ def _json(data: Any, status: int = 200) -> Response:
 
 def _runs(looker: Looker) -> Callable[[Request], Any]:
     async def answer(request: Request) -> Response:
-        looker.asked()
+        looker.touch()
         since = request.query_params.get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) <= _DIGITS):
             return _json({"error": "since: expected a version, a whole number"}, 400)
-        # The looker looks; what it has found so far is told, and its events tell the rest.
+        # The answer holds what the looker has found so far; its events announce the rest.
         await run_in_threadpool(looker.store.looked.wait, _FIRST_LOOK)
         return await run_in_threadpool(lambda: _json(looker.store.listed(int(since))))
 
@@ -155,30 +155,30 @@ def _runs(looker: Looker) -> Callable[[Request], Any]:
 
 
 def _of_several(
-    looker: Looker, ask: Callable[[list[str], str | None], dict[str, Any]]
+    looker: Looker, query: Callable[[list[str], str | None], dict[str, Any]]
 ) -> Callable[[Request], Any]:
-    def asked(request: Request) -> Response:
-        looker.asked()
+    def answer(request: Request) -> Response:
+        looker.touch()
         ids = [one for one in request.query_params.get("runs", "").split(",") if one]
         try:
-            return _json(ask(ids, request.query_params.get("axis") or None))
+            return _json(query(ids, request.query_params.get("axis") or None))
         except UnknownRunError as error:
             return _json({"error": str(error)}, 404)
         except ScalerlError as error:
             return _json({"error": str(error)}, 422)
 
-    return asked  # no coroutine: it is run in a thread
+    return answer  # no coroutine: it is run in a thread
 
 
 def _events(looker: Looker) -> Callable[[Request], Any]:
     async def stream(request: Request) -> AsyncIterator[str]:
         looker.streams += 1
-        told, since = 0, time.monotonic()
+        sent, since = 0, time.monotonic()
         try:
             while not (looker.stopped or await request.is_disconnected()):
-                if looker.store.version != told:
-                    told, since = looker.store.version, time.monotonic()
-                    yield f"data: {told}\n\n"
+                if looker.store.version != sent:
+                    sent, since = looker.store.version, time.monotonic()
+                    yield f"data: {sent}\n\n"
                 elif time.monotonic() - since > _BEAT:
                     since = time.monotonic()
                     yield ": still here\n\n"

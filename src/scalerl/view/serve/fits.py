@@ -1,4 +1,4 @@
-"""Fits of the runs that are listed, and what was answered of them: kept as long as nothing has changed."""
+"""Fits of the runs that are listed, and the answers made of them, kept as long as nothing has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scalerl.errors import CannotAnswerError
 from scalerl.record.reader import RunRecord
@@ -23,6 +23,8 @@ REFIT = 3.0
 _KEPT = 64
 """Fits that are kept whole, of two megabytes each."""
 _ANSWERS = 8
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +38,32 @@ class Fitted:
     """What the fit broke with; empty where it is there, or where the data allow none."""
 
 
+class _Latest(OrderedDict[_K, _V]):
+    """A mapping that keeps the `most` entries that were used last."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def use(self, key: _K) -> _V | None:
+        if key in self:
+            self.move_to_end(key)
+        return self.get(key)
+
+    def put(self, key: _K, value: _V) -> None:
+        self[key] = value
+        self.move_to_end(key)
+        while len(self) > self._most:
+            self.popitem(last=False)
+
+
 class Fits:
-    """Makes one fit at a time, and keeps those that were asked for last."""
+    """Makes one fit at a time, and keeps those that were requested last."""
 
     def __init__(self, asked: StandingQuery) -> None:
         self._asked = asked
         self._numbers = itertools.count()
-        self._kept: OrderedDict[tuple[str, str], tuple[float, Fitted]] = OrderedDict()
+        self._kept = _Latest[tuple[str, str], tuple[float, Fitted]](_KEPT)
         self._fitting = threading.Lock()
 
     def of(self, name: str, record: RunRecord, axis: str) -> Fitted:
@@ -52,15 +73,12 @@ class Fits:
             InputError: the run cannot be read on this axis.
         """
         with self._fitting:
-            at, kept = self._kept.get((name, axis), (0.0, None))
-            if kept is not None and (kept.standing.record is record or time.monotonic() - at < REFIT):
-                self._kept.move_to_end((name, axis))
-                return kept
+            if (found := self._kept.use((name, axis))) is not None:
+                at, kept = found
+                if kept.standing.record is record or time.monotonic() - at < REFIT:
+                    return kept
             made = self._fit(record, axis)
-            self._kept[name, axis] = time.monotonic(), made
-            self._kept.move_to_end((name, axis))
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._kept.put((name, axis), (time.monotonic(), made))
             return made
 
     def _fit(self, record: RunRecord, axis: str) -> Fitted:
@@ -81,18 +99,15 @@ class Answers:
     """The last answers, by what they were made of."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, dict[str, Any]] = OrderedDict()
+        self._kept = _Latest[Hashable, dict[str, Any]](_ANSWERS)
         self._changing = threading.Lock()
 
     def once(self, key: Hashable, answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What was answered before to the same, or the answer."""
         with self._changing:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if (kept := self._kept.use(key)) is not None:
+                return kept
         made = answer()  # two threads may both make it; none waits for another's
         with self._changing:
-            self._kept[key] = made
-            while len(self._kept) > _ANSWERS:
-                self._kept.popitem(last=False)
+            self._kept.put(key, made)
         return made

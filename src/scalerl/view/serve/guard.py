@@ -1,4 +1,4 @@
-"""Who may ask, and what every answer says of itself: read-only, to the names of this machine, by a token.
+"""Which requests are answered, and the headers of every answer: read-only, local names, or a token.
 
 Without a token only requests to a name of this machine are answered: a page elsewhere that has its own name
 point here (DNS rebinding) asks under that name. With a token any name will do.
@@ -51,7 +51,7 @@ class Guard:
                 await self._app(scope, receive, send)
             return
         headers, new = Headers(scope=scope), ""
-        refused = self._refused(scope, headers)
+        refused = self._refused(scope["method"], headers.getlist("host"))
         if refused is None and self._token is not None:
             query = parse_qs(scope["query_string"].decode("latin-1"))
             if self._is_token(query.get("token", [""])[0]):
@@ -71,10 +71,9 @@ class Guard:
 
         await (refused or self._app)(scope, receive, answer)
 
-    def _refused(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        if scope["method"] not in ("GET", "HEAD"):
+    def _refused(self, method: str, hosts: list[str]) -> JSONResponse | None:
+        if method not in ("GET", "HEAD"):
             return JSONResponse({"error": "this server only shows"}, 405, {"Allow": "GET, HEAD"})
-        hosts = headers.getlist("host")
         if self._hosts is not None and (len(hosts) != 1 or _name(hosts[0]) not in self._hosts):
             return JSONResponse({"error": "asked under a name that is not of this machine"}, 400)
         return None

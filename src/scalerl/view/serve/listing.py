@@ -50,24 +50,23 @@ class Listing:
         that cannot be looked into is an entry that says so, as there may be runs in it; and so is `root`
         where it holds too many.
         """
-        self._folders.begin()
+        self._folders.start()
         before, self._entries = self._entries, {}
         for found in self._found():
             self._entries[found] = before.get(found) or self._entry(*found)
         entries = sorted(self._entries.values(), key=lambda entry: entry.shown)
-        self._folders.end()
+        self._folders.stop()
         return {entry.id: self._refuse_links(entry) for entry in entries}
 
     def check(self, entry: Entry) -> Entry:
-        """The same, with what speaks now against reading it."""
-        self._folders.begin()
+        """The same entry, refused if its links lead out of the folder by now."""
+        self._folders.start()
         return self._refuse_links(entry)
 
     def _entry(self, folder: str, format: str, unread: str) -> Entry:
-        path = Path(folder)
-        shown = path.relative_to(self.root).as_posix()
-        name = hashlib.blake2b(os.fsencode(shown), digest_size=8).hexdigest()
-        return Entry(name, path, os.fsencode(shown).decode(errors="replace"), format, unread)
+        shown = os.fsencode(Path(folder).relative_to(self.root).as_posix())
+        name = hashlib.blake2b(shown, digest_size=8).hexdigest()
+        return Entry(name, Path(folder), shown.decode(errors="replace"), format, unread)
 
     def _refuse_links(self, entry: Entry) -> Entry:
         """Where the links of a folder lead is looked up every time, as that may change elsewhere."""
@@ -75,7 +74,7 @@ class Listing:
             return entry
         links = self._links(str(entry.path))
         # No `Path.resolve`, which a link to itself makes raise.
-        out = next((one for one in links if not _real(one).is_relative_to(self.root)), None)
+        out = next((one for one in links if not Path(os.path.realpath(one)).is_relative_to(self.root)), None)
         why = f"{os.path.basename(out)} is a link that leads out of the folder" if out else ""  # noqa: PTH119
         return entry if why == entry.refused else replace(entry, refused=why)
 
@@ -138,12 +137,12 @@ class _Folders:
         self._kept: dict[str, tuple[tuple[int, ...], _Folder]] = {}
         self._current: dict[str, _Folder] = {}
 
-    def begin(self) -> None:
-        """From here on every folder is looked at anew."""
+    def start(self) -> None:
+        """Look at every folder anew from here on."""
         self._current = {}
 
-    def end(self) -> None:
-        """Forget the folders that were not asked for since `begin`."""
+    def stop(self) -> None:
+        """Forget the folders that were not looked at since `start`."""
         self._kept = {path: kept for path, kept in self._kept.items() if path in self._current}
 
     def of(self, path: str) -> _Folder:
@@ -176,10 +175,6 @@ def _listed(path: str) -> _Folder:
         tuple(one.name for one in found if one.is_dir(follow_symlinks=False)),
         tuple(one.name for one in found if one.is_symlink()),
     )
-
-
-def _real(link: str) -> Path:
-    return Path(os.path.realpath(link))
 
 
 def _format(folder: str, names: Collection[str], below: Sequence[str]) -> str:

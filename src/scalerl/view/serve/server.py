@@ -1,10 +1,15 @@
-"""The socket of a server, its address, and an end at once."""
+"""The socket of a server, its address, the browser that is opened on it, and its immediate shutdown."""
 
 from __future__ import annotations
 
+import html
 import ipaddress
+import os
 import secrets
 import socket
+import tempfile
+import threading
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,7 +19,6 @@ import uvicorn
 
 from scalerl.errors import InputError
 from scalerl.view.serve.app import make_app
-from scalerl.view.serve.opening import Opening
 from scalerl.view.serve.store import RunStore
 
 if TYPE_CHECKING:
@@ -24,22 +28,52 @@ _NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class _Server(uvicorn.Server):
-    """Ends at the first signal: streams that are open are told to, as they would never end by themselves."""
+    """Stops at the first signal: event streams are stopped too, as they would never end by themselves."""
 
-    def __init__(self, config: uvicorn.Config, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, start: Callable[[], None], stop: Callable[[], None]) -> None:
         super().__init__(config)
-        self._begin, self._end = begin, end
+        self._start, self._stop = start, stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """From here on requests are answered."""
+        """Call `start` once requests are answered."""
         await super().startup(sockets)
         if self.started:
-            self._begin()
+            self._start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal to end has come."""
-        self._end()
+        """Call `stop` when a signal has come."""
+        self._stop()
         super().handle_exit(sig, frame)
+
+
+class Opening:
+    """Opens `address` in the user's browser, without waiting for it to be closed.
+
+    All users of a machine see the arguments of a browser. A secret address goes into a file that only this
+    user can read, which leads on to it and exists until `close`.
+    """
+
+    def __init__(self, address: str, secret: bool) -> None:
+        self._address, self._secret = address, secret
+        self._file: Path | None = None
+
+    def open(self) -> None:
+        """Call the browser, and go on at once."""
+        shown = self._address
+        if self._secret:
+            handle, name = tempfile.mkstemp(prefix="scalerl-", suffix=".html")  # of mode 0600
+            self._file, url = Path(name), html.escape(self._address)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                head = '<meta charset="utf-8"><title>scalerl</title>'
+                leads = f'<meta http-equiv="refresh" content="0; url={url}"><p><a href="{url}">The runs</a>'
+                file.write(f'<!doctype html><html lang="en">{head}{leads}</html>\n')
+            shown = self._file.as_uri()
+        threading.Thread(target=webbrowser.open, args=(shown,), daemon=True).start()
+
+    def close(self) -> None:
+        """Remove what was left for the browser."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
 
 def is_loopback(host: str) -> bool:
@@ -61,9 +95,9 @@ def serve(
     opens: bool,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve the runs in `root` until a signal comes. `ready` is told the address; a browser `opens` it.
+    """Serve the runs in `root` until a signal comes; call `ready` with the address, which a browser `opens`.
 
-    A token is needed for every answer where others than this machine reach the server, or where it is wanted.
+    Every request needs a token where other machines can reach the server, or where `wants_token` is set.
 
     Raises:
         InputError: the host or the port cannot be had.
@@ -87,13 +121,13 @@ def serve(
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     opening = Opening(address, secret=token is not None)
 
-    def end() -> None:
+    def stop() -> None:
         opening.close()  # here, as the signal may leave no later time
         looker.stop()
 
     ready(address)
     try:
-        _Server(config, opening.open if opens else lambda: None, end).run(sockets=[bound])
+        _Server(config, opening.open if opens else lambda: None, stop).run(sockets=[bound])
     finally:
         opening.close()
 

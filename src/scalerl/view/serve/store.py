@@ -136,13 +136,11 @@ class RunStore:
             run.fitted = now
         try:
             made = self._fits.of(run.id, run.record, self._axis(run.record))
-            row, whole = (
-                self._row(made.standing, run.row, error=made.error),
-                made.standing.record is run.record,
-            )
+            row = self._row(made.standing, run.row, error=made.error)
+            whole = made.standing.record is run.record
         except Exception as error:  # it is not tried again before the run changes
             _LOG.exception("while fitting %s", run.record.path)
-            row, whole = run.row | {"error": self._said(error), "waits": False}, True
+            row, whole = run.row | {"error": self._message(error), "waits": False}, True
         with self._changing:
             run.fitted, run.stale = time.monotonic(), not whole  # a growing run: the fit of some seconds ago
             if whole:
@@ -163,10 +161,10 @@ class RunStore:
         names = _names(runs)
 
         def answer() -> dict[str, Any]:
-            shown = [
-                OverlayRun(name, one.points, one.record, one.fit, self._plain(one.why_no_fit), one.budget)
-                for name, one in ((name, each.standing) for name, each in zip(names, made, strict=True))
-            ]
+            shown = []
+            for name, one in zip(names, (each.standing for each in made), strict=True):
+                why = self._plain(one.why_no_fit)
+                shown.append(OverlayRun(name, one.points, one.record, one.fit, why, one.budget))
             data = overlay(shown, budget=_common_budget(made), target=self._asked.target)
             common = [{"key": key, "name": axis_name(key)} for key in self._common(runs)]
             return data | {"common": common, "ids": [run.id for run in runs]}
@@ -211,13 +209,14 @@ class RunStore:
             )
             shown = tuple(OverlayRun(one.standing.name, one.standing.points) for one in made)
             table = comparison_table(RunsView(shown, self._asked.level, budget, comparison=result))
-            told = {"table": asdict(table), "priors": result.priors(), "result": result.to_json()}
-            told["notes"] = [
-                {"name": name, "notes": run.row["notes"]}
-                for name, run in zip(_names(runs), runs, strict=True)
-                if run.row["notes"]
-            ]
-            return {"axis": axis} | told
+            named = zip(_names(runs), (run.row["notes"] for run in runs), strict=True)
+            return {
+                "axis": axis,
+                "table": asdict(table),
+                "priors": result.priors(),
+                "result": result.to_json(),
+                "notes": [{"name": name, "notes": notes} for name, notes in named if notes],
+            }
 
         return self._answers.once(_key("compare", axis, [run.row["name"] for run in runs], made), answer)
 
@@ -260,15 +259,15 @@ class RunStore:
                 return
             self._replace(entry.id, runs)
         except Exception as error:  # whatever one log does to its reader: the other runs are listed
-            said = self._said(error)
+            message = self._message(error)
             before = self._of_entry.get(entry.id)
             if before:  # it may be in the middle of being written
                 with self._changing:
                     for run in map(self._runs.__getitem__, before):
-                        if run.row["error"] != said:
-                            self._change(run, run.row | {"error": said})
+                        if run.row["error"] != message:
+                            self._change(run, run.row | {"error": message})
             else:
-                self._replace(entry.id, [Run(entry.id, _broken(entry, said))])
+                self._replace(entry.id, [Run(entry.id, _broken(entry, message))])
 
     def _read(self, entry: Entry) -> list[Run]:
         if entry.refused:
@@ -310,16 +309,21 @@ class RunStore:
 
         now = time.time()
         found = standing.to_json(now)
-        kept = {key: about[key] for key in ("id", "path", "format")}
-        why = self._plain(found["no_forecast"])
-        updated = standing.last_line if math.isfinite(standing.last_line) else None
-        told = {"no_forecast": why, "error": self._plain(error), "waits": waits}
-        # Compute in words, and whether anybody said that the run ends there.
-        told |= {"end_shown": standing.unit.show(standing.end), "end_known": math.isfinite(standing.budget)}
+        row = {key: about[key] for key in ("id", "path", "format")} | found
+        row |= {
+            "no_forecast": self._plain(found["no_forecast"]),
+            "error": self._plain(error),
+            "waits": waits,
+            "end_shown": standing.unit.show(standing.end),
+            "end_known": math.isfinite(standing.budget),
+            "updated": standing.last_line if math.isfinite(standing.last_line) else None,
+            "as_of": now,
+        }
         if standing.record is not None:
-            told["notes"] = [self._plain(note) for note in notes(standing.record)]
-            told |= {"ended": None} if imported(standing.record) else {}  # such a log does not say it
-        return kept | found | told | {"updated": updated, "as_of": now}
+            row["notes"] = [self._plain(note) for note in notes(standing.record)]
+            if imported(standing.record):  # such a log does not say whether its run has ended
+                row["ended"] = None
+        return row
 
     def _replace(self, entry: str, runs: list[Run]) -> None:
         """The runs of an entry are these from now on."""
@@ -336,7 +340,7 @@ class RunStore:
         self.version += 1
         run.row, run.version = row, self.version
 
-    def _said(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         if isinstance(error, ScalerlError):
             return self._plain(str(error))
         return self._plain(getattr(error, "strerror", None) or f"{type(error).__name__}: {error}")

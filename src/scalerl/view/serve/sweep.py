@@ -19,10 +19,10 @@ from scalerl.view.serve.listing import Entry, Listing
 
 _EVERY = 0.5
 """Seconds between two looks, at least."""
-_PATIENCE = 4
-"""A look at runs, or a read of one, is followed by at least so many times its processor time.
+_REST = 4
+"""A look at runs, or a read of one, is followed by a pause of at least so many times its processor time.
 
-And by its own length: a machine that is busy otherwise, or a slow disk, does not delay it by more.
+And of its own length: a machine that is busy otherwise, or a slow disk, does not delay it by more.
 """
 _ACTIVE = 50
 """Runs that count as active."""
@@ -100,4 +100,4 @@ class _Stopwatch:
         """When what has just ended may be done again."""
         now = time.monotonic()
         cpu = time.thread_time() - self._cpu
-        return now + max(least, _PATIENCE * cpu, now - self.started)
+        return now + max(least, _REST * cpu, now - self.started)
