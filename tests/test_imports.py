@@ -28,7 +28,7 @@ ROOMS = (
     *("rl.types", "rl.algo", "rl.tasks", "rl.config", "rl.kernels", "rl.model", "rl.workers"),
     *("rl.checkpoint", "rl.verify", "rl.sync", "rl.engine", "rl.learner", "rl.placement", "rl.health"),
     *("rl.loop", "rl.tracking", "rl.train", "rl.evaluate", "rl"),
-    *("view.numbers", "view.assets", "view.style", "view.table", "view.formats", "view.labels"),
+    *("view.numbers", "view.assets", "view.style", "view.table", "view.formats"),
     *("view.facts", "view.figures", "view.runs", "view.run", "view.terminal", "view.notebook", "view.serve"),
     *("view", "integrations", "plan", "study", "cli", "__main__"),
 )

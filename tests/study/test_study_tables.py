@@ -105,6 +105,10 @@ def test_forecasts_stand_beside_what_was_measured(verdict):
         measured = judged.outcome.measured
         assert row["measured"] == (measured.pass_rate if measured else None)
         assert row["outcome"] == judged.outcome.word
+        assert (row["compute"], row["target_compute"]) == (
+            judged.forecast.compute,
+            judged.forecast.target_compute,
+        )
         assert (row["forecast_low"], row["forecast_high"]) == judged.forecast.prediction
     assert "not measured" in {row["outcome"] for row in rows}  # of the run that was cut short
     scores = by_key(scores_table(verdict.scores))

@@ -184,7 +184,8 @@ def note(
     `at` counts in the data along the axes that `data` names ("", "x", "y"), in fractions of the frame along
     the others.
     """
-    coordinates = tuple("data" if name in data else "axes fraction" for name in "xy")
+    along = {True: "data", False: "axes fraction"}
+    coordinates = along["x" in data], along["y" in data]
     axes.annotate(text, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **look)
 
 

@@ -46,7 +46,7 @@ from scalerl.view.table import (
 _OUTCOMES = ("finished", "failed", "stopped", "under way", "not started")
 _CLAIMS = ("verdict", "p", "p_adjusted", "seeds", "why")
 _MARKS: dict[Kind, Mark] = {
-    **{"base": "base", "noise": "", "no claim": "open", "not compared": "open"},
+    **{"base": "base", "noise": "", "inconclusive": "open", "not compared": "open"},
     **{"both": "moved", "ceiling": "moved", "efficiency": "moved"},
 }
 
@@ -207,8 +207,17 @@ def scores_table(scores: Sequence[ForecastScore]) -> Table:
 
 def forecasts_table(verdict: StudyVerdict) -> Table:
     """One row per frozen forecast."""
-    columns = (TableColumn("arm", ("arm",), prose=True), TableColumn("seed", ("seed",)))
-    found = (((words(one.arm), number(one.seed)), one.forecast, one.outcome) for one in verdict.forecasts)
+    columns = (
+        TableColumn("arm", ("arm",), prose=True),
+        TableColumn("seed", ("seed",)),
+        TableColumn("made at compute", ("compute",)),
+    )
+    found = []
+    for one in verdict.forecasts:
+        made = one.forecast
+        spent = plain(made.compute / unit_for(made.axis, made.target_compute).size)
+        cells = words(one.arm), number(one.seed), number(made.compute, spent)
+        found.append((cells, made, one.outcome))
     return frozen_table("Every frozen forecast", columns, found)
 
 
