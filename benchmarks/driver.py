@@ -221,7 +221,7 @@ def listen_to(actor: Any, n: int) -> float:
     timeouts = ClusterTimeouts()
     generator: Any = object.__new__(RayGenerator)
     ActorPool.__init__(generator, timeouts, Timeline())
-    generator._unassigned, generator._version = {}, 0
+    generator._unassigned, generator.version = {}, 0
     for i in range(n):
         worker = RolloutWorker(f"generator {i}", timeouts, lambda: (None, None))
         worker.actor = SupervisedActor(worker.name, actor, 60.0)

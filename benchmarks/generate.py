@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, CompileConfig, LlamaConfig, PreTr
 from scalerl.rl.algo.length import LengthRule, Marker
 from scalerl.rl.engine.engine import TransformersEngine
 from scalerl.rl.engine.generator import Sampling, TorchGenerator
-from scalerl.rl.engine.random import stream_keys
+from scalerl.rl.engine.sampling import stream_keys
 from scalerl.rl.kernels.fused import MOST_TOKENS
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import END, END_OF_THINKING, FILLER, PAD, VOCABULARY, Chain, write_tokenizer

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from scalerl.rl.engine.build import load_generator
-from scalerl.rl.engine.random import stream_keys, uniform
+from scalerl.rl.engine.sampling import stream_keys, uniform
 
 EDGE = 1e-5
 """How near to an edge of its distribution a draw has to be for rounding to move it to the other side."""

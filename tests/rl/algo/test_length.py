@@ -4,7 +4,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from scalerl.errors import InputError
-from scalerl.rl.algo.length import ForcedInterruption, LengthPenalty, LengthRule, Marker, NoLengthControl
+from scalerl.rl.algo.length import (
+    ForcedInterruption,
+    LengthPenalty,
+    LengthRule,
+    LengthState,
+    Marker,
+    NoLengthControl,
+)
 from scalerl.rl.loop.pipeline import make_group
 from scalerl.rl.model.causal_lm import load_tokenizer
 from scalerl.rl.tasks.chain import VOCABULARY, Chain
@@ -18,7 +25,7 @@ MARKER = Marker((CLOSE,))
 
 def follow(rule, tokens, interrupt_at):
     """Feed what a model would say to one row; returns the completion, what was inserted, and truncation."""
-    state = rule.state(1)
+    state = LengthState(rule, 1)
     state.start(0, interrupt_at)
     said, out, inserted = iter(tokens), [], []
     while True:
@@ -173,7 +180,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_however_it_is_written(bpe
     assert len(rule.end_of_thinking.tokens) > 1
     for text in ("a b</think> 4", "a b</think>\n\n4", "k></think>4"):
         closed = []
-        state = rule.state(1)
+        state = LengthState(rule, 1)
         state.start(0, 99)
         tokens = bpe(text)["input_ids"]
         for token in tokens:
@@ -194,7 +201,7 @@ def test_an_end_of_thinking_of_which_a_character_is_several_tokens_is_refused(bp
 def test_a_phrase_of_several_tokens_ends_the_thinking(bpe):
     choice = ForcedInterruption(low=4, high=4, phrase="Time is up. </think>")
     rule = LengthRule.resolve(choice, bpe, 6, 2, "</think>")
-    state = rule.state(1)
+    state = LengthState(rule, 1)
     state.start(0, 4)
     letter, out = bpe("a")["input_ids"][0], []
     while True:

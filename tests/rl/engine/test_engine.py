@@ -147,7 +147,7 @@ def test_a_recipe_chooses_the_engine(tiny_recipe, uneven_prompts):
     choices = ((BuiltInEngine("kernels"), FusedEngine), (BuiltInEngine("transformers"), TransformersEngine))
     for chosen, engine in choices:
         recipe = replace(tiny_recipe, engine=chosen, context=Context(12, 30, 20))
-        generator = load_generator(recipe, recipe.model, 0, rows=4)
+        generator = load_generator(recipe, recipe.model, 0, n_slots=4)
         assert isinstance(generator._engine, engine)
         assert (load_learner(recipe, recipe.model)._score.dense is None) == (engine is TransformersEngine)
         for prompt in uneven_prompts:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scalerl.rl.algo.length import LengthRule, Marker
-from scalerl.rl.engine.random import stream_keys, uniform
+from scalerl.rl.engine.sampling import stream_keys, uniform
 from scalerl.rl.model.causal_lm import load_model
 from scalerl.rl.tasks.chain import VOCABULARY
 

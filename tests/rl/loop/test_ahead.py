@@ -230,7 +230,7 @@ def test_a_step_ends_and_weights_are_published_while_groups_are_being_verified(s
     run, free = judging(start, recipe, held_back)
     step = next(run.loop)
     assert run.pipeline.queue()["verified"] == 0
-    assert run.generator._published() == step.index == 2
+    assert run.generator.version == step.index == 2
     run.learner.ready = lambda: True
     admitted = []
     watch = threading.Thread(target=lambda: admitted.append(until_admitted(run, 4 * P, free)))

@@ -181,7 +181,7 @@ def test_an_evaluation_says_what_its_completions_say(recipe):
     weights, _ = other_weights(recipe)
     outcome = Evaluator(recipe, recipe.model).evaluate(weights, 7)
     # The same completions once more, from a generator with other rows, judged here by hand.
-    generator = load_generator(recipe, recipe.model, recipe.evaluation.seed, rows=5)
+    generator = load_generator(recipe, recipe.model, recipe.evaluation.seed, n_slots=5)
     prompts = recipe.task.prompts("heldout")
     for prompt in prompts:
         generator.submit(prompt, 0, 6)

@@ -156,10 +156,6 @@ class LengthRule:
         low, high = self.interrupt
         return low + (u_G * (high - low + 1)).astype(np.int64)
 
-    def state(self, n_rows: int) -> LengthState:
-        """A state for the rows of a generator."""
-        return LengthState(self, n_rows)
-
     @classmethod
     def resolve(
         cls,

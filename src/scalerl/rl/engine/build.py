@@ -1,4 +1,4 @@
-"""From a recipe to its generator: checked against the model, the tokenizer and the memory."""
+"""The generator of a recipe, checked against the model, the tokenizer and the memory."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from scalerl.errors import InputError
 from scalerl.rl.algo.length import LengthRule
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.check import check_cache, check_sampling
-from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.engine.generator import TorchGenerator
+from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import load_tokenizer, model_of, prompt_tokens
 
 
-def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, rows: int) -> TorchGenerator:
-    """The generator of a recipe, with `rows` rows: for training, or for evaluation with its own seed.
+def load_generator(recipe: Recipe, model_folder: str | Path, seed: int, n_slots: int) -> TorchGenerator:
+    """Load the generator of a recipe, for training, or for evaluation with its own seed.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe, or the generator cannot sample from the model.
     """
     model, tokenizer = model_of(recipe, model_folder), load_tokenizer(model_folder)
-    return new_generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), rows)
+    return new_generator(recipe, model, tokenizer, sampling_of(recipe, model, tokenizer, seed), n_slots)
 
 
 def new_generator(
-    recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, rows: int
+    recipe: Recipe, model: nn.Module, tokenizer: Any, sampling: Sampling, n_slots: int
 ) -> TorchGenerator:
-    """A generator of `rows` rows on `model`, once a few tokens sampled by it have been checked."""
+    """Return a generator on `model`, once a few tokens sampled by it have been checked."""
     check_sampling(model, tokenizer, sampling, recipe.model)
-    return TorchGenerator(model, tokenizer, sampling, rows)
+    return TorchGenerator(model, tokenizer, sampling, n_slots)
 
 
 def sampling_of(recipe: Recipe, model: nn.Module, tokenizer: Any, seed: int) -> Sampling:
-    """How completions are sampled from this model.
+    """Return how completions are sampled from this model.
 
     Raises:
         InputError: model or tokenizer do not fit the recipe.
@@ -71,18 +72,18 @@ def check_sampler(recipe: Recipe, model_folder: str | Path, model: nn.Module) ->
         InputError: model or tokenizer do not fit the recipe, or the KV cache does not fit the memory.
     """
     n_heldout = len(recipe.task.prompts("heldout"))
-    rows = {
+    slots = {
         "decode_slots": recipe.decode_slots,
         "evaluation.decode_slots": recipe.evaluation.slots_for(n_heldout),
     }
     tokenizer = load_tokenizer(model_folder)
     sampling = sampling_of(recipe, model, tokenizer, recipe.seed)
-    check_cache(model, rows, recipe.context.prompt + sampling.length.max_tokens)
+    check_cache(model, slots, recipe.context.prompt + sampling.length.max_tokens)
     return tokenizer, sampling
 
 
 def _check_attention(model: nn.Module, name: str | Path) -> None:
-    """The generator attends to everything before a token; a model that does not would be sampled wrongly."""
+    """Reject a model that does not attend to everything before a token: it would be sampled wrongly."""
     config: Any = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
@@ -92,11 +93,10 @@ def _check_attention(model: nn.Module, name: str | Path) -> None:
 
 
 def check_prompts(recipe: Recipe, model_folder: str | Path) -> Recipe:
-    """The recipe, its task without the prompts longer than `context.prompt` where that is what it says.
+    """Return the recipe, without the prompts longer than `context.prompt` where its task drops those.
 
     Raises:
-        InputError: a prompt has no tokens; or some are too long, and the task does not say that they are to
-            be dropped.
+        InputError: a prompt has no tokens; or some are too long, and the task does not drop them.
     """
     tokenizer, task = load_tokenizer(model_folder), recipe.task
     prompts = [*task.prompts("heldout"), *task.prompts("train")]

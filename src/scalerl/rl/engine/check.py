@@ -21,7 +21,8 @@ from torch import nn
 
 from scalerl.errors import InputError, first_line
 from scalerl.rl.algo.length import LengthRule
-from scalerl.rl.engine.generator import Sampling, TorchGenerator
+from scalerl.rl.engine.generator import TorchGenerator
+from scalerl.rl.engine.sampling import Sampling
 from scalerl.rl.model.causal_lm import compute_device, head_dim, hidden_states
 from scalerl.rl.types import Prompt, Rollout
 
@@ -41,7 +42,7 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
     text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # the one text that it is known to write
     longest = len(tokenizer(text)["input_ids"])
     generator = TorchGenerator(
-        model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_rows=2
+        model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_slots=2
     )
     try:
         generator.submit(Prompt("probe", text, ""), 0, _SAMPLES)

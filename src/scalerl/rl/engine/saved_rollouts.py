@@ -1,11 +1,12 @@
-"""Rollouts as a few long arrays, for checkpoints and pipes: many small ones would be slow to write.
+"""Rollouts as a few long arrays, for checkpoints and pipes: many small arrays would be slow to write.
 
 Shapes in names: S tokens of all completions, one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ _BY_ROLLOUT = ("epoch", "sample", "first_version", "truncated", "interrupted")
 
 
 def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """A tree of plain values and arrays; every prompt is in it once."""
+    """Return a tree of plain values and arrays; every prompt is in it once."""
     prompts = {r.prompt.id: r for r in rollouts}
     packed: dict[str, Any] = {
         "prompts": [dict(vars(r.prompt)) for r in prompts.values()],
@@ -30,7 +31,7 @@ def pack_rollouts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
-    """What `pack_rollouts` was given."""
+    """Return what `pack_rollouts` was given."""
     prompts = {p["id"]: Prompt.from_json(p) for p in packed["prompts"]}
     tokens = {
         p["id"]: np.array(t, dtype=np.int64)
@@ -45,25 +46,42 @@ def unpack_rollouts(packed: dict[str, Any]) -> list[Rollout]:
     return rollouts
 
 
-def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
-    """Verified groups, rewards included."""
+def pack_samples(samples: Mapping[int, Sequence[Rollout]]) -> dict[str, Any]:
+    """Pack rollouts with the sequence numbers of their groups, for checkpoints and pipes."""
+    rollouts = [rollout for group in samples.values() for rollout in group]
     return {
-        "rollouts": pack_rollouts([r for group in groups for r in group.rollouts]),
-        "sizes": [len(group.rollouts) for group in groups],
+        "seq_nos": list(samples),
+        "sizes": [len(group) for group in samples.values()],
+        "rollouts": pack_rollouts(rollouts),
+    }
+
+
+def unpack_samples(packed: dict[str, Any]) -> dict[int, tuple[Rollout, ...]]:
+    """Return what `pack_samples` was given."""
+    rollouts = iter(unpack_rollouts(packed["rollouts"]))
+    return {
+        seq_no: tuple(islice(rollouts, size))
+        for seq_no, size in zip(packed["seq_nos"], packed["sizes"], strict=True)
+    }
+
+
+def pack_groups(groups: Sequence[Group]) -> dict[str, Any]:
+    """Pack verified groups, rewards included."""
+    return {
+        "rollouts": pack_samples({i: group.rollouts for i, group in enumerate(groups)}),
         "reward": _joined([group.reward_G for group in groups]),
         "correct": _joined([group.correct_G for group in groups]),
-        "failed": [[[place, reason] for place, reason in group.failed.items()] for group in groups],
+        "failed": [[[sample, reason] for sample, reason in group.failed.items()] for group in groups],
     }
 
 
 def unpack_groups(packed: dict[str, Any]) -> list[Group]:
-    """What `pack_groups` was given."""
-    rollouts, groups, start = unpack_rollouts(packed["rollouts"]), [], 0
-    for size, failed in zip(packed["sizes"], packed["failed"], strict=True):
-        span = slice(start, start + size)
-        members = tuple(rollouts[span])
+    """Return what `pack_groups` was given."""
+    groups, start = [], 0
+    rollouts = unpack_samples(packed["rollouts"]).values()
+    for members, failed in zip(rollouts, packed["failed"], strict=True):
+        span = slice(start, start := start + len(members))
         groups.append(Group(members, packed["reward"][span], packed["correct"][span], dict(failed)))
-        start += size
     return groups
 
 

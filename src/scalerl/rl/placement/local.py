@@ -36,7 +36,7 @@ import torch
 from scalerl.errors import ScalerlError, WorkerError
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import CLOSED, decode
-from scalerl.rl.engine.ordered import Asked
+from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.rollouts import Assigned, AssignedGroups
 from scalerl.rl.sync.shared_weights import SharedWeights
 from scalerl.rl.types import Counters, Weights
@@ -60,7 +60,7 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
     def __init__(
         self, recipe: Recipe, model_folder: str, weights: Weights, n_processes: int = 1, version: int = 0
     ) -> None:
-        super().__init__()
+        super().__init__(version)
         self._shared = SharedWeights(weights, version)
         self._workers: list[GeneratorProcess] = []
         # Python ends its children by SIGTERM at its exit, which these do not answer.
@@ -72,11 +72,8 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
         """Processes that were lost and started again."""
         self._closed = False
 
-    def _assign(self, seq_no: int, group: Asked) -> None:
+    def _assign(self, seq_no: int, group: GroupRequest) -> None:
         min(self._workers, key=lambda worker: len(worker.in_flight)).submit({seq_no: group})
-
-    def _published(self) -> int:
-        return self._shared.version
 
     def work(self) -> None:
         """Wait until a process sends a message, but not for long; and receive it."""
@@ -91,6 +88,7 @@ class LocalGenerator(AssignedGroups["GeneratorProcess"]):
         """Offer new weights; completions in flight go on with them and their old KV cache."""
         self._poll(0)
         self._shared.write(weights, version)
+        self.version = version
         for worker in self._workers:
             worker.child.send(None)  # wakes one that has nothing to decode
 
@@ -181,7 +179,7 @@ class GeneratorProcess(Assigned):
         """Note that it has weights: from now on another deadline holds."""
         self.watchdog = Watchdog(self.name, self._recipe.timeouts.generator)
 
-    def submit(self, groups: Mapping[int, Asked]) -> None:
+    def submit(self, groups: Mapping[int, GroupRequest]) -> None:
         """Send it groups to sample, by sequence number."""
         self.in_flight |= groups
         for seq_no, group in groups.items():

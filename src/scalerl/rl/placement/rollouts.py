@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
+from scalerl.rl.engine.ordered import OrderedGroups, sum_of
+from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.types import Counters
 
 
@@ -15,7 +15,7 @@ from scalerl.rl.types import Counters
 class Assigned:
     """What one rollout worker is assigned, has installed and has spent, over all of its processes."""
 
-    in_flight: dict[int, Asked] = field(default_factory=dict)
+    in_flight: dict[int, GroupRequest] = field(default_factory=dict)
     """Groups by sequence number."""
     installed: int = -1
     """The version of its weights; -1 before the first."""
@@ -30,7 +30,7 @@ class Assigned:
         """Note what its process has spent."""
         self.counters, self.reported_at = counters, time.monotonic()
 
-    def take_back(self) -> dict[int, Asked]:
+    def take_back(self) -> dict[int, GroupRequest]:
         """Count what a lost process has spent; return its groups, which are sampled again."""
         # The time since its last report is spent too: what it has done in it is lost.
         now, spent = time.monotonic(), self.counters
@@ -58,14 +58,8 @@ class AssignedGroups(OrderedGroups, Generic[W]):
         """What all processes have spent, the lost ones included."""
         return sum_of([self._before, *(c for w in self._workers for c in (w.counters, w.lost_counters))])
 
-    def _under_way(self) -> Mapping[int, Asked]:
-        return {seq_no: group for worker in self._workers for seq_no, group in worker.in_flight.items()}
-
-    def _complete_groups(
-        self, worker: W, completed: tuple[Sequence[int], Sequence[int], dict[str, Any]]
-    ) -> None:
-        """Take complete groups from a worker: sequence numbers, sizes, and packed rollouts."""
-        self._keep(*completed)
-        # Only now: until they are kept, a resume must find them in flight.
-        for seq_no in completed[0]:
+    def _complete_groups(self, worker: W, packed: dict[str, Any]) -> None:
+        """Take complete groups from a worker, as `pack_samples` has them."""
+        self._keep(packed)
+        for seq_no in packed["seq_nos"]:
             del worker.in_flight[seq_no]

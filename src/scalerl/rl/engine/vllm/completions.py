@@ -6,23 +6,13 @@ Shapes in names: T tokens of a completion.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalerl.errors import ScalerlError, WorkerError, brief
-
-
-@dataclass(frozen=True, order=True)
-class Request:
-    """A completion to sample."""
-
-    seq_no: int
-    sample: int
-    prompt: tuple[int, ...] = field(compare=False)
-    seed: int = field(compare=False)
-    interrupt_at: int = field(compare=False)
+from scalerl.rl.engine.sampling import Request
 
 
 @dataclass(frozen=True)
@@ -89,7 +79,7 @@ class Flight:
     @property
     def loss(self) -> Lost:
         """What is lost where it comes to nothing."""
-        return Lost(len(self.request.prompt), self.seen)
+        return Lost(len(self.request.prompt_T), self.seen)
 
 
 def parsed(name: str, answer: Any, flight: Flight) -> Completed | None:

@@ -16,9 +16,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from os import environ
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,8 @@ from scalerl.errors import InputError, ScalerlError
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
-from scalerl.rl.engine.generator import PROMPTS_KEPT, Sampling
-from scalerl.rl.engine.ordered import Asked, OrderedGroups, sum_of
-from scalerl.rl.engine.random import stream_keys, uniform
+from scalerl.rl.engine.ordered import OrderedGroups, sum_of
+from scalerl.rl.engine.sampling import GroupRequest, RequestFactory, Sampling
 from scalerl.rl.engine.vllm.client import Client, Wanted
 from scalerl.rl.engine.vllm.completions import (
     Completed,
@@ -40,7 +38,6 @@ from scalerl.rl.engine.vllm.completions import (
     FailedRequest,
     Installed,
     Lost,
-    Request,
     Restarted,
 )
 from scalerl.rl.engine.vllm.follow import follow
@@ -48,19 +45,8 @@ from scalerl.rl.engine.vllm.kept import Times
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.server import Server, find_python, flags, place_servers
 from scalerl.rl.engine.vllm.server_pool import ServerPool
-from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer, prompt_tokens
-from scalerl.rl.types import Counters, Prompt, Rollout, Weights
-
-
-@dataclass
-class _Group:
-    """A group in flight."""
-
-    prompt: Prompt
-    epoch: int
-    prompt_T: np.ndarray
-    interrupt_at: list[int]
-    rollouts: list[Rollout | None]
+from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
+from scalerl.rl.types import Counters, Rollout, Weights
 
 
 class VllmGenerator(OrderedGroups):
@@ -88,13 +74,11 @@ class VllmGenerator(OrderedGroups):
     ) -> None:
         """`logs` is the folder for the logs of our own servers; `purpose` sets caches apart; `timeline` (a
         `scalerl.rl.workers.ray` Timeline) records what each server did, and which joined or were lost."""
-        super().__init__()
+        super().__init__(version)
         self.sampling, self._settings = sampling, settings
-        self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
+        self._factory = RequestFactory(tokenizer, sampling)
         model: Any = empty_model(model_folder, dtype_of(precision))
         self._flop_count = FlopCount.of(model)
-        self._groups: dict[int, _Group] = {}
-        self._version = version
         self._counters = Counters()
         self._installed = [-1] * (len(settings.urls) or settings.servers)
         self._away: set[int] = set()
@@ -180,20 +164,8 @@ class VllmGenerator(OrderedGroups):
 
     # -- the interface ---------------------------------------------------------------------------------------
 
-    def _assign(self, seq_no: int, group: Asked) -> None:
-        prompt, epoch, n_samples = group
-        prompt_T = self._tokens(prompt)
-        if not 1 <= len(prompt_T) <= self.sampling.max_prompt_tokens:
-            raise ValueError(
-                f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
-                f"{self.sampling.max_prompt_tokens}"
-            )
-        key_G = stream_keys(self.sampling.seed, prompt.id, epoch, last=range(n_samples))
-        interrupt_G = self.sampling.length.draw(uniform(key_G, np.full(n_samples, -2)))
-        self._groups[seq_no] = _Group(prompt, epoch, prompt_T, interrupt_G.tolist(), [None] * n_samples)
-        tokens, seed_G = tuple(prompt_T.tolist()), key_G.view(np.int64).tolist()
-        own = zip(range(n_samples), seed_G, interrupt_G.tolist(), strict=True)
-        self._pool.submit([Request(seq_no, sample, tokens, seed, at) for sample, seed, at in own])
+    def _assign(self, seq_no: int, group: GroupRequest) -> None:
+        self._pool.submit(self._factory.requests(seq_no, group))
 
     def work(self) -> None:
         """Wait until something happens, and take note."""
@@ -201,7 +173,7 @@ class VllmGenerator(OrderedGroups):
 
     def update(self, weights: Weights, version: int) -> None:
         """Offer new weights; completions in flight go on with them and their old KV cache."""
-        self._version = version
+        self.version = version
         self._pool.offer(weights, version)
 
     @property
@@ -239,19 +211,13 @@ class VllmGenerator(OrderedGroups):
         Raises:
             WorkerError: one does not start, or is another than it must be.
         """
-        while self.installed < self._version:
+        while self.installed < self.version:
             self.work()
 
     @property
     def pids(self) -> list[int | None]:
         """Of the servers that were started here; None of one that is dead."""
         return self._pool.pids
-
-    def _under_way(self) -> Mapping[int, Asked]:
-        return {seq_no: (g.prompt, g.epoch, len(g.rollouts)) for seq_no, g in self._groups.items()}
-
-    def _published(self) -> int:
-        return self._version
 
     def close(self) -> None:
         """End the servers that were started here; what is in flight is lost."""
@@ -308,13 +274,9 @@ class VllmGenerator(OrderedGroups):
 
     def _finish(self, completed: Completed) -> None:
         request = completed.request
-        group = self._groups[request.seq_no]
-        rollout = _rollout(group, completed, self.sampling)
-        group.rollouts[request.sample] = rollout
-        self._count(len(request.prompt), len(completed.token_T), completed.cached, rollout.length)
-        if all(r is not None for r in group.rollouts):
-            self._complete[request.seq_no] = tuple(r for r in group.rollouts if r is not None)
-            del self._groups[request.seq_no]
+        rollout = _rollout(completed, self.sampling)
+        self._count(len(request.prompt_T), len(completed.token_T), completed.cached, rollout.length)
+        self._add(request.seq_no, rollout)
 
     def _count(self, prompt: int, tokens: int, cached: int, sampled: int) -> None:
         """The last token is sampled and not read; those in the prefix cache are not read again."""
@@ -325,28 +287,23 @@ class VllmGenerator(OrderedGroups):
         self.cached += cached
 
 
-def _rollout(group: _Group, completed: Completed, sampling: Sampling) -> Rollout:
-    sample, marks = completed.request.sample, completed.marks
+def _rollout(completed: Completed, sampling: Sampling) -> Rollout:
+    request, marks = completed.request, completed.marks
     n, forced, truncated = follow(
-        sampling.length, completed.token_T, group.interrupt_at[sample], sampling.end_token
+        sampling.length, completed.token_T, request.interrupt_at, sampling.end_token
     )
     sampled_T = np.ones(n, dtype=bool)
     sampled_T[forced] = False
     version_T = np.zeros(n, dtype=np.int32)
     for start, version in marks:
         version_T[start:] = version
-    return Rollout(
-        prompt=group.prompt,
-        epoch=group.epoch,
-        sample=sample,
-        prompt_T=group.prompt_T,
+    return request.rollout(
         token_T=completed.token_T[:n],
         sampled_T=sampled_T,
         logp_T=np.where(sampled_T, completed.logp_T[:n], 0).astype(np.float32),
         version_T=version_T,
         first_version=marks[0][1],
         truncated=truncated,
-        interrupted=not sampled_T.all(),
     )
 
 

@@ -26,16 +26,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.generator import Sampling
+from scalerl.rl.engine.sampling import Request, Sampling
 from scalerl.rl.engine.vllm.client import Client, Wanted, check_server
 from scalerl.rl.engine.vllm.completions import (
     Event,
     FailedRequest,
     Flight,
     Installed,
-    Request,
     Restarted,
     parsed,
 )
@@ -218,12 +219,12 @@ class ServerPool:
         sampling, request = self._sampling, flight.request
         body = {
             "model": server.model,
-            "prompt": request.prompt,
+            "prompt": request.prompt_T.tolist(),
             "max_tokens": sampling.length.max_tokens,
             "temperature": sampling.temperature,
             "top_p": 1.0,
             "top_k": 0,
-            "seed": request.seed,
+            "seed": int(request.key.view(np.int64)),  # vLLM takes signed seeds
             "logprobs": 0,
             "return_token_ids": True,
             "ignore_eos": True,  # the recipe's end token alone ends a completion

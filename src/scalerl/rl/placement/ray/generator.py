@@ -28,7 +28,8 @@ from typing import Any
 
 from scalerl.errors import ScalerlError, WorkerError, counted
 from scalerl.rl.config.recipe import Recipe
-from scalerl.rl.engine.ordered import Asked, OrderedGroups
+from scalerl.rl.engine.ordered import OrderedGroups
+from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.placement.ray.generator_actor import THREADS, GeneratorActor, Message
 from scalerl.rl.placement.rollouts import Assigned, AssignedGroups
 from scalerl.rl.sync.transport import ObjectStore
@@ -106,7 +107,7 @@ class RolloutWorker(Assigned, ActorWorker):
         self.offer_at = time.monotonic() + backoff(self.misses, self.timeouts.weights / 8)
         self.misses += 1
 
-    def submit(self, groups: Mapping[int, Asked]) -> None:
+    def submit(self, groups: Mapping[int, GroupRequest]) -> None:
         """Send it groups to sample, by sequence number."""
         assert self.actor is not None
         if not self.in_flight:
@@ -151,12 +152,12 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
         version: int = 0,
         timeline: Timeline | None = None,
     ) -> None:
-        OrderedGroups.__init__(self)
+        OrderedGroups.__init__(self, version)
         cluster = recipe.on_cluster
         ActorPool.__init__(self, cluster.timeouts, timeline or Timeline())
         self._transport = transport
         request = actors_of(GeneratorActor, THREADS, cluster.generator, session.room["generators"])
-        self._unassigned: dict[int, Asked] = {}
+        self._unassigned: dict[int, GroupRequest] = {}
         """Groups in flight of no worker, by sequence number."""
         self._floor = 0
         """The version by which groups have been admitted."""
@@ -170,7 +171,6 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
             for i in range(cluster.generators)
         ]
         self._transport.publish(weights, version)
-        self._version = version
         self._start()
         try:
             self._wait_for_weights()
@@ -180,7 +180,7 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
 
     def _wait_for_weights(self) -> None:
         ends = time.monotonic() + self._timeouts.start
-        while self.installed < self._version or self.alive < len(self._workers):
+        while self.installed < self.version or self.alive < len(self._workers):
             self._poll(_WORK)
             self._none_since = math.inf  # that none takes part yet is no loss
             if time.monotonic() > ends or self.lost:
@@ -197,7 +197,7 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
         """Offer new weights; completions in flight go on with them and their old KV cache."""
         self._poll(0)
         self._transport.publish(weights, version)
-        self._version = version
+        self.version = version
         workers = [worker for worker in self._workers if worker.taking_part]
         parcels = self._transport.for_all([worker.arrival for worker in workers], version)
         for worker, parcel in zip(workers, parcels, strict=True):
@@ -215,22 +215,16 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
         """The version that every worker which takes part has installed."""
         self._poll(0)
         # Without a worker it is the latest: one that comes installs that before it takes part.
-        least = min((w.installed for w in self._workers if w.taking_part), default=self._version)
+        least = min((w.installed for w in self._workers if w.taking_part), default=self.version)
         self._floor = max(self._floor, least)
         return self._floor
 
-    def _assign(self, seq_no: int, group: Asked) -> None:
+    def _assign(self, seq_no: int, group: GroupRequest) -> None:
         workers = [worker for worker in self._workers if worker.taking_part]
         if not workers:
             self._unassigned[seq_no] = group
             return
         min(workers, key=lambda worker: len(worker.in_flight)).submit({seq_no: group})
-
-    def _under_way(self) -> Mapping[int, Asked]:
-        return {**self._unassigned, **super()._under_way()}
-
-    def _published(self) -> int:
-        return self._version
 
     def close(self) -> None:
         """Kill the actors; what is in flight is lost."""
@@ -251,7 +245,7 @@ class RayGenerator(ActorPool[RolloutWorker], AssignedGroups[RolloutWorker]):
                 self._assign(seq_no, group)
 
     def _offer_to(self, worker: RolloutWorker) -> None:
-        worker.offer(self._transport.for_one(), self._version)
+        worker.offer(self._transport.for_one(), self.version)
 
     def _started(self, worker: RolloutWorker) -> None:
         worker.receive()

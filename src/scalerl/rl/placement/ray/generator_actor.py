@@ -14,7 +14,7 @@ import torch
 from scalerl.errors import brief_error
 from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.decoding import decode
-from scalerl.rl.engine.ordered import Asked
+from scalerl.rl.engine.sampling import GroupRequest
 from scalerl.rl.types import Counters, Weights
 from scalerl.rl.workers.ray.actors import WorkerActor
 
@@ -54,7 +54,7 @@ class GeneratorActor(WorkerActor):
         threading.Thread(target=run, daemon=True).start()
 
     @ray.method(concurrency_group="submit")
-    def submit(self, groups: Sequence[tuple[int, Asked]]) -> None:
+    def submit(self, groups: Sequence[tuple[int, GroupRequest]]) -> None:
         """Admit groups, each with its sequence number."""
         for seq_no, group in groups:
             self._inbox.put((seq_no, *group))

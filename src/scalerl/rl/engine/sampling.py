@@ -1,0 +1,137 @@
+"""How completions are sampled: the settings of a run, and the random numbers and requests of its completions.
+
+Random numbers are counter-based: every number is a hash of (seed, prompt id, epoch, sample) and the position,
+and no generator carries state. So a completion does not depend on where it ran or on what shared its batch.
+
+Shapes in names: T tokens, G completions of a group, S streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from scalerl.rl.algo.length import LengthRule
+from scalerl.rl.config.settings import EngineKind
+from scalerl.rl.model.causal_lm import prompt_tokens
+from scalerl.rl.types import Prompt, Rollout
+
+PROMPTS_KEPT = 10_000
+"""Prompts whose tokens are kept for when they are drawn again."""
+_INTERRUPT_POSITION = -2  # tokens are drawn at positions 0 and above
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GroupRequest = tuple[Prompt, int, int]
+"""A group to be sampled: prompt, epoch, number of completions."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are sampled: shared by every completion of a run, and by its evaluations."""
+
+    temperature: float
+    fp32_logits: bool
+    seed: int
+    max_prompt_tokens: int
+    length: LengthRule
+    """When thinking and answer end (token ids resolved)."""
+    end_token: int
+    engine: EngineKind = "auto"
+
+
+@dataclass(frozen=True, order=True)
+class Request:
+    """A completion to sample; requests are ordered as they were admitted."""
+
+    seq_no: int
+    sample: int
+    prompt: Prompt = field(compare=False)
+    prompt_T: np.ndarray = field(compare=False)
+    epoch: int = field(compare=False)
+    key: np.uint64 = field(compare=False)
+    """Names its stream of random numbers."""
+    interrupt_at: int = field(compare=False)
+    """Thinking tokens after which it is interrupted."""
+
+    def rollout(
+        self,
+        *,
+        token_T: np.ndarray,
+        sampled_T: np.ndarray,
+        logp_T: np.ndarray,
+        version_T: np.ndarray,
+        first_version: int,
+        truncated: bool,
+    ) -> Rollout:
+        """Return the completion as it was sampled; see `Rollout` for the fields."""
+        return Rollout(
+            prompt=self.prompt,
+            epoch=self.epoch,
+            sample=self.sample,
+            prompt_T=self.prompt_T,
+            token_T=token_T,
+            sampled_T=sampled_T,
+            logp_T=logp_T,
+            version_T=version_T,
+            first_version=first_version,
+            truncated=truncated,
+            interrupted=not sampled_T.all(),
+        )
+
+
+class RequestFactory:
+    """Turns groups into the requests of their completions; the tokens of prompts are cached."""
+
+    def __init__(self, tokenizer: Any, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._tokens = lru_cache(PROMPTS_KEPT)(partial(prompt_tokens, tokenizer))
+
+    def requests(self, seq_no: int, group: GroupRequest) -> list[Request]:
+        """Return the requests of a group, by sample.
+
+        Raises:
+            ValueError: the prompt is empty or too long.
+        """
+        (prompt, epoch, n_samples), sampling = group, self._sampling
+        prompt_T = self._tokens(prompt)
+        if not 1 <= len(prompt_T) <= sampling.max_prompt_tokens:
+            raise ValueError(
+                f"prompt {prompt.id} has {len(prompt_T)} tokens; context.prompt allows 1 to "
+                f"{sampling.max_prompt_tokens}"
+            )
+        key_G = stream_keys(sampling.seed, prompt.id, epoch, last=range(n_samples))
+        interrupt_G = sampling.length.draw(uniform(key_G, np.full(n_samples, _INTERRUPT_POSITION)))
+        return [
+            Request(seq_no, sample, prompt, prompt_T, epoch, key_G[sample], int(interrupt_G[sample]))
+            for sample in range(n_samples)
+        ]
+
+
+def stream_keys(*parts: object, last: Iterable[object]) -> np.ndarray:
+    """Return the 64-bit keys of streams of random numbers, one for each of `last`: uint64, shape (S,).
+
+    A stream is named by `parts`, which all streams share, and by its own one of `last`.
+    """
+    common = hashlib.blake2b("".join(f"{part}\0" for part in parts).encode(), digest_size=8)
+    digests = []
+    for part in last:
+        own = common.copy()
+        own.update(str(part).encode())
+        digests.append(own.digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
+def uniform(key_S: np.ndarray, position_S: np.ndarray) -> np.ndarray:
+    """Return numbers uniform in [0, 1), one per (key, position): SplitMix64 (Steele, Lea, Flood 2014).
+
+    Both arguments are integer arrays of one shape; the result is float64 of that shape.
+    """
+    z = key_S.astype(np.uint64) + (position_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
