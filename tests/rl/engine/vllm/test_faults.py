@@ -52,13 +52,13 @@ def connect(llama_folder, tokenizer, weights, rule, tmp_path, monkeypatch):
     """A function that makes a generator over servers; it ends with the test."""
     made = []
     monkeypatch.setenv("SCALERL_VLLM_API_KEY", KEY)
-    monkeypatch.setattr(server_pool, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(server_pool, "CHECK_EVERY", 0.1)
 
-    def make(*peers, rows=8, length=rule, timeline=None, **changes):
+    def make(*peers, slots=8, length=rule, timeline=None, **changes):
         settings = Vllm(urls=tuple(peer.url for peer in peers), weights_folder=str(tmp_path))
         settings = replace(settings, **{"start_seconds": 20.0, "answer_seconds": 5.0, **changes})
         sampling = Sampling(1.0, True, 0, 24, length, STOP)
-        how = {"rows": rows, "timeline": timeline}
+        how = {"slots": slots, "timeline": timeline}
         made.append(VllmGenerator(settings, sampling, tokenizer, llama_folder, weights, **how))
         return made[-1]
 
@@ -243,7 +243,7 @@ def died(peer, generator, tokenizer):
 
 
 def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(peer, connect, tokenizer):
-    generator = connect(peer, rows=3)
+    generator = connect(peer, slots=3)
     submit(generator, PROMPTS[:1])
     collect(generator, 1)
     peer.held.clear()
@@ -255,13 +255,13 @@ def test_a_server_that_dies_is_waited_for_and_has_its_completions_begun_again(pe
     assert [group[0].prompt.id for group in groups] == ["p/1", "p/2", "p/3"]
     assert len(revived.loaded) == 1  # the weights of the day, before anything else
     assert generator.restarts == 1
-    assert generator.counters.restarted == 2  # three rows held completions of two groups
+    assert generator.counters.restarted == 2  # three slots held completions of two groups
     again = {body["seed"] for body in revived.bodies}
     assert {body["seed"] for body in peer.bodies[2:]} <= again  # what is begun again draws the same
 
 
 def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer, connect, tokenizer):
-    generator = connect(peer, rows=2)
+    generator = connect(peer, slots=2)
     peer.held.clear()
     submit(generator, PROMPTS[:1])
     while len(peer.bodies) < 2:
@@ -272,7 +272,7 @@ def test_a_server_that_dies_before_its_first_completion_is_waited_for_once(peer,
 
 
 def test_an_update_marks_what_had_begun_and_calls_back_what_had_not(peer, connect, weights):
-    generator = connect(peer, rows=2)
+    generator = connect(peer, slots=2)
     peer.held.clear()
     submit(generator, PROMPTS[:1])
     while len(peer.bodies) < 2:
@@ -313,7 +313,7 @@ def test_versions_that_are_overtaken_are_passed_over_and_their_files_removed(
 def test_two_servers_share_the_work_and_the_slower_one_bounds_the_version(peer, connect, tokenizer, weights):
     other = FaultyServer(tokenizer, TOKENS)
     try:
-        generator = connect(peer, other, rows=2)
+        generator = connect(peer, other, slots=2)
         while generator.installed < 0:
             generator.work()
         submit(generator)
@@ -334,7 +334,7 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
     peer, connect, tokenizer, weights
 ):
     other = FaultyServer(tokenizer, TOKENS)
-    generator = connect(peer, other, rows=2)
+    generator = connect(peer, other, slots=2)
     while generator.installed < 0:
         generator.work()
     submit(generator)
@@ -370,7 +370,7 @@ def test_where_a_server_dies_the_others_go_on_and_it_comes_back_with_the_newest_
 
 
 def test_a_resume_begins_again_what_was_in_flight(peer, connect):
-    generator = connect(peer, rows=4)
+    generator = connect(peer, slots=4)
     submit(generator, PROMPTS[:2])
     while generator.ready < 2:
         generator.work()
@@ -378,7 +378,7 @@ def test_a_resume_begins_again_what_was_in_flight(peer, connect):
     submit(generator, PROMPTS[2:])
     state = generator.state()
     peer.held.set()
-    resumed = connect(peer, rows=4)
+    resumed = connect(peer, slots=4)
     resumed.restore(state)
     assert (resumed.ready, resumed.in_flight) == (2, 4)
     groups = collect(resumed, 4)
@@ -392,7 +392,7 @@ def test_more_connections_than_a_shell_allows_are_made_room_for(peer, connect):
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
     peer.flags["max_num_seqs"] = 1000
     try:
-        generator = connect(peer, rows=1000)
+        generator = connect(peer, slots=1000)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(2024, before[1])
         submit(generator)
         assert len(collect(generator, 4)) == 4
@@ -436,7 +436,7 @@ def test_tokens_that_were_lost_with_a_server_are_counted_as_far_as_they_were_see
     peer, connect, tokenizer, weights
 ):
     lines = Timeline()
-    generator = connect(peer, rows=2, timeline=lines)
+    generator = connect(peer, slots=2, timeline=lines)
     submit(generator, PROMPTS[:1])
     collect(generator, 1)
     tokens, flops = generator.counters.tokens, generator.counters.flops
@@ -550,10 +550,10 @@ def test_without_vllm_it_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_an_error_in_the_task_of_a_completion_ends_the_run(peer, connect, monkeypatch):
-    def parsed(*args):
+    def parse_answer(*args):
         raise ZeroDivisionError("nobody has thought of this")
 
-    monkeypatch.setattr(server_pool, "parsed", parsed)
+    monkeypatch.setattr(server_pool, "parse_answer", parse_answer)
     generator = connect(peer)
     generator.submit(PROMPTS[0], 0, 1)
     with pytest.raises(WorkerError, match="cannot go on: ZeroDivisionError: nobody has thought of this"):

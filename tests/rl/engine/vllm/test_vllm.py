@@ -35,7 +35,7 @@ from scalerl.rl.tasks.chain import END, END_OF_THINKING, PAD, TIME_IS_UP, VOCABU
 from scalerl.rl.types import Prompt
 
 pytestmark = needs_vllm
-ROWS = 16
+SLOTS = 16
 STOP, CLOSE, UP = (VOCABULARY.index(word) for word in (END, END_OF_THINKING, TIME_IS_UP))
 RULE = LengthRule(50, 20, Marker((CLOSE,)), (UP, CLOSE), (5, 50))
 # What the base model hardly ever writes, as the end of thinking and as the end: up to 312 tokens.
@@ -67,7 +67,9 @@ def own(served, base_weights, tmp_path_factory):
     longer = *SETTINGS.arguments, "--max-model-len", str(POSITIONS)
     settings = replace(SETTINGS, arguments=longer)  # than it needs for itself
     started = time.perf_counter()
-    generator = VllmGenerator(settings, sampling, tokenizer, str(served), base_weights, rows=ROWS, logs=logs)
+    generator = VllmGenerator(
+        settings, sampling, tokenizer, str(served), base_weights, slots=SLOTS, logs=logs
+    )
     generator.wait_until_started()
     print(f"\nthe server started in {time.perf_counter() - started:.0f} s")
     yield generator
@@ -86,10 +88,10 @@ def connected(server, base, base_weights):
     made = []
     settings = replace(SETTINGS, urls=(f"unix://{server.socket}",))
 
-    def make(length=RULE, weights=base_weights, rows=ROWS, **changes):
+    def make(length=RULE, weights=base_weights, slots=SLOTS, **changes):
         sampling = Sampling(TEMPERATURE, True, 0, 48, length, STOP)
         sampling = replace(sampling, **changes)
-        made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, rows=rows))
+        made.append(VllmGenerator(settings, sampling, load_tokenizer(base), base, weights, slots=slots))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as environment:
@@ -119,7 +121,7 @@ def test_completions_across_updates_are_reproduced_by_their_versions_and_a_stale
     server, connect, base, base_weights, rule
 ):
     versions = [base_weights, *(perturbed(base_weights, seed, 0.05) for seed in range(1, 41))]
-    generator, version = connect(rule, rows=5, end_token=NEVER), 0  # few at once, so that all of it lasts
+    generator, version = connect(rule, slots=5, end_token=NEVER), 0  # few at once, so that all of it lasts
     for n in range(1, 40, 4):
         generator.submit(prompt_of(n), 0, 2)
     while generator.ready < 10:
@@ -185,7 +187,7 @@ def test_an_end_of_thinking_of_several_tokens_is_found_in_the_text(connect, base
 
 def test_the_prefix_cache_is_used_within_a_version_and_never_across_versions(connect, base, base_weights):
     """A prompt of 40 tokens has one whole block of the cache, which a later completion finds there."""
-    generator, versions = connect(rows=1), [base_weights, perturbed(base_weights, 1)]
+    generator, versions = connect(slots=1), [base_weights, perturbed(base_weights, 1)]
     generator.submit(prompt_of(40), 0, 4)
     before = collect(generator, 1)
     assert generator.cached == 3 * 32
@@ -310,7 +312,7 @@ def test_a_server_that_is_killed_is_started_again_and_its_completions_with_it(ow
     assert {v for r in rollouts[-4:] for v in r.version_T.tolist()} == {2}
     lost = restarted.tokens - sum(r.length for r in rollouts)
     print(f"\n{lost} tokens were lost with the server")
-    assert 0 <= lost <= ROWS * RULE.max_tokens
+    assert 0 <= lost <= SLOTS * RULE.max_tokens
 
 
 def test_after_an_update_a_server_is_one_that_had_the_weights_from_the_start(restarted):
@@ -333,7 +335,7 @@ folder, python, logs = sys.argv[1:]
 sampling = Sampling(1.0, True, 0, 24, LengthRule(20, 20, Marker((2,))), 1)
 weights, tokenizer = copy_weights(load_model(folder)), load_tokenizer(folder)
 settings = Vllm(python=python)
-generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, rows=4, logs=logs)
+generator = VllmGenerator(settings, sampling, tokenizer, folder, weights, slots=4, logs=logs)
 while generator.pids == [None]:
     time.sleep(0.1)
 time.sleep(5)

@@ -1,89 +1,40 @@
-"""Requests to vLLM servers, their completions, and the other events of a server pool.
+"""Completions that vLLM returned: parsed, held against the length rule, and made rollouts.
 
 Shapes in names: T tokens of a completion.
 """
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.errors import ScalerlError, WorkerError, brief
-from scalerl.rl.engine.sampling import Request
+from scalerl.errors import WorkerError, brief
+from scalerl.rl.algo.length import LengthRule, Marker
+from scalerl.rl.engine.sampling import Request, Sampling
+from scalerl.rl.types import Rollout
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A completion as it came back."""
+    """A completion as the server returned it."""
 
     request: Request
     token_T: np.ndarray
     logp_T: np.ndarray
     marks: list[tuple[int, int]]
-    """From which token on which version sampled; the first version read the prompt."""
+    """(token, version) from which token on which version sampled; the first version read the prompt."""
     cached: int
     """Tokens of the prompt that were found in the prefix cache."""
 
 
-@dataclass(frozen=True)
-class Installed:
-    """A server has these weights."""
+def parse_answer(name: str, answer: Any, request: Request, marks: list[tuple[int, int]]) -> Completed | None:
+    """Return the completion; None where the request was aborted.
 
-    server: int
-    version: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A completion came to nothing: it had so many tokens when that was last asked; it begins again."""
-
-    prompt: int
-    """Tokens of its prompt."""
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """A server died, and the groups with these sequence numbers with it."""
-
-    server: int
-    seq_nos: set[int]
-    why: str
-
-
-@dataclass(frozen=True)
-class FailedRequest:
-    """Nothing goes on."""
-
-    error: ScalerlError
-
-
-Event = Completed | Installed | Lost | Restarted | FailedRequest
-
-
-@dataclass
-class Flight:
-    """A request on its way to a server, or there."""
-
-    request: Request
-    name: str
-    marks: list[tuple[int, int]]
-    seen: int = 0
-    """Tokens that it is known to have."""
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def loss(self) -> Lost:
-        """What is lost where it comes to nothing."""
-        return Lost(len(self.request.prompt_T), self.seen)
-
-
-def parsed(name: str, answer: Any, flight: Flight) -> Completed | None:
-    """The completion; None where it was called back."""
+    Raises:
+        WorkerError: the answer is not that of a vLLM server.
+    """
     try:
         (choice,) = answer["choices"]
         if choice["finish_reason"] == "abort":
@@ -95,4 +46,82 @@ def parsed(name: str, answer: Any, flight: Flight) -> Completed | None:
         raise WorkerError(f"{name}: no tokens in its answer {brief(answer)}: is it vLLM?") from None
     if token_T.shape != logp_T.shape or token_T.ndim != 1 or not np.isfinite(logp_T).all():
         raise WorkerError(f"{name}: its answer has not one finite log-probability for each token")
-    return Completed(flight.request, token_T, logp_T, flight.marks, cached)
+    return Completed(request, token_T, logp_T, marks, cached)
+
+
+def rollout_of(completed: Completed, sampling: Sampling) -> Rollout:
+    """Return the completion, held against the length rule.
+
+    Raises:
+        WorkerError: its tokens do not follow the rule.
+    """
+    request, marks = completed.request, completed.marks
+    n, forced, truncated = follow(
+        sampling.length, completed.token_T, request.interrupt_at, sampling.end_token
+    )
+    sampled_T = np.ones(n, dtype=bool)
+    sampled_T[forced] = False
+    version_T = np.zeros(n, dtype=np.int32)
+    for start, version in marks:
+        version_T[start:] = version
+    return request.rollout(
+        token_T=completed.token_T[:n],
+        sampled_T=sampled_T,
+        logp_T=np.where(sampled_T, completed.logp_T[:n], 0).astype(np.float32),
+        version_T=version_T,
+        first_version=marks[0][1],
+        truncated=truncated,
+    )
+
+
+class Followed(NamedTuple):
+    """A completion: the first `n` tokens, of which those at `forced` were inserted."""
+
+    n: int
+    forced: slice
+    truncated: bool
+
+
+def follow(rule: LengthRule, token_T: np.ndarray, interrupt_at: int, end_token: int) -> Followed:
+    """Return what `LengthState` would make of the tokens one by one: what was sampled, forced and cut off.
+
+    Raises:
+        WorkerError: the tokens do not follow the rule: they are too few, or differ from the forced ones.
+    """
+    ends = np.flatnonzero(token_T == end_token)
+    if not rule.phrase:
+        return _finished(token_T, 0, ends, rule.max_tokens, slice(0, 0))
+    thinking = min(interrupt_at, *(ends[:1] + 1)) if len(ends) else interrupt_at
+    closed = _closes_at(rule.end_of_thinking, token_T[:thinking])
+    if closed is not None:
+        return _finished(token_T, closed + 1, ends, rule.answer, slice(0, 0))
+    if thinking < interrupt_at or (len(ends) and ends[0] == interrupt_at - 1):
+        return Followed(thinking, slice(0, 0), truncated=False)
+    forced = slice(interrupt_at, interrupt_at + len(rule.phrase))
+    if tuple(token_T[forced]) != rule.phrase:
+        raise WorkerError(
+            f"vLLM did not end the thinking at token {interrupt_at}: is its server started with "
+            "--logits-processors, as docs/vllm.md says?"
+        )
+    return _finished(token_T, forced.stop, ends, rule.answer, forced)
+
+
+def _finished(token_T: np.ndarray, start: int, ends: np.ndarray, budget: int, forced: slice) -> Followed:
+    """End at the end token within `budget` tokens from `start`, or truncate there."""
+    later = ends[ends >= start]
+    if len(later) and later[0] < start + budget:
+        return Followed(int(later[0]) + 1, forced, truncated=False)
+    if len(token_T) < start + budget:
+        raise WorkerError(f"vLLM ended a completion after {len(token_T)} tokens, with budget left")
+    return Followed(start + budget, forced, truncated=True)
+
+
+def _closes_at(marker: Marker, token_T: np.ndarray) -> int | None:
+    """Return the position at which the end of thinking is first complete."""
+    if not marker.decode:
+        found = np.flatnonzero(token_T == marker.tokens[0])
+        return int(found[0]) if len(found) else None
+    for at in np.flatnonzero(np.isin(token_T, sorted(marker.last))):
+        if marker.closes(token_T[max(at + 1 - marker.window, 0) : at + 1]):
+            return int(at)
+    return None

@@ -1,8 +1,8 @@
-"""What both sides of the connection to vLLM must agree on: this process, and the one that serves."""
+"""What the client and vLLM's own processes must agree on; it imports no more than `served` may."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scalerl.rl.algo.length import LengthRule, Marker
@@ -14,7 +14,7 @@ LENGTH_CONTROL = "scalerl.rl.engine.vllm.served:LengthProcessor"
 
 
 def rule_to_json(rule: LengthRule) -> dict[str, Any]:
-    """What `rule_from_json` takes back."""
+    """Return the rule as JSON, for `rule_from_json`."""
     marker = rule.end_of_thinking
     return {
         "thinking": rule.thinking,
@@ -25,7 +25,7 @@ def rule_to_json(rule: LengthRule) -> dict[str, Any]:
 
 
 def rule_from_json(values: Mapping[str, Any], decode: Callable[[list[int]], str]) -> LengthRule:
-    """The rule; `decode` is that of the same tokenizer. When to interrupt is drawn elsewhere."""
+    """Return the rule; `decode` is that of the same tokenizer. When to interrupt is drawn by the client."""
     tokens, text, last = (values["marker"][key] for key in ("tokens", "text", "last"))
     marker = Marker(tuple(tokens), text, frozenset(last), decode if text else None)
     return LengthRule(values["thinking"], values["answer"], marker, tuple(values["phrase"]))
@@ -42,29 +42,5 @@ _SHAPE = (
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """What tells one model from another, of a Hugging Face config."""
+    """Return the sizes that tell one model from another, from a Hugging Face config."""
     return {name: getattr(config, name, None) for name in _SHAPE}
-
-
-def complaints(found: Mapping[str, Any], precision: str, fp32_logits: bool, rows: int) -> Iterator[str]:
-    """What is wrong with how a server was started, by what its worker extension says of it."""
-    if found["dtype"] != precision:
-        yield f"--dtype {precision} (it has {found['dtype']})"
-    if fp32_logits and found["head_dtype"] != "float32":
-        yield '--hf-overrides \'{"head_dtype": "float32"}\''
-    if found["logprobs_mode"] != "processed_logprobs":
-        yield "--logprobs-mode processed_logprobs"
-    if found["max_num_seqs"] < rows:
-        yield f"--max-num-seqs {rows} (it has {found['max_num_seqs']})"
-    if found["async_scheduling"]:
-        yield "--no-async-scheduling"
-    if found["v2_model_runner"]:
-        yield "VLLM_USE_V2_MODEL_RUNNER=0"
-    if not found["length_control"]:
-        yield f"--logits-processors {LENGTH_CONTROL}"
-    if found["data_parallel"] > 1:
-        yield "--data-parallel-size 1 (a server for each instead: an update pauses one engine)"
-    if found["pipeline_parallel"] > 1:
-        yield "--pipeline-parallel-size 1 (no stage but the last knows the newest token)"
-    if found["speculative"]:
-        yield "no --speculative-config (its drafts know neither new weights nor forced tokens)"

@@ -1,18 +1,16 @@
-"""A vLLM server of our own: its command, its process, its end.
+"""A vLLM server that is started here: its command, environment, process and log.
 
-It listens on a Unix socket in a folder that only this user can enter: vLLM's key guards its completions, but
-not `/pause` or `/collective_rpc`. What its processes say to each other goes over the loopback. Its key is in
-its environment, not in its arguments. When the trainer dies, however it does, so does the server (`launch`).
+It serves on a Unix socket in a folder that only this user can enter: vLLM's key guards its completions, but
+not `/pause` or `/collective_rpc`. Its processes reach each other over the loopback. Its key is in its
+environment, not in its arguments. However the trainer ends, the server ends with it (`launch`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any
 
 from scalerl.errors import InputError
 from scalerl.rl.config.cluster import Vllm
-from scalerl.rl.engine.vllm.protocol import LENGTH_CONTROL, WORKER
 
 _ERROR = re.compile(r"\w*(?:Error: |Value error, ).+")
 VENV = Path(".vllm-venv")
@@ -28,7 +25,7 @@ VENV = Path(".vllm-venv")
 
 
 def find_python(settings: Vllm) -> str:
-    """The Python of the environment that has vLLM.
+    """Return the Python of the environment that has vLLM.
 
     Raises:
         InputError: there is none.
@@ -43,59 +40,47 @@ def find_python(settings: Vllm) -> str:
     return str(python.absolute())
 
 
-def flags(precision: str, fp32_logits: bool, rows: int, positions: int) -> list[str]:
-    """What any server must be started with, our own and others'."""
-    head = {"head_dtype": "float32"} if fp32_logits else {}
-    return [
-        *("--dtype", precision),
-        *("--max-num-seqs", str(rows), "--max-model-len", str(positions)),
-        *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *("--worker-extension-cls", WORKER, "--logits-processors", LENGTH_CONTROL),
-        # The weights change between two steps: none is under way then, and every token is counted.
-        "--no-async-scheduling",
-        "--enable-prompt-tokens-details",
-        *(("--hf-overrides", json.dumps(head)) if head else ()),
-    ]
-
-
 def environment(folder: Path) -> dict[str, str]:
-    """The same, in the environment. `folder` is made a place to import scalerl from, and nothing else: beside
-    an installed package are all others of the trainer's environment, which are not those of vLLM's."""
+    """Return what any server needs in its environment.
+
+    `folder` is made a place to import scalerl from, and nothing else: an installed package lies beside all
+    others of the trainer's environment, which differ from those of vLLM's.
+    """
     folder.mkdir(exist_ok=True)
     with suppress(FileExistsError):
         (folder / "scalerl").symlink_to(Path(__file__).parents[3])
     return {
         "VLLM_SERVER_DEV_MODE": "1",  # /pause, /resume and /collective_rpc
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # whose requests the worker extension knows
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker extension reads the requests of the first
         "PYTHONPATH": str(folder),
     }
 
 
 @dataclass
-class Server:
-    """The process; `start` again after its death."""
+class ServerProcess:
+    """The process of a server; `start` may be called again after it has exited."""
 
     settings: Vllm
     model_folder: str
     arguments: list[str]
     folder: Path
-    """Its socket; removed with it."""
+    """The folder of its socket, which is removed with it."""
     log: Path
     key: str
     index: int = 0
     devices: tuple[str, ...] = ()
-    """GPUs, as CUDA_VISIBLE_DEVICES wants them; without any it computes on the CPU."""
+    """GPUs, as in CUDA_VISIBLE_DEVICES; without any it computes on the CPU."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
     _log_start: int = 0
-    """Where this life of it begins in the log."""
+    """Where the log of the running process starts."""
 
     @property
     def socket(self) -> str:
-        """Where it listens."""
+        """The path of its Unix socket."""
         return str(self.folder / f"{self.index}.sock")
 
     def start(self) -> None:
-        """Start it; it answers much later."""
+        """Start the process; it answers much later."""
         Path(self.socket).unlink(missing_ok=True)
         command = [find_python(self.settings), "-m", "scalerl.rl.engine.vllm.launch", str(self.folder)]
         command += ["--model", self.model_folder, "--uds", self.socket, *self.arguments]
@@ -119,15 +104,14 @@ class Server:
                 start_new_session=True,
             )
 
-    def _own_environment(self) -> Mapping[str, str]:
+    def _own_environment(self) -> dict[str, str]:
+        is_local = Path(self.model_folder).is_dir()
         own = {
             "VLLM_API_KEY": self.key,
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_LOOPBACK_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1"
-            if Path(self.model_folder).is_dir()
-            else os.environ.get("HF_HUB_OFFLINE", "0"),
+            "HF_HUB_OFFLINE": "1" if is_local else os.environ.get("HF_HUB_OFFLINE", "0"),
         }
         if self.devices:
             return own | {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
@@ -139,11 +123,11 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Of the server's first process, while that lives."""
+        """The id of the server's first process; None where that has exited."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
-    def last_words(self) -> str:
-        """What its log says of why it died, on one line."""
+    def exit_reason(self) -> str:
+        """Return the first error of its log since its start, on one line."""
         try:
             with self.log.open("rb") as file:
                 file.seek(self._log_start)
@@ -154,8 +138,8 @@ class Server:
         found = (_ERROR.search(line) for line in lines if " WARNING " not in line)
         return next((words[0].strip() for words in found if words), "its log says nothing of why")
 
-    def end(self) -> None:
-        """Let it tidy up, and end it."""
+    def stop(self) -> None:
+        """Stop the server: first so that it can remove its shared memory, then with all of its processes."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -163,7 +147,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all of its processes now."""
+        """Kill it and all of its processes."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -175,10 +159,10 @@ class Server:
 
 def place_servers(
     settings: Vllm, model_folder: str, arguments: list[str], folder: Path, logs: Path, key: str, gpus: int
-) -> list[Server]:
-    """The servers of `settings`, not started, each with GPUs of its own where there are any.
+) -> list[ServerProcess]:
+    """Return the servers of `settings`, not started, each with GPUs of its own where there are any.
 
-    They have the last ones: the trainer computes on the first.
+    They get the last ones: the trainer computes on the first.
 
     Raises:
         InputError: there are not enough GPUs.
@@ -193,7 +177,7 @@ def place_servers(
     names: list[Any] = named.split(",") if named else [str(i) for i in range(gpus)]
     names = names[gpus - settings.servers * each : gpus]
     return [
-        Server(
+        ServerProcess(
             settings,
             model_folder,
             arguments,

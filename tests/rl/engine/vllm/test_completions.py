@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scalerl.errors import WorkerError
 from scalerl.rl.algo.length import LengthRule, LengthState, Marker
-from scalerl.rl.engine.vllm.follow import follow
+from scalerl.rl.engine.vllm.completions import follow
 from scalerl.rl.engine.vllm.protocol import rule_from_json, rule_to_json
 
 END = 0

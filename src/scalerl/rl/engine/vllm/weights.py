@@ -1,0 +1,194 @@
+"""Weights on their way to vLLM's servers.
+
+    FileTransport    a folder of safetensors files in memory for each version, removed once all have read it
+    NcclTransport    vLLM's own transfer between GPUs, with one group for each server
+
+Either passes on weights bucket by bucket: what a sharded learner has put into an object store is never whole
+in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch.cuda import nccl
+
+from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
+from scalerl.rl.engine.vllm.client import Client, ServerLostError
+from scalerl.rl.sync.buckets import buckets_of, layout_of
+from scalerl.rl.types import Weights
+
+
+class FileTransport:
+    """Brings the newest weights to servers, several at a time; files are written for the first that loads."""
+
+    def __init__(self, folder: Path, weights: Weights, version: int) -> None:
+        self._folder = folder
+        self._lock = asyncio.Lock()
+        self._readers: dict[int, int] = {}
+        self._written: dict[int, Path] = {}
+        self.offer(weights, version)
+
+    def offer(self, weights: Weights, version: int) -> None:
+        """Take new weights; those before are of no use any more."""
+        self._weights: Weights | None = weights
+        self.version = version
+
+    @asynccontextmanager
+    async def newest(self) -> AsyncIterator[tuple[int, Path]]:
+        """Yield the newest version and the source that `load` reads; both stay until the block ends."""
+        async with self._lock:
+            version, weights = self.version, self._weights
+            if version not in self._written:
+                assert weights is not None
+                self._written[version] = await asyncio.to_thread(self._write, weights, version)
+                del weights
+                if version == self.version:
+                    self._weights = None  # later servers read the files; this is a model's worth of memory
+            self._readers[version] = self._readers.get(version, 0) + 1
+        try:
+            yield version, self._written[version]
+        finally:
+            self._readers[version] -= 1
+            for old in [v for v in self._written if v != self.version and not self._readers.get(v)]:
+                shutil.rmtree(self._written.pop(old), ignore_errors=True)
+
+    async def load(self, server: Client, source: Path, seconds: float) -> Any:
+        """Have a paused server load the weights; return the progress of its completions."""
+        call = {"method": "scalerl_install", "args": [str(source)], "timeout": seconds}
+        return await server.request("/collective_rpc", call, seconds=2 * seconds)
+
+    def forget(self, server: Client) -> None:
+        """Drop what is kept for a server that is lost."""
+
+    def _write(self, weights: Weights, version: int) -> Path:
+        path = self._folder / f"version-{version}"
+        aside = path.with_suffix(".part")
+        try:
+            aside.mkdir()
+            for i, bucket in enumerate(buckets_of(weights)):
+                tensors = {name: np.ascontiguousarray(weight) for name, weight in bucket.items()}
+                save_file(tensors, aside / f"{i:05}.safetensors")
+            aside.replace(path)  # whole, or not there
+        except LearnerLostError:
+            raise
+        except Exception as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise WorkerError(
+                f"the weights cannot be written to {self._folder} ({error}): more memory there (docker run "
+                "--shm-size), or weights_folder names another place"
+            ) from error
+        return path
+
+
+class NcclTransport:
+    """Sends weights from the trainer's GPU to those of vLLM; its methods are those of `FileTransport`.
+
+    Written by vLLM's documented API (0.32, `vllm/distributed/weight_transfer/nccl_engine.py`), and never run:
+    no machine with vLLM and GPUs was at hand. Each server is a group of its own, in which the trainer is rank
+    0: it makes the group's id, sends it to `/init_weight_transfer_engine`, and takes part in the one sum that
+    vLLM starts with; then every update is `/start_weight_update`, `/update_weights` beside one broadcast for
+    each tensor, and `/finish_weight_update`.
+
+    Raises:
+        InputError: there is no GPU here.
+    """
+
+    def __init__(self, weights: Weights, version: int) -> None:
+        if not torch.cuda.is_available():
+            raise InputError('transport = "nccl" needs a GPU for the trainer; "file" does not')
+        self._groups: dict[Client, Any] = {}
+        self.offer(weights, version)
+
+    def offer(self, weights: Weights, version: int) -> None:
+        """See `FileTransport`."""
+        self._weights, self.version = weights, version
+
+    @asynccontextmanager
+    async def newest(self) -> AsyncIterator[tuple[int, Weights]]:
+        """See `FileTransport`."""
+        yield self.version, self._weights
+
+    async def load(self, server: Client, source: Weights, seconds: float) -> Any:
+        """See `FileTransport`."""
+        if server not in self._groups:
+            self._groups[server] = await self._join(server, seconds)
+        layout = layout_of(source)
+        info = {
+            "names": [name for name, _ in layout],
+            "dtype_names": ["float32"] * len(layout),
+            "shapes": [list(shape) for _, shape in layout],
+        }
+        await server.request("/start_weight_update", {}, seconds=seconds)
+        await asyncio.gather(
+            server.request("/update_weights", {"update_info": info}, seconds=seconds),
+            _in_thread(server, seconds, _broadcast, source, self._groups[server]),
+        )
+        await server.request("/finish_weight_update", {}, seconds=seconds)
+        return await server.progress(seconds)
+
+    def forget(self, server: Client) -> None:
+        """See `FileTransport`."""
+        self._groups.pop(server, None)
+
+    async def _join(self, server: Client, seconds: float) -> Any:
+        world = (await server.request("/get_world_size", seconds=seconds))["world_size"] + 1
+        name = nccl.unique_id()
+        info = {"nccl_unique_id_b64": base64.b64encode(name).decode(), "rank_offset": 1, "world_size": world}
+        info |= {"packed": False}
+        _, group = await asyncio.gather(
+            server.request("/init_weight_transfer_engine", {"init_info": info}, seconds=seconds),
+            _in_thread(server, seconds, _first_sum, world, name),
+        )
+        return group
+
+
+async def _in_thread(server: Client, seconds: float, do: Callable[..., Any], *args: Any) -> Any:
+    """Return what `do` returns in a daemon thread: NCCL may never return from a peer that was lost.
+
+    Raises:
+        ServerLostError: NCCL failed, or did not return in time.
+    """
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(do(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="nccl", daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+    except TimeoutError as error:
+        raise ServerLostError(f"{server.name}: NCCL took longer than {seconds:g} s") from error
+    except LearnerLostError:
+        raise
+    except Exception as error:
+        raise ServerLostError(f"{server.name}: NCCL: {brief_error(error)}") from error
+
+
+def _first_sum(world: int, name: bytes) -> Any:
+    group = nccl.init_rank(world, name, 0)
+    nccl.all_reduce([torch.zeros(1, device="cuda")], comms=[group])
+    torch.cuda.synchronize()
+    return group
+
+
+def _broadcast(weights: Weights, group: Any) -> None:
+    for bucket in buckets_of(weights):
+        for weight in bucket.values():
+            nccl.broadcast([torch.from_numpy(np.array(weight)).cuda()], root=0, comms=[group])
+            torch.cuda.synchronize()  # before the tensor's memory is used again
