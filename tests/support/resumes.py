@@ -19,7 +19,7 @@ from killed_at import killed_at
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.kernels import packed
-from scalerl.rl.kernels.native import load_kernels
+from scalerl.rl.kernels.fused import load_kernels
 
 
 def main() -> None:

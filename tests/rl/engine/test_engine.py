@@ -22,8 +22,7 @@ from scalerl.errors import InputError
 from scalerl.rl.config.settings import BuiltInEngine, Context
 from scalerl.rl.engine.build import load_generator
 from scalerl.rl.engine.engine import TransformersEngine, make_engine
-from scalerl.rl.kernels.fused import FusedEngine
-from scalerl.rl.kernels.native import KernelStore, Shape, load_kernels
+from scalerl.rl.kernels.fused import FusedEngine, KernelStore, Shape, load_kernels
 from scalerl.rl.learner.learner import load_learner
 
 SHAPE: dict[str, Any] = {
@@ -218,9 +217,9 @@ def test_what_an_earlier_completion_left_behind_is_never_read():
     model = make_model(KNOWN["qwen3"])
     engine = fused(model)
     run(model, engine, texts(1))
-    for slots in (engine._prompts, engine._own):
-        slots.keys.fill_(torch.nan)
-        slots.values.fill_(torch.nan)
+    for store in (engine._prompts, engine._own):
+        store.keys.fill_(torch.nan)
+        store.values.fill_(torch.nan)
     for found, text in zip(run(model, engine, texts()), texts(), strict=True):
         torch.testing.assert_close(found, whole_logp(model, *text), atol=1e-5, rtol=1e-5)
 
@@ -262,23 +261,24 @@ def kernels():
 def test_rms_norm_and_swiglu_by_torch():
     torch.manual_seed(0)
     x, weight, out = torch.randn(5, 48), torch.rand(48), torch.empty(5, 48)
-    kernels().rms_norm(x, weight, 1e-6, out)
+    kernels().rms_norm(x, weight, 1e-6, out, *x.shape)
     torch.testing.assert_close(out, nn.functional.rms_norm(x, (48,), weight, 1e-6), rtol=2e-6, atol=0)
     gate_up, out = torch.randn(5, 96), torch.empty(5, 48)
     gate_up[0, :8] = torch.tensor([-1000.0, -100.0, -88.0, -87.0, -20.0, 20.0, 100.0, 1000.0])
-    kernels().swiglu(gate_up, out)
+    kernels().swiglu(gate_up, out, *out.shape)
     wanted = (nn.functional.silu(gate_up[:, :48].double()) * gate_up[:, 48:].double()).float()
     torch.testing.assert_close(out, wanted, rtol=2e-6, atol=1e-35)
 
 
-def attend(qkv, own, prompts, places):
+def attend(qkv, own, prompts, offsets):
     """Attention of tokens (A, 4 + 2 * 2 heads of 16) after what stands in the stores (keys, values)."""
     shape = Shape(4, 2, 16, 16**-0.5, 1e-6)
     own_store, prompt_store = (KernelStore(k.data_ptr(), v.data_ptr(), v.shape[1]) for k, v in (own, prompts))
-    turns = (torch.ones(64, 16), torch.zeros(64, 16))  # positions turn nothing
+    rotation = (torch.ones(64, 16), torch.zeros(64, 16))  # positions rotate nothing
     out = torch.empty(len(qkv), 64)
     room = torch.empty(4, 2 * 24)
-    kernels().attend(shape, prompt_store, own_store, qkv, (None, None), turns, places, room, out)
+    tensors = (qkv, None, None, *rotation, *offsets, room, out)
+    kernels().attend(shape, prompt_store, own_store, *tensors, len(qkv))
     return out
 
 
@@ -291,18 +291,18 @@ def test_attention_by_torch_and_each_token_by_itself():
     prompts, own = make_store(3, 24), make_store(4, 16)
     past = [11, 24, 1]
     for slot, n in enumerate(past):  # prompts go in as tokens, in order
-        places = [torch.zeros(n, dtype=torch.int64)] * 2 + [torch.full((n,), slot), torch.arange(n)]
-        attend(torch.randn(n, 128), prompts, prompts, places)
+        offsets = [torch.zeros(n, dtype=torch.int64)] * 2 + [torch.full((n,), slot), torch.arange(n)]
+        attend(torch.randn(n, 128), prompts, prompts, offsets)
     prompt_A, slot_A = torch.tensor([0, 0, 1, 2]), torch.tensor([3, 1, 0, 2])
     prefix_A = torch.tensor(past)[prompt_A]
     alone = (own[0].clone(), own[1].clone())
     for at in range(16):
         qkv = 3 * torch.randn(4, 128)
-        places = [prompt_A, prefix_A, slot_A, torch.full((4,), at)]
-        found = attend(qkv, own, prompts, places)
+        offsets = [prompt_A, prefix_A, slot_A, torch.full((4,), at)]
+        found = attend(qkv, own, prompts, offsets)
         for a in range(4):
             one = slice(a, a + 1)
-            by_itself = attend(qkv[one].clone(), alone, prompts, [place[one].clone() for place in places])
+            by_itself = attend(qkv[one].clone(), alone, prompts, [offset[one].clone() for offset in offsets])
             assert torch.equal(by_itself, found[one])
             prompt, slot, n = prompt_A[a], slot_A[a], int(prefix_A[a])
             key_HTD = torch.cat([unpacked(prompts[0][prompt], n), unpacked(own[0][slot], at + 1)], dim=1)

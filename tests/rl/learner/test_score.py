@@ -137,7 +137,7 @@ def test_what_was_done_to_a_model_decides_too(save_model, llama_folder, monkeypa
 
 def test_a_compiler_that_does_not_work_is_none(monkeypatch):
     monkeypatch.setenv("CC", "false")
-    assert compiled.load_library("packed.c") is None
+    assert compiled.load_library("packed.c", {}) is None
 
 
 def test_a_packing_by_hand():

@@ -180,7 +180,7 @@ def test_a_run_goes_on_from_between_two_steps_as_if_it_had_not_been_cut(start, r
     whole.wait_for_the_next()
     take(whole, 3)
     state = whole.state()
-    assert len(state["pipeline"]["verified"]["sizes"]) == P
+    assert len(state["pipeline"]["verified"]["rollouts"]["sizes"]) == P
     expected = take(whole, 3)
     whole.close()
     again = start(recipe, state=state)
@@ -258,7 +258,7 @@ def test_a_checkpoint_waits_for_the_groups_that_are_being_verified(start, recipe
     timer.start()
     state = run.state()
     timer.join()
-    assert len(state["pipeline"]["verified"]["sizes"]) == P
+    assert len(state["pipeline"]["verified"]["rollouts"]["sizes"]) == P
     assert sum(h["n"] for h in state["pool"]["history"].values()) == 3 * P * recipe.batch.samples
 
 

@@ -1,9 +1,10 @@
 """Decoding: completions sampled by continuous batching.
 
     build.py      the generator of a recipe, checked against model, tokenizer and memory
+    sampling.py   settings, random numbers and requests of completions
     generator.py  decode slots, admission into them, the length rule; engine.py the model and its KV cache
     ordered.py    groups completed in any order, taken in order of admission
-    vllm/         the same by servers of vLLM
+    vllm/         the same by servers of vLLM, with the transports of weights to them
 
 It may import `scalerl.rl.kernels`, `scalerl.rl.model`, `scalerl.rl.sync` and what is below.
 """

@@ -1,9 +1,8 @@
-"""Before a run: a few tokens are sampled and held against the model's own forward pass, also while training.
+"""Checks before a run: a few sampled tokens against the model's own forward pass, also while training.
 
 Models differ in what they do between the last hidden state and the logits (a scale, a soft cap), in how they
-find positions, in what they keep in a cache, and in what is random in training. Where generator or trainer do
-not compute what the model computes, the run would train another model than the one that is saved, and nothing
-would show it.
+find positions, in what they keep in a cache, and in what is random in training. Where generator or trainer
+compute something else, the run would train another model than the one that is saved, with no sign of it.
 
 Shapes in names: T tokens of prompt and completion, V vocabulary.
 """
@@ -32,14 +31,14 @@ _TOLERANCE_LOW = 0.5  # nats, on average: a missing scale or cap is off by more,
 
 
 def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: str) -> None:
-    """Sample a little, and compare the log-probabilities with those of the model as it stands.
+    """Sample a few tokens, and compare their log-probabilities with those of the model itself.
 
     Raises:
         InputError: they differ, or the model does not run with the generator's cache.
     """
     rule = sampling.length
     short = LengthRule(min(rule.thinking, _TOKENS), min(rule.answer, _TOKENS), rule.end_of_thinking)
-    text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # the one text that it is known to write
+    text = tokenizer.decode(list(rule.end_of_thinking.tokens))  # a text that it can write
     longest = len(tokenizer(text)["input_ids"])
     generator = TorchGenerator(
         model, tokenizer, replace(sampling, length=short, max_prompt_tokens=longest), n_slots=2
@@ -59,14 +58,14 @@ def check_sampling(model: nn.Module, tokenizer: Any, sampling: Sampling, name: s
 
 
 def cache_bytes(model: Any, n_slots: int, n_positions: int) -> int:
-    """Of the KV cache for `n_slots` of `n_positions` tokens."""
+    """Return the bytes of the KV cache of `n_slots` decode slots of `n_positions` tokens."""
     config, size = model.config, next(model.parameters()).element_size()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return n_slots * n_positions * 2 * config.num_hidden_layers * heads * head_dim(config) * size
 
 
 def check_cache(model: Any, slots: Mapping[str, int], n_positions: int) -> None:
-    """See that the KV cache fits: `slots` of `n_positions` tokens, by the keys that say how many.
+    """Check that the KV cache fits the memory: `slots` of `n_positions` tokens, by the keys of the recipe.
 
     Raises:
         InputError: it is larger than the memory of the device.
@@ -87,7 +86,7 @@ def check_cache(model: Any, slots: Mapping[str, int], n_positions: int) -> None:
 
 @torch.no_grad()
 def check_training(model: Any, name: str) -> None:
-    """See that the model computes the same while it is trained as while it is sampled from.
+    """Check that the model computes the same while it is trained as while it is sampled from.
 
     Raises:
         InputError: it does not (dropout that cannot be turned off, a router with noise).
@@ -104,7 +103,7 @@ def check_training(model: Any, name: str) -> None:
 
 @torch.no_grad()
 def _gap(model: Any, rollout: Rollout, temperature: float) -> float:
-    """Mean difference of the recorded log-probabilities from the model's own."""
+    """Return the mean difference of the recorded log-probabilities from the model's own."""
     token_T = torch.from_numpy(np.concatenate([rollout.prompt_T, rollout.token_T]))
     token_T = token_T.to(next(model.parameters()).device)
     logits_TV = model(input_ids=token_T[None], use_cache=False).logits[0, :-1].float() / temperature

@@ -2,7 +2,7 @@
 
 A block of all four is  x + attention(norm(x)),  then  x + down(silu(gate(norm(x))) * up(norm(x))),  with RMS
 norms and rotary positions; Qwen2 has biases, Qwen3 norms of queries and keys. `DenseModel.of` finds the
-weights of such a model, and says None to every other, which then runs through its own modules.
+weights of such a model, and returns None for every other, which then runs through its own modules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """The weights of one block: those that the model itself has, so that an update of one is one of both."""
+    """The weights of one block: the model's own tensors, so that an update of it is an update here."""
 
     norm: Tensor
     q: nn.Linear
@@ -37,7 +37,7 @@ class DenseLayer:
 
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
-        """Its matrices, with their biases."""
+        """The matrices, with their biases."""
         return (self.q, self.k, self.v, self.o, self.gate, self.up, self.down)
 
 
@@ -56,7 +56,7 @@ class DenseModel:
 
     @classmethod
     def of(cls, model: nn.Module) -> DenseModel | None:
-        """The weights of `model`; None where its family, or what was done to it, is not written out here."""
+        """Return the weights of `model`; None where its family or a change to it is not written out here."""
         config: Any = model.config
         if getattr(config, "model_type", None) not in FAMILIES or config.hidden_act not in ("silu", "swish"):
             return None
@@ -83,7 +83,7 @@ class DenseModel:
         return dense if known == {id(p) for p in base.parameters()} else None
 
     def parameters(self) -> Iterator[Tensor]:
-        """All of them, without the head."""
+        """Yield all parameters but those of the head."""
         yield from (self.embedding.weight, self.norm)
         for layer in self.layers:
             for linear in layer.linears:
@@ -93,7 +93,7 @@ class DenseModel:
 
     @torch.no_grad()
     def rotation(self, n_positions: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position, each (n_positions, head_dim), by the model's own module."""
+        """Return cosine and sine by position, each (n_positions, head_dim), by the model's own module."""
         device = self.norm.device
         cos, sin = self.rotary(torch.zeros(1, device=device), torch.arange(n_positions, device=device)[None])
         return cos[0].contiguous(), sin[0].contiguous()

@@ -1,32 +1,74 @@
-"""The forward pass of Llama and its kin, with as little around the matrix products as can be.
+"""The forward pass of Llama and similar families, with as little around the matrix products as possible.
 
     hidden += attention(norm(hidden) Wqkv) Wo        RMSNorm (and q, k norm), RoPE, grouped-query attention
     hidden += (silu(gate) * up) Wdown                gate, up = norm(hidden) Wgate_up
 
 Matrices that read the same input are stored one below the other, and the modules of the model hold views of
-them: what is installed in the modules is installed here. What is no matrix product is in native.c. Tokens of
-prompts and of completions take the same path, and each attends over exactly what stands before it.
+them: weights that are installed in the modules are installed here. Non-GEMM kernels are in native.c. Tokens
+of prompts and of completions take the same path, and each attends to exactly the tokens before it.
 
-Shapes in names: A tokens of a pass, B prompts, R rows, T tokens of a prompt, S slots,
-D hidden size.
+Shapes in names: A tokens of a pass, B prompts or slots, S decode slots, T tokens of a prompt, D hidden size.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
+from ctypes import POINTER, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scalerl.rl.kernels.compiled import LANES, fits
+from scalerl.rl.kernels.compiled import LANES, Pointer, fits, load_library
 from scalerl.rl.kernels.dense import DenseLayer, DenseModel
-from scalerl.rl.kernels.native import Kernels, KernelStore, Shape, load_kernels
 
 MOST_TOKENS = 512
-"""Of one pass, so that what lies between two matrix products stays in the processor's cache."""
+"""Tokens of one pass, so that what lies between two matrix products stays in the processor's cache."""
+
+
+class Shape(ctypes.Structure):
+    """The attention of one model."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim")),
+        *((name, c_float) for name in ("scale", "eps")),
+    )
+
+
+class KernelStore(ctypes.Structure):
+    """The keys and values of one layer, for entries of `extent` positions each."""
+
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("extent", c_int64))
+
+
+@cache
+def load_kernels() -> ctypes.CDLL | None:
+    """Return the functions of native.c; None where there is no C compiler, or it does not take them.
+
+    All tensors are contiguous and on the CPU: float32, or int64 where they are offsets.
+
+    rms_norm(x, weight, eps, out, *x.shape)    x / sqrt(mean(x^2) + eps) * weight, token by token
+    swiglu(gate_up, out, *out.shape)           silu(gate) * up, from (A, 2 D) to (A, D)
+    attend(shape, prompts, own, qkv, q_norm, k_norm, cos, sin, *offsets, score, out, A)
+        Writes the keys and values of the tokens to the store `own`, and attends to the tokens before them and
+        to themselves. `qkv` is (A, heads + 2 kv_heads, head_dim); the norms are None where a model has none;
+        `cos` and `sin` are (positions, head_dim); the four `offsets` are for each token (A,) the entry of its
+        prompt, how many positions of that come before it, its entry in `own` and its position there; `score`
+        is scratch memory (heads, both extents), `out` (A, heads, head_dim). Tokens of one entry are in order.
+    """
+    stores = [POINTER(Shape), POINTER(KernelStore), POINTER(KernelStore)]
+    return load_library(
+        "native.c",
+        {
+            "rms_norm": [Pointer, Pointer, c_float, Pointer, c_int64, c_int64],
+            "swiglu": [Pointer, Pointer, c_int64, c_int64],
+            "attend": [*stores, *[Pointer] * 11, c_int64],
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -41,8 +83,8 @@ class _Layer:
     down: Tensor
 
 
-class _Slots:
-    """Keys and values of `n` slots of `extent` positions each, in every layer; see native.c."""
+class _Store:
+    """Keys and values of `n` entries of `extent` positions each, in every layer; see native.c."""
 
     def __init__(self, model: DenseModel, n: int, n_positions: int) -> None:
         layers, kv_heads, dim = len(model.layers), model.kv_heads, model.head_dim
@@ -50,34 +92,39 @@ class _Slots:
         self.keys = torch.zeros(layers, n, self.extent // LANES, kv_heads, dim, LANES)
         self.values = torch.zeros(layers, n, self.extent, kv_heads, dim)
         pairs = zip(self.keys, self.values, strict=True)
-        self.stores = [KernelStore(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
+        self.layers = [KernelStore(keys.data_ptr(), values.data_ptr(), self.extent) for keys, values in pairs]
 
-    def save(self, slot_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
-        """Copies of the first `length_B` positions of some slots, one after the other."""
-        blocks, positions = _ragged(slot_B, -(-length_B // LANES)), _ragged(slot_B, length_B)
+    def save(self, entry_B: np.ndarray, length_B: np.ndarray) -> list[Tensor]:
+        """Return copies of the first `length_B` positions of some entries, one after the other."""
+        blocks, positions = _ragged(entry_B, -(-length_B // LANES)), _ragged(entry_B, length_B)
         return [self.keys[:, *blocks], self.values[:, *positions]]
 
-    def load(self, slot_B: np.ndarray, length_B: np.ndarray, saved: Sequence[Tensor]) -> None:
+    def load(self, entry_B: np.ndarray, length_B: np.ndarray, saved: Sequence[Tensor]) -> None:
         """Put back what `save` returned."""
-        self.keys[:, *_ragged(slot_B, -(-length_B // LANES))] = saved[0]
-        self.values[:, *_ragged(slot_B, length_B)] = saved[1]
+        self.keys[:, *_ragged(entry_B, -(-length_B // LANES))] = saved[0]
+        self.values[:, *_ragged(entry_B, length_B)] = saved[1]
 
 
-def _ragged(slot_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Slot and place of everything that stands in slots of these lengths."""
-    place_A = np.concatenate([np.arange(length) for length in length_B]) if len(length_B) else length_B
-    return torch.from_numpy(np.repeat(slot_B, length_B)), torch.from_numpy(place_A)
+def _ragged(entry_B: np.ndarray, length_B: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return entry and offset of every position in entries of these lengths."""
+    return torch.from_numpy(np.repeat(entry_B, length_B)), torch.from_numpy(_offsets(length_B))
+
+
+def _offsets(length_B: np.ndarray) -> np.ndarray:
+    """Return 0, 1, ... length - 1 of every length, one after the other."""
+    return np.arange(length_B.sum()) - np.repeat(np.cumsum(length_B) - length_B, length_B)
 
 
 class FusedEngine:
-    """See `scalerl.rl.engine.engine.Engine`.
+    """An `Engine` (`scalerl.rl.engine.engine`) in C and torch's matrix products.
 
-    A prompt stands in one slot for all rows that go on from it, and a row's own slot holds its completion:
-    the rows of a group read the same keys and values, which stay near the processor meanwhile.
+    A prompt has one entry in a store of prompts, for all slots that go on from it; the completion of a slot
+    has an entry of its own in another store. So the slots of a group read the same keys and values, which
+    stay in the processor's cache meanwhile.
     """
 
     def __init__(
-        self, model: DenseModel, kernels: Kernels, n_rows: int, prompt_tokens: int, new_tokens: int
+        self, model: DenseModel, kernels: ctypes.CDLL, n_slots: int, prompt_tokens: int, new_tokens: int
     ) -> None:
         heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
         hidden, inner = model.norm.shape[0], model.layers[0].down.in_features
@@ -87,106 +134,94 @@ class FusedEngine:
         self._layers = [_fuse(layer) for layer in model.layers]
         self._embedding: Tensor = model.embedding.weight
         self._norm: Tensor = model.norm
-        self._turns = model.rotation(prompt_tokens + new_tokens)
-        self._prompts, self._own = _Slots(model, n_rows, prompt_tokens), _Slots(model, n_rows, new_tokens)
-        self._prompt_R = np.full(n_rows, -1)  # the slot of each row's prompt, and its length
-        self._prefix_R = np.zeros(n_rows, dtype=np.int64)
+        self._rotation = model.rotation(prompt_tokens + new_tokens)
+        self._prompts, self._own = _Store(model, n_slots, prompt_tokens), _Store(model, n_slots, new_tokens)
+        self._prompt_S = np.full(n_slots, -1)  # the entry of each slot's prompt, and its length
+        self._prefix_S = np.zeros(n_slots, dtype=np.int64)
+        # Prompts go on from an empty prefix in the store of prompts: both extents may be that of prompts.
         longer = max(self._prompts.extent, self._own.extent)
-        self._score = torch.empty(
-            heads, self._prompts.extent + longer
-        )  # prompts go on from nothing, in prompts
+        self._score = torch.empty(heads, self._prompts.extent + longer)
         sizes = {"hidden": hidden, "normed": hidden, "mixed": heads * dim}
         sizes |= {"qkv": (heads + 2 * kv_heads) * dim, "gate_up": 2 * inner, "gated": inner}
         self._room = {name: torch.empty(MOST_TOKENS, size) for name, size in sizes.items()}
 
     @classmethod
-    def of(cls, model: nn.Module, n_rows: int, prompt_tokens: int, new_tokens: int) -> Self | None:
-        """The engine of a model; None where the model is not one that it knows, or there is no C compiler."""
+    def of(cls, model: nn.Module, n_slots: int, prompt_tokens: int, new_tokens: int) -> Self | None:
+        """Return the engine of a model; None where it does not compute that, or there is no C compiler."""
         dense = DenseModel.of(model)
         if dense is None or not fits(dense) or any(map(_has_other_biases, dense.layers)):
             return None
         kernels = load_kernels()
-        return None if kernels is None else cls(dense, kernels, n_rows, prompt_tokens, new_tokens)
+        return None if kernels is None else cls(dense, kernels, n_slots, prompt_tokens, new_tokens)
 
     def prefill(self, groups: Sequence[np.ndarray], prompts: Sequence[np.ndarray]) -> Tensor:
-        """All tokens of all prompts, one after the other and without padding."""
-        self._prompt_R[np.concatenate(groups)] = -1
-        taken_S = np.zeros(len(self._prompt_R) + 1, dtype=bool)
-        taken_S[self._prompt_R] = True  # -1 is the last, which is no slot
-        slot_B = np.flatnonzero(~taken_S[:-1])[: len(groups)]
-        for rows, prompt_T, slot in zip(groups, prompts, slot_B, strict=True):
-            self._prompt_R[rows], self._prefix_R[rows] = slot, len(prompt_T)
+        """Run all tokens of all prompts, one after the other and without padding; see `Engine`."""
+        self._prompt_S[np.concatenate(groups)] = -1
+        entry_B = np.setdiff1d(np.arange(len(self._prompt_S)), self._prompt_S)[: len(groups)]
+        for slots, prompt_T, entry in zip(groups, prompts, entry_B, strict=True):
+            self._prompt_S[slots], self._prefix_S[slots] = entry, len(prompt_T)
         length_B = np.array([len(prompt_T) for prompt_T in prompts])
-        at_A = np.concatenate([np.arange(length) for length in length_B])
-        slot_A, nothing_A = np.repeat(slot_B, length_B), np.zeros_like(at_A)
-        hidden_AD = self._run(self._prompts, np.concatenate(prompts), (nothing_A, nothing_A, slot_A, at_A))
+        at_A = _offsets(length_B)
+        entry_A, nothing_A = np.repeat(entry_B, length_B), np.zeros_like(at_A)
+        hidden_AD = self._run(self._prompts, np.concatenate(prompts), (nothing_A, nothing_A, entry_A, at_A))
         return hidden_AD[torch.from_numpy(length_B.cumsum() - 1)]
 
-    def decode(self, rows_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
+    def decode(self, slots_A: np.ndarray, tokens_A: np.ndarray, positions_A: np.ndarray) -> Tensor:
         """See `Engine`."""
-        prefix_A = self._prefix_R[rows_A]
-        places = (self._prompt_R[rows_A], prefix_A, rows_A, positions_A - prefix_A)
-        return self._run(self._own, tokens_A, places)
+        prefix_A = self._prefix_S[slots_A]
+        offsets = (self._prompt_S[slots_A], prefix_A, slots_A, positions_A - prefix_A)
+        return self._run(self._own, tokens_A, offsets)
 
-    def state(self, rows_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
-        """Keys and values of all layers, and which prompt each row goes on from; see `Engine`."""
-        prompt_B, prefix_B = self._prompt_R[rows_B], self._prefix_R[rows_B]
-        slot_S, first_S = np.unique(prompt_B, return_index=True)
+    def state(self, slots_B: np.ndarray, length_B: np.ndarray) -> dict[str, Any]:
+        """Return keys and values of all layers, and the prompt that each slot goes on from; see `Engine`."""
+        prompt_B, prefix_B = self._prompt_S[slots_B], self._prefix_S[slots_B]
+        entry_P, first_P = np.unique(prompt_B, return_index=True)
         own_B = length_B - prefix_B
         return {
             "prompt": prompt_B,
             "prefix": prefix_B,
             "length": own_B,
-            "prompts": self._prompts.save(slot_S, prefix_B[first_S]),
-            "own": self._own.save(rows_B, own_B),
+            "prompts": self._prompts.save(entry_P, prefix_B[first_P]),
+            "own": self._own.save(slots_B, own_B),
         }
 
-    def restore(self, rows_B: np.ndarray, state: Mapping[str, Any]) -> None:
+    def restore(self, slots_B: np.ndarray, state: Mapping[str, Any]) -> None:
         """See `Engine`."""
         prompt_B, prefix_B = state["prompt"], state["prefix"]
-        self._prompt_R[rows_B], self._prefix_R[rows_B] = prompt_B, prefix_B
-        slot_S, first_S = np.unique(prompt_B, return_index=True)
-        self._prompts.load(slot_S, prefix_B[first_S], state["prompts"])
-        self._own.load(rows_B, state["length"], state["own"])
+        self._prompt_S[slots_B], self._prefix_S[slots_B] = prompt_B, prefix_B
+        entry_P, first_P = np.unique(prompt_B, return_index=True)
+        self._prompts.load(entry_P, prefix_B[first_P], state["prompts"])
+        self._own.load(slots_B, state["length"], state["own"])
 
-    def _run(self, own: _Slots, tokens_A: np.ndarray, places: Sequence[np.ndarray]) -> Tensor:
-        """The tokens in passes of `MOST_TOKENS`; their keys and values go to `own`."""
-        inputs = [torch.from_numpy(array) for array in (tokens_A, *places)]
+    def _run(self, own: _Store, tokens_A: np.ndarray, offsets: Sequence[np.ndarray]) -> Tensor:
+        """Run the tokens in passes of `MOST_TOKENS`; their keys and values are written to `own`."""
+        inputs = [torch.from_numpy(array) for array in (tokens_A, *offsets)]
         out_AD = torch.empty(len(tokens_A), self._embedding.shape[1])
         for start in range(0, len(tokens_A), MOST_TOKENS):
             part = slice(start, start + MOST_TOKENS)
-            token_part, *place_parts = (tensor[part] for tensor in inputs)
-            self._pass(own, token_part, place_parts, out_AD[part])
+            token_part, *offset_parts = (tensor[part] for tensor in inputs)
+            self._pass(own, token_part, offset_parts, out_AD[part])
         return out_AD
 
-    def _pass(self, own: _Slots, tokens_A: Tensor, places: Sequence[Tensor], out_AD: Tensor) -> None:
+    def _pass(self, own: _Store, tokens_A: Tensor, offsets: Sequence[Tensor], out_AD: Tensor) -> None:
         kernels, eps = self._kernels, self._eps
         room = {name: buffer[: len(tokens_A)] for name, buffer in self._room.items()}
         hidden, normed, mixed, gated = room["hidden"], room["normed"], room["mixed"], room["gated"]
         torch.index_select(self._embedding, 0, tokens_A, out=hidden)
-        for layer, prompts, completions in zip(self._layers, self._prompts.stores, own.stores, strict=True):
-            kernels.rms_norm(hidden, layer.attention_norm, eps, normed)
+        for layer, prompts, completions in zip(self._layers, self._prompts.layers, own.layers, strict=True):
+            kernels.rms_norm(hidden, layer.attention_norm, eps, normed, *hidden.shape)
             qkv = _linear(normed, layer.qkv, layer.qkv_bias, room["qkv"])
-            kernels.attend(
-                self._shape,
-                prompts,
-                completions,
-                qkv,
-                layer.qk_norms,
-                self._turns,
-                places,
-                self._score,
-                mixed,
-            )
+            tensors = (qkv, *layer.qk_norms, *self._rotation, *offsets, self._score, mixed)
+            kernels.attend(self._shape, prompts, completions, *tensors, len(qkv))
             hidden.addmm_(mixed, layer.out.t())
-            kernels.rms_norm(hidden, layer.mlp_norm, eps, normed)
-            kernels.swiglu(_linear(normed, layer.gate_up, None, room["gate_up"]), gated)
+            kernels.rms_norm(hidden, layer.mlp_norm, eps, normed, *hidden.shape)
+            kernels.swiglu(_linear(normed, layer.gate_up, None, room["gate_up"]), gated, *gated.shape)
             hidden.addmm_(gated, layer.down.t())
-        kernels.rms_norm(hidden, self._norm, eps, out_AD)
+        kernels.rms_norm(hidden, self._norm, eps, out_AD, *hidden.shape)
 
 
 def _has_other_biases(layer: DenseLayer) -> bool:
-    """Whether there are biases that the formulas above have no place for."""
+    """Return whether there are biases that the formulas above lack."""
     return any(linear.bias is not None for linear in (layer.o, layer.gate, layer.up, layer.down))
 
 
@@ -196,9 +231,7 @@ def _fuse(layer: DenseLayer) -> _Layer:
         layer.norm.data,
         _stack([linear.weight for linear in qkv]),
         None if layer.q.bias is None else _stack([linear.bias for linear in qkv]),
-        (None, None)
-        if layer.q_norm is None or layer.k_norm is None
-        else (layer.q_norm.data, layer.k_norm.data),
+        (layer.q_norm, layer.k_norm),
         layer.o.weight.data,
         layer.mlp_norm.data,
         _stack([layer.gate.weight, layer.up.weight]),
@@ -207,7 +240,7 @@ def _fuse(layer: DenseLayer) -> _Layer:
 
 
 def _stack(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor with all of them, of which they become parts."""
+    """Return one tensor with all parameters, which become views of it."""
     whole = torch.cat([parameter.data for parameter in parameters])
     parts = whole.split([len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):

@@ -1,4 +1,4 @@
-/* What is no matrix product in the forward pass of a decoder; compiled and called by native.py.
+/* The non-GEMM kernels of the forward pass of a decoder; compiled and called by fused.py.
  *
  * All arrays are float32 and row-major, and every size but a number of tokens or positions is a multiple of LANES.
  * A store of keys and values holds slots of `extent` positions each: keys as [slot][extent / LANES][kv_heads]

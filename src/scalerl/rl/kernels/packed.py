@@ -20,25 +20,25 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import linear
 
-from scalerl.rl.kernels.compiled import LANES, address, fits, load_library
+from scalerl.rl.kernels.compiled import LANES, Pointer, address, fits, load_library
 from scalerl.rl.kernels.dense import DenseLayer, DenseModel
 from scalerl.rl.kernels.packing import Packing
 
 
 def can_pack(model: DenseModel) -> bool:
-    """Whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
+    """Return whether `packed_hidden_states` can be used: by the sizes of the model, and with a C compiler."""
     return fits(model) and _library() is not None
 
 
 def packed_hidden_states(model: DenseModel, packing: Packing) -> Tensor:
-    """Last hidden states, before the LM head, where something is predicted: shape (R, D)."""
+    """Return last hidden states, before the LM head, where something is predicted: shape (R, D)."""
     needed_R = torch.from_numpy(packing.needed_R)
     attention = _Attention.of(model, packing)
     x_FD = model.embedding(torch.from_numpy(packing.token_F))
     for layer in model.layers:
         qkv_FXE = _queries_keys_values(model, layer, rms_norm(x_FD, layer.norm, model.eps))
         mixed_FD: Any = _Attend.apply(qkv_FXE, attention)
-        if layer is model.layers[-1]:  # what nothing is predicted from has given its keys, and is done
+        if layer is model.layers[-1]:  # the keys of the other tokens have been read: they are done
             mixed_FD, x_FD = mixed_FD.index_select(0, needed_R), x_FD.index_select(0, needed_R)
         x_FD = x_FD + linear(mixed_FD, layer.o.weight, layer.o.bias)
         x_FD = x_FD + _mlp(layer, rms_norm(x_FD, layer.mlp_norm, model.eps))
@@ -66,7 +66,7 @@ def _mlp(layer: DenseLayer, x_FD: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * scale over the last dimension; `scale` may have one row per head."""
+    """Return x / sqrt(mean(x^2) + eps) * scale over the last dimension; `scale` may have one row per head."""
     out: Any = _RmsNorm.apply(x, scale, eps)
     return out
 
@@ -77,7 +77,7 @@ class _RmsNorm(Function):
         x, scale = x.contiguous(), scale.contiguous()
         out, rate = torch.empty_like(x), x.new_empty(x.shape[:-1])
         sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
-        _functions().rms_norm(address(x), address(scale), eps, address(out), address(rate), *sizes)
+        _functions().rms_norm(x, scale, eps, out, rate, *sizes)
         ctx.save_for_backward(x, scale, rate)
         return out
 
@@ -85,9 +85,8 @@ class _RmsNorm(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore
         x, scale, rate = ctx.saved_tensors
         grad, grad_x, grad_scale = grad.contiguous(), torch.empty_like(x), torch.zeros_like(scale)
-        tensors = (grad, x, scale, rate, grad_x, grad_scale)
         sizes = (rate.numel(), x.shape[-1], scale.numel() // x.shape[-1])
-        _functions().rms_norm_backward(*map(address, tensors), *sizes)
+        _functions().rms_norm_backward(grad, x, scale, rate, grad_x, grad_scale, *sizes)
         return grad_x, grad_scale, None
 
 
@@ -97,7 +96,7 @@ class _Swiglu(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        _functions().swiglu(address(gate_up), address(out), *out.shape)
+        _functions().swiglu(gate_up, out, *out.shape)
         ctx.save_for_backward(gate_up)
         return out
 
@@ -105,15 +104,15 @@ class _Swiglu(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore
         (gate_up,) = ctx.saved_tensors
         grad, grad_gate_up = grad.contiguous(), torch.empty_like(gate_up)
-        _functions().swiglu_backward(address(grad), address(gate_up), address(grad_gate_up), *grad.shape)
+        _functions().swiglu_backward(grad, gate_up, grad_gate_up, *grad.shape)
         return grad_gate_up
 
 
 class _Attend(Function):
     """Rotary positions and causal attention, from (F, X, E) to (F, H E).
 
-    Gradients of a prompt's keys and values are summed over the completions that read them. Nothing is kept
-    for the backward pass but its arguments: scores are computed there again.
+    Gradients of a prompt's keys and values are summed over the completions that read them. Only the arguments
+    are kept for the backward pass, which computes the scores again.
     """
 
     @staticmethod
@@ -121,15 +120,14 @@ class _Attend(Function):
         ctx.save_for_backward(qkv_FXE)
         ctx.attention = attention
         out = qkv_FXE.new_empty(len(qkv_FXE), attention.heads * attention.head_dim)
-        _functions().attention(ctypes.byref(attention), address(qkv_FXE), address(out))
+        _functions().attention(attention, qkv_FXE, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
         (qkv_FXE,) = ctx.saved_tensors
         grad, grad_qkv = grad.contiguous(), torch.empty_like(qkv_FXE)
-        tensors = (grad, qkv_FXE, grad_qkv)
-        _functions().attention_backward(ctypes.byref(ctx.attention), *map(address, tensors))
+        _functions().attention_backward(ctx.attention, grad, qkv_FXE, grad_qkv)
         return grad_qkv, None
 
 
@@ -148,18 +146,13 @@ class _Attention(ctypes.Structure):
 
     @classmethod
     def of(cls, model: DenseModel, packing: Packing) -> _Attention:
-        """The attention of `model` in a micro-batch."""
+        """Return the attention of `model` in a micro-batch."""
         extent = -(-packing.longest // LANES) * LANES
         cos, sin = model.rotation(extent)
         room = torch.empty(6 * extent * model.head_dim + 2 * extent + 2 * model.head_dim)
-        places = [
-            packing.prompt_start_U,
-            packing.prompt_length_U,
-            packing.first_U,
-            packing.start_M,
-            packing.length_M,
-        ]
-        arrays = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)) for array in places]
+        prompts = [packing.prompt_start_U, packing.prompt_length_U]
+        offsets = [*prompts, packing.first_U, packing.start_M, packing.length_M]
+        arrays = [torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)) for array in offsets]
         tensors = [*arrays, cos, sin, room]
         shape = (model.heads, model.kv_heads, model.head_dim, len(packing.prompt_start_U))
         attention = cls(*shape, *map(address, tensors), extent, model.head_dim**-0.5)
@@ -169,15 +162,17 @@ class _Attention(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = load_library("packed.c")
-    if library is not None:
-        library.rms_norm.argtypes = [c_void_p, c_void_p, c_float, *[c_void_p] * 2, *[c_int64] * 3]
-        library.rms_norm_backward.argtypes = [*[c_void_p] * 6, *[c_int64] * 3]
-        library.swiglu.argtypes = [*[c_void_p] * 2, *[c_int64] * 2]
-        library.swiglu_backward.argtypes = [*[c_void_p] * 3, *[c_int64] * 2]
-        library.attention.argtypes = [POINTER(_Attention), *[c_void_p] * 2]
-        library.attention_backward.argtypes = [POINTER(_Attention), *[c_void_p] * 3]
-    return library
+    return load_library(
+        "packed.c",
+        {
+            "rms_norm": [Pointer, Pointer, c_float, Pointer, Pointer, *[c_int64] * 3],
+            "rms_norm_backward": [*[Pointer] * 6, *[c_int64] * 3],
+            "swiglu": [*[Pointer] * 2, *[c_int64] * 2],
+            "swiglu_backward": [*[Pointer] * 3, *[c_int64] * 2],
+            "attention": [POINTER(_Attention), *[Pointer] * 2],
+            "attention_backward": [POINTER(_Attention), *[Pointer] * 3],
+        },
+    )
 
 
 def _functions() -> ctypes.CDLL:

@@ -17,22 +17,22 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Packing:
-    """Where everything of a micro-batch stands; all arrays are int64."""
+    """The layout of a micro-batch; all arrays are int64."""
 
     token_F: np.ndarray
     prompt_start_U: np.ndarray
-    """Flat place of the first token of each prompt."""
+    """Flat offset of the first token of each prompt."""
     prompt_length_U: np.ndarray
     first_U: np.ndarray
-    """Of each prompt the first completion; one more entry says where the last ends."""
+    """The first completion of each prompt; the last entry is the number of completions."""
     start_M: np.ndarray
-    """Flat place of the first token that is read of each completion, in the order of their prompts."""
+    """Flat offset of the first token that is read of each completion, in the order of their prompts."""
     length_M: np.ndarray
     """Tokens that are read, 0 or more."""
     needed_R: np.ndarray
-    """Flat places at which something is predicted, ascending."""
+    """Flat offsets at which something is predicted, ascending."""
     row_W: np.ndarray
-    """For each wanted token, in the order of `wanted_MT`, its place in `needed_R`."""
+    """For each wanted token, in the order of `wanted_MT`, its index in `needed_R`."""
 
     @classmethod
     def of(

@@ -3,7 +3,6 @@
     buckets.py         some tensors at a time, for every transport
     shared_weights.py  shared memory on one machine
     object_store.py, broadcast.py     Ray's object store, PyTorch's broadcast; transport.py chooses
-    vllm_http.py, vllm_nccl.py        vLLM's servers
 
 It may import `scalerl.rl.workers` and what is below. Engines, learners and placements import it.
 """
