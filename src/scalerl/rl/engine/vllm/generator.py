@@ -29,7 +29,6 @@ from scalerl.rl.config.recipe import Recipe
 from scalerl.rl.engine.build import sampling_of
 from scalerl.rl.engine.ordered import OrderedGroups, sum_of
 from scalerl.rl.engine.sampling import GroupRequest, RequestFactory, Sampling
-from scalerl.rl.engine.vllm.client import Client
 from scalerl.rl.engine.vllm.completions import Completed, rollout_of
 from scalerl.rl.engine.vllm.protocol import shape_of
 from scalerl.rl.engine.vllm.requirements import Requirements
@@ -44,6 +43,7 @@ from scalerl.rl.engine.vllm.server_state import (
     Times,
 )
 from scalerl.rl.model.causal_lm import FlopCount, dtype_of, empty_model, load_tokenizer
+from scalerl.rl.sync.vllm_client import Client
 from scalerl.rl.types import Counters, Weights
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.errors import WorkerError, brief
-from scalerl.rl.engine.vllm.client import Client, ServerLostError
 from scalerl.rl.engine.vllm.protocol import LENGTH_CONTROL, WORKER
+from scalerl.rl.sync.vllm_client import Client, ServerLostError
 
 
 @dataclass(frozen=True)

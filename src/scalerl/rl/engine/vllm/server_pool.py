@@ -32,12 +32,12 @@ import numpy as np
 from scalerl.errors import ScalerlError, WorkerError, brief, brief_error
 from scalerl.rl.config.cluster import Vllm
 from scalerl.rl.engine.sampling import Request, Sampling
-from scalerl.rl.engine.vllm.client import ServerLostError
 from scalerl.rl.engine.vllm.completions import parse_answer
 from scalerl.rl.engine.vllm.protocol import LENGTH, rule_to_json
 from scalerl.rl.engine.vllm.requirements import Requirements, check_server
 from scalerl.rl.engine.vllm.server_state import Event, Flight, Installed, Restarted, ServerState
-from scalerl.rl.engine.vllm.weights import FileTransport, NcclTransport
+from scalerl.rl.sync.vllm_client import ServerLostError
+from scalerl.rl.sync.vllm_weights import FileTransport, NcclTransport
 from scalerl.rl.types import Weights
 
 _LOG = logging.getLogger("scalerl")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from scalerl.errors import ScalerlError
 from scalerl.rl.engine.sampling import Request
-from scalerl.rl.engine.vllm.client import Client, ServerLostError
 from scalerl.rl.engine.vllm.completions import Completed
 from scalerl.rl.engine.vllm.server import ServerProcess
+from scalerl.rl.sync.vllm_client import Client, ServerLostError
 
 
 @dataclass(frozen=True)

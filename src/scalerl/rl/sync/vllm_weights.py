@@ -25,8 +25,8 @@ from safetensors.numpy import save_file
 from torch.cuda import nccl
 
 from scalerl.errors import InputError, LearnerLostError, WorkerError, brief_error
-from scalerl.rl.engine.vllm.client import Client, ServerLostError
 from scalerl.rl.sync.buckets import buckets_of, layout_of
+from scalerl.rl.sync.vllm_client import Client, ServerLostError
 from scalerl.rl.types import Weights
 
 
