@@ -64,5 +64,5 @@ def run(recipe, small_base, tmp_path_factory):
         rows = [row for row in lines_so_far(keeps.file) if row.get("step") == step]
         return {name for row in rows for name in row["metrics"]}
 
-    options = {"forecaster": freeze, "evaluate_aside": False, "watch": wait}
+    options = {"forecaster": freeze, "evaluate_aside": False, "progress": wait}
     return train(followed, folder, small_base, **options, trackers=[keeps])
