@@ -110,6 +110,7 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of `forecast` in the JSON output."""
+        # `axis` is a key of the fit, which holds these entries.
         found = {name: value for name, value in vars(self).items() if name != "axis"}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
@@ -172,6 +173,7 @@ def parameters_of(post: Posterior, level: float) -> tuple[Medians, Intervals]:
     """Return the medians of the parameters, and their central intervals at `level`."""
     low, high = tails(level)
     at_Q = np.array([low, 0.5, high])
+    # B means something else in each family, so that an average of it over families would be no curve's B.
     own = post.only(FAMILIES.index(LOG_LOGISTIC))
     # B and C_mid lie on few nodes: a histogram of them would have gaps.
     B_Q, C_mid_Q = (
@@ -189,6 +191,7 @@ def ceiling(post: Posterior, at_Q: np.ndarray) -> np.ndarray:
 
 def identify(post: Posterior, sample: Sample) -> Identification:
     """Decide by the posterior of A and of C_max / C_mid, always at 95 %, and by its mass at the bounds."""
+    # At 95 % whatever level a fit reports: a verdict must not change with the width that a reader prefers.
     log_mid = node_quantiles(post.log_mid_cells, post.weight_cells, np.array([0.025, 0.5, 0.975]))
     least, ratio, most = np.exp(sample.log_c_range[1] - log_mid[::-1]).tolist()
     low, high = ceiling(post, tails(0.95)).tolist()
@@ -198,7 +201,9 @@ def identify(post: Posterior, sample: Sample) -> Identification:
     for name, (value, start, stop) in edges.items():
         at_bounds[name] = float(post.weight_cells[(value < start + 0.05) | (value > stop - 0.05)].sum())
     gain = float(np.sum((post.A[:, :, None] - post.R_0) * post.weight))
+    # A run that has gained little would else pass by the absolute width, whatever its ceiling.
     widest = min(MAX_WIDTH_A, MAX_WIDTH_OF_GAIN * gain)
+    # A is not among them: 1 is the bound of every pass rate, not of a prior, and a run may truly end there.
     name = max(("B", "C_mid"), key=lambda n: at_bounds[n])
     identified = False
     if ratio < MIN_RATIO or least < MIN_RATIO_LOW:

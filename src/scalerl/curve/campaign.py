@@ -66,6 +66,7 @@ class FamilyPrior:
         # The normal is cut to [0, 1], where a ceiling lies: near 1 half of it would be outside.
         inside = below((1.0 - self.A) / self.A_sd) - below(-self.A / self.A_sd)
         log_normal = -0.5 * z**2 - 0.5 * math.log(2 * math.pi) - math.log(self.A_sd * inside)
+        # Its density is over log B and A together; that of A is 1, on [0, 1].
         flat = math.log(STRANGER / (LOG_B[1] - LOG_B[0]))
         return np.logaddexp(math.log(1 - STRANGER) + log_t_cells[:, None] + log_normal, flat)
 
@@ -118,6 +119,7 @@ def learn(siblings: Sequence[Fit], own: Fit) -> tuple[CampaignPrior | None, str]
         InputError: a sibling is on another compute axis, where B is another, or has other families of curves.
     """
     for sibling in siblings:
+        # `_family_prior` takes families by their place, which must mean the same in all.
         if sibling.posterior.families != own.posterior.families:
             raise InputError(f"{sibling.points.source}: fit the run and its siblings with the same families")
         if sibling.axis != own.axis:
@@ -145,6 +147,7 @@ def check_siblings(records: Sequence[RunRecord]) -> None:
     """
     first: tuple[RunRecord, set[str]] | None = None
     for record in records:
+        # Foreign logs have no hash of their prompts: what is not on record cannot be checked.
         prompts = {str(row["prompt_set"]) for row in record.eval_prompts() if row.get("prompt_set")}
         if not prompts:
             continue
@@ -171,6 +174,7 @@ def _others(siblings: Sequence[Fit], own: Fit) -> tuple[list[Fit], tuple[str, ..
 
 def _same_run(one: Points, other: Points) -> bool:
     """Return whether both come from one file, or one has all evaluations of the other (an earlier stage)."""
+    # Points from arrays all have the same default source, which says nothing.
     if one.source == other.source != Points.source:
         return True
     seen, also = (

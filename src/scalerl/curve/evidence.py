@@ -211,6 +211,7 @@ def integrated(
     white, log_det_P = _whiten(sample, everything, PHI)
     Z, x, r = white[..., :k], white[..., k:], white[..., k : k + 1]
     l_PK, U = np.linalg.eigh(np.swapaxes(Z, 1, 2) @ Z)
+    # Columns may be collinear, and their zero eigenvalues come out as -1e-17.
     l_P1K = np.maximum(l_PK, 0.0)[:, None]
     z = np.swapaxes(Z @ U, 1, 2) @ x
     variance_S1 = sd_S[:, None] ** 2

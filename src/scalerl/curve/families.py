@@ -81,6 +81,7 @@ class LogLogistic(Family):
         return share, share * (1.0 - share)
 
     def _u(self, share: np.ndarray) -> np.ndarray:
+        # log1p, as log(1 - share) has no digits left where the share is small.
         return np.log(share) - np.log1p(-share)
 
 
@@ -92,6 +93,7 @@ class Weibull(Family):
     label: str = "Weibull"
 
     def _at(self, u: np.ndarray) -> np.ndarray:
+        # expm1, as 1 - 2^-x has no digits left where the share is small: at the start of every run.
         return -np.expm1(-_LN2 * np.exp(u))
 
     def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,6 +138,7 @@ class PowerLaw(Family):
         return np.maximum(1.0 - 0.5 * np.exp(-u), 0.0)
 
     def _slope(self, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # Below R_0 the curve is flat: its slope there is 0, and not that of the formula.
         gap = 0.5 * np.exp(-u)
         return np.maximum(1.0 - gap, 0.0), np.where(gap < 1.0, gap, 0.0)
 
@@ -164,6 +167,7 @@ class Gompertz(Family):
         e = _LN2 * np.exp(exponent)
         share = np.exp(-e)
         slope = e * share
+        # The exponent is cut at -500, where the slope is 1e-217 and not 0: so the ratio must be cut too.
         return share, -slope * exponent, slope * b * np.minimum(ratio, _U_MAX)
 
     def inverse(self, b: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -221,8 +225,10 @@ def check_family(family: Family) -> None:
     Raises:
         InputError: they do not; the message has the method, B and x where they disagree.
     """
+    # An odd number of nodes has x = 0 exactly, where every share must be 1/2.
     b, x = (a.ravel() for a in np.meshgrid([0.3, 1.0, 3.0], np.linspace(-4.0, 4.0, 33)))
     b, x = b[np.abs(b * x) <= 8.0], x[np.abs(b * x) <= 8.0]
+    # Truncation and rounding of these central differences are both near 1e-11, far below the 1e-5 allowed.
     step = 1e-5
     share = family.share(b, x)
     by_log_b = (family.share(b * np.exp(step), x) - family.share(b * np.exp(-step), x)) / (2 * step)
@@ -283,6 +289,7 @@ def log_compute_to(
     target: float,
 ) -> np.ndarray:
     """Return log C at which many curves, as in `of_families`, reach `target`: -inf below R_0, inf above A."""
+    # Shares of 0 and 1 have no inverse. What is clipped is overwritten below, and would only warn here.
     share = np.clip((target - R_0) / np.maximum(A - R_0, 1e-12), 1e-12, 1 - 1e-12)
     log_c = log_mid + of_families(families, family_n, "inverse", b, share)
     return np.where(target <= R_0, -np.inf, np.where(target >= A, np.inf, log_c))
@@ -316,6 +323,7 @@ class Curve:
 
     def derivative(self, compute_N: np.ndarray | float) -> np.ndarray:
         """Return dR/dC at every compute above 0, in pass rate per unit of compute, shape as given."""
+        # The curve depends on log C - log C_mid, so that its slope in log C is minus that by log C_mid.
         return -self.jacobian(log_compute(compute_N))[..., 2] / np.asarray(compute_N, dtype=float)
 
     def inverse(self, pass_rate: float) -> float:

@@ -127,10 +127,12 @@ def _points_of(data: Any, x: str | None, y: str | None, price: float | None) -> 
 def _posterior(sample: Sample, floor: float, found: Sequence[LeastSquares]) -> Posterior:
     """Return the posterior, its noise that of one evaluation also where rows are means of several."""
     least = SD_RANGE[0] if math.isnan(floor) else max(floor, SD_RANGE[0])
+    # Sampling noise is independent between evaluations, so that a mean of `each` has this much less.
     post = posterior(sample, least / math.sqrt(sample.each), found)
     if sample.each == 1.0:
         return post
     sd_mean = float(post.sd_J @ post.sd_weight_J)
+    # The variance of one evaluation is that of its row's mean and that about the mean.
     return replace(post, sd_J=post.sd_J * math.hypot(sd_mean, sample.scatter) / sd_mean)
 
 
@@ -143,6 +145,7 @@ def _misfit_of(points: Points, found: Sequence[LeastSquares]) -> tuple[Misfit | 
     by_step = replace(points, compute_N=np.where(points.compute_N == 0, 0.0, step_N))
     if (by_step.compute_N[1:] <= 0).any():
         return misfit, ()
+    # R_0 is free here, as in `find_misfit`, whose own sample ignores a given one.
     sample = make_sample(by_step, None)
     if find_misfit(by_step, [least_squares(sample, one.curve.family) for one in found]) is not None:
         return misfit, ()
@@ -180,6 +183,7 @@ def _choose(
     points: Points, without_start: bool, min_compute: float, max_compute: float
 ) -> tuple[Points, Points]:
     """Return the points to fit, by compute, and those beyond the cuts; 0 is below no `min_compute`."""
+    # By pass rate too: the order of the rows in a log must not change a digit of the answer.
     points = points.select(np.lexsort((points.pass_rate_N, points.compute_N)))
     keep_N = points.kept_from(min_compute) & (points.compute_N <= max_compute)
     if without_start:
@@ -231,6 +235,7 @@ def _check_rise(points: Points, r0: float | None, sd: float, floor: float) -> No
 
 def _basins(best: LeastSquares, rows: int) -> tuple[tuple[Curve, float], ...]:
     """Return the minima whose log-likelihood is within `TOLERANCE` of the best."""
+    # With the noise sd profiled out the log-likelihood is -n/2 log RSS; 1e-300 is for exact data.
     least = best.rss + 1e-300
     return tuple(b for b in best.basins if 0.5 * rows * math.log((b[1] + 1e-300) / least) <= TOLERANCE)
 
@@ -272,6 +277,7 @@ def _with_campaign(result: Fit, siblings: Sequence[Fit]) -> Fit:
     if prior is None:
         return replace(result, warnings=(*result.warnings, said))
     post = prior.apply(result.posterior)
+    # The warning about the family is that of the flat prior's weights: under the siblings' it may not hold.
     own_shape = _other_shape(result.posterior)
     warnings = [warning for warning in result.warnings if warning not in own_shape]
     informed = replace(

@@ -148,6 +148,7 @@ class Points:
         Raises:
             InputError: a column is missing or holds something else than numbers, or a value is out of range.
         """
+        # A column of dollars in the frame is what was paid, and needs no price.
         paid = x == "dollars" and x not in frame.columns
         rate_N = _column(frame, y)
         kept_N = ~np.isnan(rate_N)
@@ -191,6 +192,7 @@ class Points:
             step_N,
             str(record.evals_file),
             axis,
+            # A record that was cut short has more lines than evaluations: no line rather than a wrong one.
             np.array(record.lines) if len(record.lines) == len(record.evals) else None,
             (
                 *dict.fromkeys(warnings),
@@ -205,6 +207,7 @@ class Points:
 def _doubts(record: RunRecord) -> list[str]:
     """Return warnings about evaluations that carry less information than their number suggests."""
     found = [ONE_SAMPLE] if any(point.n_samples == 1 for point in record.evals) else []
+    # `max` among NaN depends on the order, and a foreign log has NaN wherever it counts no failures.
     worst = max(record.evals, key=lambda point: np.nan_to_num(point.failed), default=None)
     if worst is not None and worst.failed > MOST_FAILED:
         found.append(
@@ -216,6 +219,7 @@ def _doubts(record: RunRecord) -> list[str]:
 
 def warn_of_repeats(points: Points) -> Points:
     """Return the same points, with a warning where a log may hold rows twice."""
+    # Reported, not dropped: two true evaluations can agree, as pass rates are multiples of 1 / (n k).
     order_N = np.lexsort((points.pass_rate_N, points.compute_N))
     columns = points.compute_N[order_N], points.pass_rate_N[order_N]
     repeats = int(np.count_nonzero(np.all(np.diff(columns) == 0, axis=0)))

@@ -373,6 +373,7 @@ def expected_width(
 
 
 def _width(draws: Draws, curve_nF: np.ndarray, level: float) -> float:
+    # |a - b|^2 by a matrix product: an array of all differences, (n, n, F), would take 67 MB.
     square_n = (curve_nF**2).sum(axis=1)
     apart_nn = square_n[:, None] + square_n - 2 * curve_nF @ curve_nF.T
     weight_nn = np.exp(-0.5 * np.maximum(apart_nn, 0.0))

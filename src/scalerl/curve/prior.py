@@ -56,6 +56,7 @@ def log_volume(sample: Sample, family: Family, log_b: np.ndarray, log_mid: np.nd
     """
     ahead_K = 1.0 + AHEAD * (np.arange(_AHEAD_NODES) + 0.5) / _AHEAD_NODES
     trained_N = np.isfinite(sample.log_c_N)
+    # Those to come are as dense as those so far.
     each = AHEAD * float(sample.weight_N[trained_N].sum()) / _AHEAD_NODES
     log_c_D = np.concatenate([sample.log_c_N, sample.log_c_range[1] + np.log(ahead_K)])
     weight_D = np.concatenate([sample.weight_N, np.full(_AHEAD_NODES, each)])

@@ -152,6 +152,7 @@ class Fit:
         post, value = self.posterior, self.posterior.curve_at(compute)
         at_Q = tails(self.intervals.level)
         noisy_Q = noisy_quantiles(value, post.weight, post.sd_J, post.sd_weight_J, at_Q)
+        # The noise is normal and goes beyond [0, 1], where no evaluation can be.
         low, high = np.clip(noisy_Q, 0.0, 1.0).tolist()
         return float(np.clip(np.sum(value * post.weight), 0.0, 1.0)), (low, high)
 
@@ -180,6 +181,7 @@ class Fit:
         """
         check_target(target, budget)
         post = self.posterior
+        # Weights sum to 1 up to rounding, and a probability of 1 + 1e-16 is none.
         return float(min(1.0, np.sum(post.weight[post.curve_at(budget) >= target])))
 
     def probability_rerun(self, target: float, budget: float) -> float:
@@ -220,6 +222,7 @@ class Fit:
         here, again = self.probability(target, budget), self.probability_rerun(target, budget)
         why = f"the ceiling is identified; {target:g} is reached at {budget:g} with probability {here:.2f}"
         if not self.identified:
+            # Newest evaluations without a number outrank what the older ones say of the ceiling.
             why = self.ending or f"the ceiling is not identified: {self.why}"
         return Chance(here, again, self._verdict(here), self._verdict(again), why)
 
@@ -271,9 +274,11 @@ class Fit:
         factor = max(MIN_RATIO / seen.ratio, MIN_RATIO_LOW / seen.ratio_interval[0], 1.1)
         if factor > _TELL_WITHIN:
             return None
+        # An expected width costs a 256 x 256 table of draws, so that the place is found among sixteen.
         compute_M = now * np.geomspace(factor, _TELL_WITHIN, 16)
 
         def narrow(compute: float) -> float:
+            # `identify` judges at 95 %, whatever level this fit reports.
             return -float(self.expected_width(np.array([compute]), level=0.95)[0])
 
         # The width falls with compute, so that four of the sixteen are enough to find the first.
@@ -288,6 +293,7 @@ class Fit:
         What is not computed, or withheld because no family describes the run, is None.
         """
 
+        # The least-squares A too: a number beside a withheld ceiling would be read as the ceiling.
         def withheld(*names: str) -> dict[str, None]:
             return dict.fromkeys(names) if self.misfit else {}
 
@@ -363,4 +369,5 @@ class Fit:
 
 
 def _finite(value: float) -> float | None:
+    # JSON has neither infinity nor NaN.
     return value if math.isfinite(value) else None

@@ -106,6 +106,8 @@ SEED_PRIOR = SeedPrior()
 def _fixed_effects(labels: Sequence[np.ndarray]) -> np.ndarray:
     """Return an orthonormal basis of a mean for each value of every label, (R, P)."""
     means = [label_R[:, None] == np.unique(label_R) for label_R in labels]
+    # Recipes and blocks have the overall mean in common, so that their columns are collinear: X' V^-1 X of
+    # them would be singular. Columns of no size are what they share.
     basis_RP, size_P, _ = np.linalg.svd(np.hstack(means).astype(float), full_matrices=False)
     return basis_RP[:, size_P > 1e-9 * size_P[0]]
 

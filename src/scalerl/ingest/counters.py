@@ -65,6 +65,7 @@ def counters(
         model: what a token costs.
     """
     warnings: list[str] = []
+    # Values of 1e308 add up to inf; what is not below MOST is left out by name at the end.
     with np.errstate(over="ignore", invalid="ignore"):
         seconds = _device_seconds(log, vocabulary, devices, warnings)
         # As for others, a token counts as sampled once and trained once: in all as many as were logged.
@@ -94,6 +95,7 @@ def _device_seconds(
         warnings.append(f"the log begins at step {seconds.step_N[0]:g}: what was spent before is not in it")
     number, why = _sum(log, vocabulary.device_sums)
     for name in vocabulary.matches("devices", log.metrics)[:1]:
+        # A job may be resumed on another number of devices: the median is that of most of the run.
         number, why = float(np.median(log.metrics[name].value_N)), name
     if devices:
         number, why = float(devices), "as given"
@@ -117,6 +119,7 @@ def _flops(
     if math.isnan(length):
         warnings.append("the length of completions is not logged: attention is left out of the FLOPs")
     each = model.forward(1.0, length if math.isfinite(length) else 0.0)
+    # Sampling is one forward pass; training is a forward and a backward pass, which counts as two.
     how = f"4 forward passes of {model.model} ({model.matrix_weights:,} weights) a token of {tokens.how}"
     return Counter(tokens.step_N, 4 * each * tokens.total_N, how)
 
@@ -128,6 +131,7 @@ def _seconds(log: Log, vocabulary: Vocabulary) -> Counter | None:
         window_N = _window(series.step_N)
         spent_N = series.value_N * window_N
         how = name
+        # The seconds of a step contain its evaluation, which is recorded but is no training compute.
         for evaluation in vocabulary.matches("evaluation_seconds", log.metrics)[:1]:
             aside = log.metrics[evaluation]
             at = np.searchsorted(series.step_N, aside.step_N)
@@ -157,6 +161,7 @@ def _added_up(step_N: np.ndarray, spent_N: np.ndarray, how: str) -> Counter:
 def _by_the_clock(times: Series) -> Counter:
     """Count the seconds between rows, without those in which the run stood still or was restarted."""
     gap_N, passed_N = np.diff(times.step_N), np.diff(times.value_N)
+    # The median, as a mean would contain the interruptions that it has to find.
     pace = float(np.median(passed_N / gap_N))
     usual_N = pace * gap_N
     stood_N = (passed_N < 0) | ((passed_N > GAP_TIMES * usual_N) & (passed_N > usual_N + GAP_SECONDS))
@@ -164,6 +169,7 @@ def _by_the_clock(times: Series) -> Counter:
     if stood_N.any():
         lost = float(np.sum((passed_N - usual_N)[stood_N])) / 3600
         how += f", less {int(stood_N.sum())} interruptions of {lost:.3g} hours in all"
+    # Before the first row no time is logged: its window is taken to have had the usual pace.
     spent_N = np.insert(np.where(stood_N, usual_N, passed_N), 0, pace * _window(times.step_N)[0])
     return _added_up(times.step_N, spent_N, how)
 

@@ -101,6 +101,7 @@ class Imported:
 
     def steps(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of steps.jsonl, one for every step at which anything was logged."""
+        # Series have steps of their own: a merge needs no table of all steps by all metrics.
         cells = heapq.merge(*(_cells(*column) for column in self.columns.items()), key=itemgetter(0))
         for step, row in itertools.groupby(cells, key=itemgetter(0)):
             named = list(row)
@@ -109,6 +110,7 @@ class Imported:
 
 def _cells(name: str, series: Series) -> Iterator[tuple[float, float, str, float]]:
     """Yield step, Unix seconds, `name` and value, converted some thousand rows at a time."""
+    # All rows as Python floats at once would take several times the memory of the arrays.
     for start in range(0, len(series), _AT_ONCE):
         rows = slice(start, start + _AT_ONCE)
         columns = (column_N[rows].tolist() for column_N in (series.step_N, series.time_N, series.value_N))
@@ -186,6 +188,7 @@ def left_out_of(log: Log, name: str) -> LeftOut:
 
 def _budget(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the "budget" of our own trainer as its tracker kept it (MLflow as text), or nothing."""
+    # Without it a fit of our own run would change its default axis by way of a tracker.
     kind, amount = config.get("budget.kind"), config.get("budget.amount")
     with suppress(TypeError, ValueError):
         if kind in AXES and 0 < float(str(amount)) < math.inf:
@@ -210,6 +213,7 @@ def _pass_rate_metric(
             + sum(n for reason, n in left_out_of(log, name).counts if reason in VALUELESS)
             for name in held_out
         }
+        # NaN counts as made: a pass rate that diverged must not give way to a metric that did not.
         first = max(held_out, key=lambda name: made[name])  # the first of several with the most
         return first, [name for name in held_out if name != first]
     without = vocabulary.matches("held_out", log.omitted)
@@ -239,6 +243,7 @@ def _unscaled(
     """Divide rewards by what a right answer earns, where a trainer scales them."""
     for pattern, key, usual in vocabulary.scaled:
         if is_like(name, pattern):
+            # A log that was exported without its config has the values and not their unit.
             said = finite(log.config.get(key))
             earned = said if said > 0 else usual
             warnings.append(
@@ -268,6 +273,7 @@ def as_pass_rate(
     """
     low, high = float(value_N.min()), float(value_N.max())
     is_positive, is_low = low >= -_SLACK, high <= 1 + _SLACK
+    # Before all else: percentages of a run below 1 % look like shares, and only the name tells.
     if _OF_PERCENT.search(name) and not is_share and is_positive and high <= 100 + _SLACK:
         return np.clip(value_N / 100, 0.0, 1.0), f"'{name}' is named for percentages: divided by 100"
     if is_positive and is_low:
@@ -303,6 +309,7 @@ def as_pass_rate(
 def n_samples(name: str) -> int:
     """Return the completions per prompt in a metric's name (mean@16, avg@8, mean_at_16); 0 without."""
     found = re.search(r"(?:mean|avg)(?:@|_at_)(\d+)", name)
+    # Seven digits and more are no count of samples, and int() of thousands of digits raises.
     return int(found[1]) if found and len(found[1]) < 7 else 0
 
 

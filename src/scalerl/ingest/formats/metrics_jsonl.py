@@ -108,6 +108,7 @@ def _joined(log: Log, prefix: str) -> Log:
     logged = dict.fromkeys((*log.names, *log.omitted))  # a metric of NaN alone is not among the names
     renamed = {name: name.removeprefix(prefix) for name in logged}
     both = {name: own for name, own in renamed.items() if name != own and own in logged}
+    # Two processes log one name at steps and times of their own: one series of both would be of neither.
     renamed |= {name: name for name in both}
     notes = log.notes
     if both:

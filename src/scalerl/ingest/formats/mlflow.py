@@ -33,6 +33,7 @@ def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     room = Room(str(path))
 
     def read_one(run: Path, _: str) -> list[Log]:
+        # A deleted run stays on disk until `mlflow gc`; one that the user names is read all the same.
         is_run = run == path or _meta(run).get("lifecycle_stage") != "deleted"
         return [_log(run, wanted, room)] if is_run else []
 
@@ -101,6 +102,7 @@ def _read_metric(file: Path, metric: str, builder: LogBuilder, is_wanted: bool) 
             )
         time, value, step = row
         builder.add(step, time, {metric: value}, line=number)
+        # A file holds one metric: of an unwanted one the first number is enough to list its name.
         if not is_wanted and math.isfinite(value):
             return
 
@@ -131,6 +133,7 @@ def _meta(run: Path) -> dict[str, str]:
 
 def _text(file: Path) -> str:
     with file.open("rb") as opened:
+        # Cut, not refused: tags hold notes of any length, and a damaged byte must not cost the run.
         return opened.read(_LONGEST).decode("utf-8", errors="replace").strip()
 
 

@@ -61,6 +61,7 @@ class RowReader:
         builder = self._builders.get(run)
         if builder is None:
             limits.FOUND.check(len(self._builders) + 1, self._source)
+            # The id tells runs apart whose names repeat; the name is what people know a run by.
             title = next((row[name] for name in reversed(RUNS) if isinstance(row.get(name), str)), "")
             builder = self._builders[run] = self._make(title)
         builder.add(step, time, row, line)
@@ -111,6 +112,7 @@ def unix_seconds(value: Any) -> float:
     number = finite(value)
     if not 1e9 <= number < 1e20:  # from 2001 on
         return math.nan
+    # 1e11 s is the year 5138: what is larger is in ms, us or ns.
     while number >= 1e11:
         number /= 1e3
     return number

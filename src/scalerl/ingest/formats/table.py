@@ -28,6 +28,7 @@ _COUNTERS = ("device_seconds", "flops", "tokens")
 _STEP = "step"
 _LOOK = 2**20
 """Bytes from which the kind of a table is recognised."""
+# gpu_hours for the axis `dollars`, the counters for an evals.jsonl
 _HELPFUL = ("gpu_hours", _STEP, *NOISE_FIELDS, *_COUNTERS)
 _EXPECTED = "expected a CSV or JSONL with named columns"
 
@@ -46,6 +47,7 @@ class _Table:
 
     def add(self, line: int, row: Mapping[str, Any]) -> None:
         """Add one row; only its step and its line if it has no pass rate."""
+        # Restarts are proved by rows of training, which have no pass rate but count by their steps.
         self._all_steps.append(finite_cell(row.get(_STEP)))
         self._all_lines.append(line)
         if _is_empty(row.get(self._y)):
@@ -59,6 +61,7 @@ class _Table:
     def step_R(self) -> np.ndarray:
         """The steps of all rows of the file, NaN without one."""
         step_R = np.frombuffer(self._all_steps)
+        # Of two columns of that name one was read, and nothing tells whether it is the right one.
         return step_R if self.columns.count(_STEP) == 1 else np.full(len(step_R), math.nan)
 
     @property
@@ -131,6 +134,7 @@ def parse_table(
         raise InputError(f"{source}: '{x}' cannot be both the compute (--x) and the pass rate (--y)")
     table = _read(data, source, y, dict.fromkeys((x, y, *_HELPFUL)))
     if (
+        # An evals.jsonl; a table whose own column `tokens` holds plain numbers is read as it is.
         y == "pass_rate"
         and x in AXES
         and (x not in table.columns or table.has_counters(x))

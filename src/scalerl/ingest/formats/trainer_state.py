@@ -37,6 +37,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path, wanted: Wanted) -> list[Log | Unread]:
     """Read one run: a file, or the newest of a folder's checkpoints, which has the whole log."""
     if not path.is_dir():
+        # The file is called the same in all runs, and its folder checkpoint-N: the one above names the run.
         folder = path.absolute().parent
         if _CHECKPOINT.fullmatch(folder.name):
             folder = folder.parent
@@ -82,6 +83,7 @@ def _newest(run: Path, top: Path, wanted: Wanted) -> Log:
                 raise
             notes.append(f"{error}; the checkpoint before it was taken")
             continue
+        # Two at most are read: every checkpoint repeats the whole log_history.
         if len(logs) == 2 or state != run / _FILE:  # the run's own may be older, if it was resumed
             break
     return max(logs, key=lambda log: finite(log.config.get("global_step", 0)))

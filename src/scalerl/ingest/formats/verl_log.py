@@ -20,6 +20,7 @@ _HEAD = 2**24
 """Bytes of a console log in which its first step is looked for: models and engines say much before that."""
 _ROW = re.compile(rb"(?:^|[\s)\]])step:(\d{1,15}) - (?=\S+:)")
 """Where a row begins in a line: after nothing, or after what Ray puts before the lines of its workers."""
+# Ray colours what it puts before the lines of its workers, also in files.
 _COLOUR = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _NOT_FINITE = ("nan", "inf", "+inf", "-inf")
 _CELL = re.compile(
@@ -91,10 +92,13 @@ def _rows_of_line(line: bytes) -> list[tuple[float, bytes]]:
 
 
 def _cells(text: bytes, where: str) -> Iterator[tuple[str, float]]:
+    # Counted before the split: a line of 16 MB of separators would become millions of texts.
     limits.KEYS.check(text.count(b" - ") + 1, where)
     for cell in text.decode(errors="replace").split(" - "):
+        # The expression tries every colon as the end of the name, so that what is no metric costs it most.
         match = _CELL.fullmatch(cell) if len(cell) < 1000 else None
         number = match["number"] if match else ""
+        # The expression also matches 1.2.3, a version in a line of text.
         is_plain = number.count(".") < 2 and number.strip("+-.")[:1].isdecimal()
         if match and (is_plain or number in _NOT_FINITE):
             yield match["name"], float(number)

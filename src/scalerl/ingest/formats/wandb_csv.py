@@ -92,6 +92,7 @@ class _ChartRun:
         if not values:
             return
         if math.isnan(step):
+            # With time on the x axis a row has only W&B's own step, if the chart has that as a metric.
             step = self._cell(cells, "_step")
         is_known = not math.isnan(step)
         self._rounded += is_known and step != round(step)
@@ -145,6 +146,7 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
     room, known = Room(str(path)), set(names)
     for place, name in enumerate(names):
         base = name.removesuffix(_MIN) if name.endswith(_MIN) else name.removesuffix(_MAX)
+        # A metric's own name may end in __MIN: it is a range only beside the metric without it.
         if place == 0 or _BETWEEN not in name or (base != name and base in known):
             continue
         title, metric = _split(name, wanted)
@@ -159,6 +161,7 @@ def _runs(names: Sequence[str], path: Path, wanted: Wanted) -> list[_ChartRun]:
             run.special[metric] = place
         else:
             run.columns[metric] = place
+            # W&B writes the range right after the metric; columns that a person moved are not taken for one.
             if names[place + 1 : place + 3] == [name + _MIN, name + _MAX]:
                 run.ranged.add(metric)
     return [run for run in runs.values() if run.columns]

@@ -76,6 +76,7 @@ def _chunks(path: Path, trouble: Trouble) -> Iterator[tuple[int, bytes]]:
     """Yield kind and data of every chunk; kind 0 where some may be missing."""
     with path.open("rb") as file:
         _check_header(file.read(len(MAGIC)), path)
+        # Blocks are counted from the start of the file, its 7 bytes included.
         file.seek(0)
         start, is_last = len(MAGIC), False
         while not is_last:
@@ -100,8 +101,10 @@ def _of_block(block: bytes, start: int, trouble: Trouble) -> Iterator[tuple[int,
         if is_last and start > len(block):
             trouble.torn = True
         else:
+            # A run of bad chunks is one damaged place, however many chunks a wrong length makes of it.
             trouble.damaged += is_good
         is_good = False
+        # What follows may end a record whose start was lost: `records` must not join across the gap.
         yield 0, b""
     trouble.torn |= is_last and start < len(block)
 

@@ -63,6 +63,7 @@ def read(path: Path, wanted: Wanted) -> Sequence[Log | Unread]:
     missing = unread[0].reason if unread else f"{path}: no file of W&B there; {_EXPECTED}{_LINKS}"
     ordered = sorted((sorted(parts, key=_Part.order) for parts in runs.values()), key=lambda p: p[0].order())
     by_file, room = {parts[0].path: parts for parts in ordered}, Room(str(path))
+    # A run that was renamed when it was resumed has its latest name.
     names = ((file, parts[-1].name) for file, parts in by_file.items())
     read_one = lambda file, _: [_read_run(by_file[file], wanted, room)]  # noqa: E731
     return [*each_run(path, names, read_one, missing, room), *unread]
@@ -174,6 +175,7 @@ def _own_steps(
     """Return the trainer's own count of steps in every row, or None if none fits the rows."""
     call_R = builder.steps()
     for pattern in _OWN_STEPS:
+        # The shortest name first, global_step before train/global_step, whichever was logged first.
         names = sorted(filter(pattern.fullmatch, cells), key=lambda name: (len(name), name))
         own_R = np.full(len(call_R), np.nan)
         for one in map(cells.__getitem__, names):
@@ -181,6 +183,7 @@ def _own_steps(
             own_R[one.row_V[good_V]] = one.value_V[good_V]
         has_own_R = ~np.isnan(own_R)
         filled = [segment for segment in segments if segment.stop > segment.first]
+        # A count that one of the processes never logged would put all of its rows at one step.
         if not names or not all(has_own_R[one.first : one.stop].any() for one in filled):
             continue
         step_R = _carried(own_R, has_own_R)
@@ -200,6 +203,7 @@ def _carried(own_R: np.ndarray, has_own_R: np.ndarray) -> np.ndarray:
     if not len(own_R):
         return own_R
     known_M = own_R[has_own_R]
+    # Rows before the first count are of the step before it: an evaluation before training, mostly.
     gap = next((step for step in (known_M - known_M[0]).tolist() if step > 0), known_M[0])
     at_R = np.maximum.accumulate(np.where(has_own_R, np.arange(len(own_R)), -1))
     return np.where(at_R < 0, max(0.0, float(known_M[0] - gap)), own_R[at_R])

@@ -60,6 +60,7 @@ class Log:
         trained = _times_of(of_training)
         whole = _times_of(self.metrics.values())
         if not len(trained):
+            # A step was reached no later than any later one: the least time from there on.
             return replace(whole, value_N=np.minimum.accumulate(whole.value_N[::-1])[::-1])
         step_N = whole.step_N
         is_told_N = np.isin(step_N, trained.step_N) | (step_N < trained.step_N[0])
@@ -101,6 +102,7 @@ class Room:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Release what a run has taken within if it cannot be read."""
+        # Else one run too large for the room of all would leave none to those after it.
         before = self._columns, self._values
         try:
             yield
@@ -128,6 +130,7 @@ class LogBuilder:
         self._room = room or Room(source)
         self._long_names = 0
         self._columns: dict[str, _Column] = {}
+        # Arrays, not lists: 8 bytes a number, where a list of floats takes 32.
         self._steps, self._times, self._lines = array("d"), array("d"), array("I")
         self._streams = [0]
         self.name = name
@@ -152,11 +155,13 @@ class LogBuilder:
             is_kept = self.names.get(name)
             if is_kept is False or value is None:  # it is known to have numbers, and not wanted
                 continue
+            # `type(...) is float` first: this is run for every cell of logs of hundreds of MB.
             number = value if type(value) is float else as_number(value)
             if number is None and not _is_answer(value):
                 continue
             if is_kept is None and not self._keeps(name, number):
                 continue
+            # A row takes a place with its first value that is kept: most rows hold nothing that is wanted.
             if row < 0:
                 row = len(self._steps)
                 self._steps.append(step)
@@ -181,6 +186,7 @@ class LogBuilder:
             return False
         is_wanted = name in self._columns or self._wanted(name)
         has_number = number is not None and math.isfinite(number)
+        # Beyond the limit a wanted metric is named all the same, as its values are kept.
         if has_number and (is_wanted or len(self.names) < MOST_NAMES):
             self.names[name] = is_wanted
         return is_wanted

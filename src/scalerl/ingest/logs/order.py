@@ -222,6 +222,7 @@ def _reasons(
     reason_V[np.isnan(cells.value_V)] = code_of(NAN)
     reason_V[np.isinf(cells.value_V)] = code_of(INFINITE)
     reason_V[cells.text_V] = code_of(NOT_A_NUMBER)
+    # In this order, as the last reason stays: NaN of an abandoned branch says nothing of the run.
     reason_V[is_over_V] = code_of(SUPERSEDED)
     reason_V[~is_step_V] = code_of(NO_STEP)
     if (np.diff(step_V) > 0).all():  # most are
@@ -241,6 +242,7 @@ def _arrival(rows: LogRows) -> tuple[np.ndarray, list[tuple[int, int]]]:
     is_timed = n > 0 and not np.isnan(time_R).any()
     if is_timed and (len(rows.streams) > 1 or np.sum(np.diff(time_R) < 0) > _SHUFFLED * n):
         place_R = np.empty(n, dtype=np.intp)
+        # Several files, or a shuffled table: only the times tell what came first.
         place_R[np.argsort(time_R, kind="stable")] = np.arange(n)
         return place_R, [(0, n)]
     place_R = np.arange(n)
@@ -301,10 +303,12 @@ class _Witness:
                 lowest = int(window_W[np.argmin(self.step_W[window_W])])
                 accepted = self._restart_at(lowest, after, highest)
             found.append(accepted)
+            # The branch that starts here may be abandoned in turn, so that the search goes on from its start.
             base = int(np.searchsorted(self.place_W, accepted.place))
 
     def _restart_at(self, at: int, after: int, highest: float) -> Restart | None:
         """Return the restart that starts with a value, or None: time goes on, and old steps come again."""
+        # A row that is older than those before it was delivered late, and repeats nothing.
         if at and self.time_W[at] < self.latest_W[at - 1]:
             return None
         step, step_W, is_again_W = self.step_W[at], self.step_W[at:after], self.is_again_W[at:after]
@@ -337,6 +341,7 @@ def _restarts(
     cells: Mapping[str, Cells],
 ) -> tuple[list[Restart], bool]:
     """Return all restarts in the order of arrival, and whether there were too many places to look at all."""
+    # A log may have 50,000 metrics; those with the most values have seen any restart.
     names = sorted(cells, key=lambda name: -len(cells[name].row_V))[:_WITNESSES]
     rows_of = [cells[name].row_V[is_step_R[cells[name].row_V]] for name in names]
     if not any(len(np.unique(rows.step_R[row_V])) < len(row_V) for row_V in rows_of):
