@@ -1,5 +1,6 @@
 import json
 import resource
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -46,6 +47,14 @@ def test_the_base_model_ends_its_completions(tmp_path):
     with torch.no_grad():
         p_V = model(input_ids=ids).logits[0, -1].softmax(-1)
     assert p_V[VOCABULARY.index("<eos>")] > 0.5
+
+
+def test_a_base_model_that_another_process_has_made_meanwhile_is_taken(tmp_path):
+    spec = replace(SPEC, max_careful_steps=1, imperfect_steps=1)
+    other = build_base(spec, tmp_path / "other")
+    here = tmp_path / "here" / other.name
+    assert build_base(spec, here.parent, lambda _: shutil.copytree(other, here, dirs_exist_ok=True)) == here
+    assert list(here.parent.iterdir()) == [here]
 
 
 def test_a_disk_without_room_for_the_base_model_is_one_error_and_leaves_nothing(tmp_path):

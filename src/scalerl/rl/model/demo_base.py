@@ -8,7 +8,6 @@ It is saved as a Hugging Face folder (config, safetensors, tokenizer), which is 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -199,8 +198,11 @@ def build_base(spec: BaseModel, cache: Path, progress: Callable[[BaseProgress], 
         write_tokenizer(str(aside))
         made = {"seconds": time.perf_counter() - started, **cost, "spec": asdict(spec)}
         write_atomically(aside / "base.json", dumps(made, indent=2) + "\n")
-        with contextlib.suppress(FileExistsError):  # another process was first, with the same model
+        try:
             aside.rename(folder)
+        except OSError:  # another process was first, with the same model: the folder is there, and not empty
+            if not (folder / "base.json").is_file():
+                raise
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
         why = getattr(error, "strerror", None) or error
         raise WriteError(f"{folder}: the base model could not be saved ({why})") from error
